@@ -68,7 +68,7 @@ class Limit(Sqlq):
         from sqlq.schema.tables import CARRIED
 
         carried = ", ".join(f'"{name}"' for name in CARRIED)
-        return f"finished_jobs ({carried}, outcome)", f"{carried}, 'completed'"
+        return f"finished_jobs ({carried}, outcome)", f"{carried}, 'finished'"
 
     def reserve(self, moment: str, hour: str) -> str:
         """Return what a claim sets."""

@@ -21,7 +21,7 @@ class Sqlq(Waiting, Subject):
     packages = ("sqlq-jobs", "SQLAlchemy", "psycopg", "PyMySQL")
     settings = "sqlq work -c CONCURRENCY --log-level warning; finished jobs are kept"
     enqueued = "SELECT count(*) FROM jobs"
-    settled = "SELECT count(*) FROM finished_jobs WHERE outcome = 'completed'"
+    settled = "SELECT count(*) FROM finished_jobs WHERE outcome = 'finished'"
     left = "SELECT count(*) FROM (SELECT 1 FROM jobs LIMIT 1) AS rest"
     tasks: dict[str, str] = {}  # noqa: RUF012 - read only
     log_level = "warning"
@@ -178,7 +178,7 @@ class Sqlq(Waiting, Subject):
         import uuid
 
         import sqlq
-        from sqlq.model.outcome import Completed, Settlement
+        from sqlq.model.outcome import Finished, Settlement
         from sqlq.store.jobs import settle
         from sqlq.worker.claim.claimer import Claimer
         from sqlq.worker.options import WorkerOptions
@@ -197,7 +197,7 @@ class Sqlq(Waiting, Subject):
             with app.database.begin() as conn:
                 settle.settle(
                     conn,
-                    [Settlement(job.id, job.lease_token, job.attempts, Completed(None)) for job in claimed],
+                    [Settlement(job.id, job.lease_token, job.attempts, Finished(None)) for job in claimed],
                 )
         app.close()
         return found[5:]

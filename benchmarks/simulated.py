@@ -28,7 +28,7 @@ import sqlq
 from benchmarks import work
 from sqlq.config.constants import HEARTBEAT_MS, LEASE_MS
 from sqlq.database.database import Database
-from sqlq.model.outcome import Completed, Settlement
+from sqlq.model.outcome import Finished, Settlement
 from sqlq.store.jobs import settle
 from sqlq.store.workers import look, workers
 from sqlq.worker.claim.claimer import Claimer
@@ -91,7 +91,7 @@ class Host:
             worked = True
             for job in claimed:
                 work.done(*json.loads(job.payload)["args"])
-            done = [Settlement(job.id, job.lease_token, job.attempts, Completed(None)) for job in claimed]
+            done = [Settlement(job.id, job.lease_token, job.attempts, Finished(None)) for job in claimed]
             with self._database.single_statements() as conn:
                 settle.settle(conn, done)
             if len(claimed) < SLOTS:

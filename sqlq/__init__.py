@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from sqlq.model.job import (
         Job as Job,
         JobDetails as JobDetails,
-        JobResult as JobResult,
+        JobOutcome as JobOutcome,
         NewJob as NewJob,
         Progress as Progress,
         State as State,
@@ -68,7 +68,7 @@ _MODULES = {
     "model.flow_parts": "Step chain group",
     "model.flow_status": "FlowDetails StepDetails",
     "model.history": "AttemptRecord",
-    "model.job": "Job JobDetails JobResult NewJob Progress State",
+    "model.job": "Job JobDetails JobOutcome NewJob Progress State",
     "model.limit": "Limit Serial",
     "model.retry": "Cancel Retry Snooze",
     "model.schedule": "Schedule",

@@ -99,7 +99,7 @@ def fill(place: Place, beside: Beside, factor: float, jobs: int, claims: int) ->
     if finished:
         place.rows(
             _insert_ended(
-                place, "finished_jobs", "finished_at", "outcome, result", "'completed', NULL", finished
+                place, "finished_jobs", "finished_at", "outcome, result", "'finished', NULL", finished
             )
         )
     if failed:

@@ -15,7 +15,7 @@ async def test_an_order_sends_its_receipt(
 ) -> None:
     order = (await client.post("/orders", json=ORDER)).json()
     assert_enqueued(shop.send_receipt, args=[order["id"]])
-    assert (await adrain(database)).completed == 1  # on this event loop, with this engine
+    assert (await adrain(database)).finished == 1  # on this event loop, with this engine
     assert len(mails) == 1
     assert (await client.get(f"/orders/{order['id']}")).json()["receipt"] == "sent"
 

@@ -114,7 +114,7 @@ class Declares:
         none follows, nor after a timeout where `JobTimeoutError` is among them.
 
         `on_success`, `on_failure` and `on_cancel` are tasks. A job of the fitting one follows the end of each
-        job, in the same transaction. Its argument is a `sqlq.JobResult`. `retention` is how long jobs are
+        job, in the same transaction. Its argument is a `sqlq.JobOutcome`. `retention` is how long jobs are
         kept after their end, None for ever. `expires` is how long after their due time they may start.
         `headers` are defaults for their headers. `limit` is a `sqlq.Limit` or `sqlq.Serial`, or the name of
         one that `limit` has declared.

@@ -39,7 +39,7 @@ from sqlq.model.callbacks import follow_up
 from sqlq.model.checks import UniqueUntil
 from sqlq.model.flow import EnqueuedFlow, Plan, plan_of
 from sqlq.model.job import ClaimedJob, NewJob, State
-from sqlq.model.outcome import Cancelled, Completed, Failed, Outcome, Retried
+from sqlq.model.outcome import Cancelled, Failed, Finished, Outcome, Retried
 from sqlq.model.retry import Cancel, Retry, Snooze, decide, describe
 from sqlq.model.task import Registry
 from sqlq.store.flows.flows import with_results
@@ -317,7 +317,7 @@ class Here:
     def _follower(self, job: InlineJob) -> InlineJob | None:
         """Return the job that follows one that has ended; None without one."""
         job.ended_at = datetime.now(UTC)
-        outcomes: dict[State, Outcome] = {State.FINISHED: Completed(), State.CANCELLED: Cancelled()}
+        outcomes: dict[State, Outcome] = {State.FINISHED: Finished(), State.CANCELLED: Cancelled()}
         if job.error is not None:
             outcomes[State.FAILED] = Failed("error", describe(job.error))
         outcome = outcomes.get(job.state)

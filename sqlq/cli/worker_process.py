@@ -83,7 +83,7 @@ def _work(context: Context, link: Pipe, setup: Message, show: Callable[[str], No
             worker.run(patient=options.wait_ms / 1000 if is_first else True)
         code = 0
     finally:
-        supervised.ended(vars(worker.tally))
+        supervised.ended(vars(worker.counts))
         leave_in_time(code)  # guard: threads-keep-no-process
     if worker.left_running:
         # what cannot be stopped goes on in threads; jobs are released, and the usual exit would let

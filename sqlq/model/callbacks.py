@@ -18,8 +18,8 @@ from sqlq.config.constants import DEFAULT_QUEUE
 from sqlq.errors import ArgumentsError
 from sqlq.model.checks import checked_name, checked_priority, checked_queue, refusing_by
 from sqlq.model.history import AttemptTimes
-from sqlq.model.job import ClaimedJob, JobResult, NewJob
-from sqlq.model.outcome import Cancelled, Completed, Failed, Outcome, Settlement
+from sqlq.model.job import ClaimedJob, JobOutcome, NewJob
+from sqlq.model.outcome import Cancelled, Failed, Finished, Outcome, Settlement
 from sqlq.payload.encryption import Encryption
 from sqlq.payload.headers import decode
 
@@ -97,10 +97,10 @@ def _following(job: Ending, outcome: Outcome, encryption: Encryption | None) -> 
     # SQLite lets in bytes, which JSON does not have
     names = str(job.task), str(job.queue)  # guard: a-follow-up-is-told-texts
     label = None if job.label is None else str(job.label)
-    ended = JobResult(job.id, *names, "completed", job.attempts, label=label)
+    ended = JobOutcome(job.id, *names, "finished", job.attempts, label=label)
     text, column = job.on_failure, "on_failure"
     match outcome:
-        case Completed():
+        case Finished():
             text, column = job.on_success, "on_success"
         case Failed("bad_signature"):  # guard: nothing-follows-a-bad-signature
             return None
@@ -149,7 +149,7 @@ def settlement(
 ) -> Settlement:
     """Return the settlement of an attempt that ended with this outcome, with the follow-up of its job if that
     ends with it. Its result and the follow-up are signed or encrypted where there are keys."""
-    if encryption is not None and type(outcome) is Completed:
+    if encryption is not None and type(outcome) is Finished:
         outcome = outcome.protected_by(encryption, job.task, job.queue)  # guard: results-are-protected
     follows = None
     if job.on_success is not None or job.on_failure is not None:

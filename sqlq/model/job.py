@@ -78,10 +78,10 @@ FailureReason = Literal["error", "timeout", "worker_lost", "unknown_task", "bad_
 
 
 @dataclass(frozen=True, slots=True)
-class JobResult:
+class JobOutcome:
     """How a job ended: the one argument of the task that follows it.
 
-    `outcome` is `completed`, `failed` or `cancelled`, `attempts` the number of attempts it took. For a failed
+    `outcome` is `finished`, `failed` or `cancelled`, `attempts` the number of attempts it took. For a failed
     job `reason` is as in `failed_jobs`: error, timeout, worker_lost, unknown_task or bad_payload; nothing
     follows a bad signature. `exception` is the class and `message` the text of its last error, or the reason
     of a cancel. `label` is the one that the
@@ -89,14 +89,14 @@ class JobResult:
     `app.result(ended.id)` the result.
 
     >>> @app.task  # doctest: +SKIP
-    ... def alarm(ended: sqlq.JobResult) -> None:
+    ... def alarm(ended: sqlq.JobOutcome) -> None:
     ...     pager.send(f"{ended.task} {ended.id} failed: {ended.message}")
     """
 
     id: int
     task: str
     queue: str
-    outcome: Literal["completed", "failed", "cancelled"]
+    outcome: Literal["finished", "failed", "cancelled"]
     attempts: int
     reason: FailureReason | None = None
     exception: str | None = None
@@ -113,8 +113,8 @@ class TakesEnding(Protocol[E_contra]):
     def new(self, ended: E_contra, /) -> Any: ...
 
 
-Follows = TakesEnding[JobResult] | TakesEnding[dict[str, Any]]
-"""A task that may follow the end of a job: its handler takes a `JobResult`, or that as a dict."""
+Follows = TakesEnding[JobOutcome] | TakesEnding[dict[str, Any]]
+"""A task that may follow the end of a job: its handler takes a `JobOutcome`, or that as a dict."""
 
 
 @dataclass(frozen=True)

@@ -24,21 +24,21 @@ class ErrorText:
 
 
 @dataclass(frozen=True, slots=True)
-class Completed:
+class Finished:
     """The handler returned; `result` is JSON text, None for no result. `note` is the remark in the row
     about a result that could not be stored."""
 
     result: str | None = None
     note: str | None = None
 
-    def protected_by(self, encryption: Encryption, task: str, queue: str) -> Completed:
+    def protected_by(self, encryption: Encryption, task: str, queue: str) -> Finished:
         """Return this with its result signed or encrypted, if it has one."""
         if self.result is None:
             return self
-        return Completed(encryption.protect("result", task, queue, self.result), self.note)
+        return Finished(encryption.protect("result", task, queue, self.result), self.note)
 
 
-NO_RESULT = Completed()
+NO_RESULT = Finished()
 """The outcome of most jobs, made once: a frozen object takes longer than most calls."""
 
 
@@ -99,7 +99,7 @@ class SelfCompleted:
     otherwise: Outcome
 
 
-Outcome = Completed | Cancelled | Retried | Released | Failed | SelfCompleted
+Outcome = Finished | Cancelled | Retried | Released | Failed | SelfCompleted
 GOES_ON = (Retried, Released)
 """The outcomes after which the job is not over."""
 

@@ -19,7 +19,7 @@ from sqlq.model.checks import checked_name, refusing_by
 from sqlq.model.flow_parts import Group, Result, Step, without_results
 from sqlq.model.foreign_names import NameOfAnotherQueue
 from sqlq.model.interface import Interface
-from sqlq.model.job import JobResult, NewJob
+from sqlq.model.job import JobOutcome, NewJob
 from sqlq.model.job_options import checked_follow_up, job_fields, merge_cancel, option_fields
 from sqlq.model.limit import AnyLimit, check_parameters, key_for, plain_key, rule_of
 from sqlq.model.middleware import Scope, is_kind, surrounding, task_arounds
@@ -178,13 +178,13 @@ class Task(Generic[P, R]):
             name = next(iter(self._interface.signature.parameters))
             # read anew when it is called: annotations may name what comes later
             hint = hints_of(self.handler).get(name, Any)
-            fits = hint is JobResult or takes_object(hint, asdict(_AN_ENDING))
+            fits = hint is JobOutcome or takes_object(hint, asdict(_AN_ENDING))
             if not fits:  # guard: a-follow-up-fits
                 misfit = f"{self.name}, whose {name} is annotated as {_shown(hint)}"
         if misfit is not None:
             raise ConfigurationError(
                 f"{option} is {misfit}: its handler is called with how the job ended, as in def "
-                "alarm(ended: sqlq.JobResult)"
+                "alarm(ended: sqlq.JobOutcome)"
             )
         return Follower(self.name, self.queue, self.priority).as_text()
 
@@ -212,7 +212,7 @@ def new_from_json(task: AnyTask, args: Sequence[Any] = (), kwargs: Mapping[str, 
     return make(*args, **kwargs)
 
 
-_AN_ENDING = JobResult(1, "shop.charge", "default", "failed", 1, "error", "ValueError", "no card", "order 7")
+_AN_ENDING = JobOutcome(1, "shop.charge", "default", "failed", 1, "error", "ValueError", "no card", "order 7")
 
 
 def _shown(hint: Any) -> str:

@@ -392,5 +392,5 @@ def _last_completions(conn: Connection) -> dict[str, datetime]:
     """Return when a job of each task was last completed, by the newest finished jobs."""
     newest = select(finished_jobs).order_by(finished_jobs.c.id.desc()).limit(LOOKED_AT).subquery()
     last = func.max(newest.c.finished_at)
-    completed = select(newest.c.task, last).where(newest.c.outcome == "completed")
+    completed = select(newest.c.task, last).where(newest.c.outcome == "finished")
     return dict(conn.execute(completed.group_by(newest.c.task)).all())

@@ -9,7 +9,7 @@ drain.
         order = place_order(session, ...)
         sqlq.testing.assert_enqueued(send_receipt, args=[order.id], session=session)   # before any commit
         session.commit()
-        assert sqlq.testing.drain(sqlq_app).completed == 1     # a worker runs all that is available, now
+        assert sqlq.testing.drain(sqlq_app).finished == 1     # a worker runs all that is available, now
 
 Imported lazily, as in `sqlq` itself: pytest loads the plugin `sqlq.testing.fixtures` in every project where
 sqlq is installed, also where no test wants it.
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from sqlq.testing.asserts import Enqueued, assert_enqueued, assert_not_enqueued
     from sqlq.testing.database import adrain, create_tables, drain, on_database, tick
     from sqlq.testing.inlining import Inline, inline
-    from sqlq.worker.settle.settle import Tally
+    from sqlq.worker.settle.settle import Counts
 
 __all__ = [
+    "Counts",
     "Enqueued",
     "Inline",
     "InlineJob",
-    "Tally",
     "adrain",
     "assert_enqueued",
     "assert_not_enqueued",
@@ -45,7 +45,7 @@ _MODULES = {
     "testing.asserts": "Enqueued assert_enqueued assert_not_enqueued",
     "testing.database": "adrain create_tables drain on_database tick",
     "testing.inlining": "Inline inline",
-    "worker.settle.settle": "Tally",
+    "worker.settle.settle": "Counts",
 }
 """The public names, by the module of sqlq that defines them."""
 _EXPORTS = {name: module for module, names in _MODULES.items() for name in names.split()}

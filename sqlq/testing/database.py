@@ -19,7 +19,7 @@ from sqlq.database.caller.session import SyncSession, connection_of, note_write
 from sqlq.errors import ConfigurationError, SqlqError
 from sqlq.model.job import JobDetails
 from sqlq.schema import version
-from sqlq.worker.settle.settle import Tally
+from sqlq.worker.settle.settle import Counts
 
 _current: list[App] = []
 """The apps whose blocks a test is in, the innermost last. No ContextVar, for a test may look from another
@@ -51,7 +51,7 @@ def on_database(app: App, url: str | URL, *, schema: str | None = None) -> Itera
     ...     def test_an_order_sends_a_receipt(self):
     ...         shop.place_order(7)
     ...         assert_enqueued(shop.send_receipt, args=[7])
-    ...         self.assertEqual(drain(shop.app).completed, 1)
+    ...         self.assertEqual(drain(shop.app).finished, 1)
     """
     with app._on_test_database(url, schema=schema), current(app):
         if not urls.in_memory(app.database.engine.url):
@@ -104,7 +104,7 @@ def create_tables(connection: SyncSession, *, schema: str | None = None) -> None
     note_write(connection)
 
 
-def drain(app: App, queues: Sequence[str] | None = None) -> Tally:
+def drain(app: App, queues: Sequence[str] | None = None) -> Counts:
     """Run every job that is available, and what these enqueue in turn, and return how many attempts ended
     how.
 
@@ -116,20 +116,20 @@ def drain(app: App, queues: Sequence[str] | None = None) -> Tally:
     test's database, draining another App raises `ConfigurationError`. So does a database in memory, which the
     worker's threads could not share.
 
-    >>> assert sqlq.testing.drain(app) == sqlq.testing.Tally(completed=2)  # doctest: +SKIP
+    >>> assert sqlq.testing.drain(app) == sqlq.testing.Counts(finished=2)  # doctest: +SKIP
     """
     _refuse_what_cannot_be_drained(app)
     return app.worker(queues, drain=True).run()
 
 
-async def adrain(app: App, queues: Sequence[str] | None = None) -> Tally:
+async def adrain(app: App, queues: Sequence[str] | None = None) -> Counts:
     """Do what `drain` does, with `async def` handlers and the App's lifespan on this event loop.
 
     There they share the engines and clients that the test has made. `drain` would run them on another loop,
     where asyncpg, for example, refuses the test's connections. `def` handlers run in threads. When the test
     is cancelled, running handlers are, too.
 
-    >>> assert (await sqlq.testing.adrain(app)).completed == 1  # doctest: +SKIP
+    >>> assert (await sqlq.testing.adrain(app)).finished == 1  # doctest: +SKIP
     """
     await asyncio.to_thread(_refuse_what_cannot_be_drained, app)
     return await app.worker(queues, drain=True)._arun()  # noqa: SLF001 - of no use outside of tests

@@ -66,7 +66,7 @@ from sqlq.worker.run.isolated import IsolatedProcesses
 from sqlq.worker.run.lease import Deadlines, Leases
 from sqlq.worker.run.signals import Signals
 from sqlq.worker.settle.after import Admissions, Unblocker
-from sqlq.worker.settle.settle import Settler, Tally
+from sqlq.worker.settle.settle import Counts, Settler
 from sqlq.worker.threads.log import log
 from sqlq.worker.threads.loop import Loop, Outage, begins, passing_over
 from sqlq.worker.wait.poller import NEVER, LastLook, Poller, look_seconds
@@ -173,7 +173,7 @@ class Worker(Background):
 
     # -- from outside ----------------------------------------------------------------------------------------
 
-    async def _arun(self) -> Tally:
+    async def _arun(self) -> Counts:
         """Run in a thread, and meanwhile `async def` handlers and the lifespan on this event loop. A cancel
         stops it at once."""
         loop = asyncio.get_running_loop()
@@ -206,7 +206,7 @@ class Worker(Background):
         """Claim again."""
         self._control.pause(paused=False)
 
-    def run(self, *, patient: bool | float = False) -> Tally:
+    def run(self, *, patient: bool | float = False) -> Counts:
         """Work until stopped (or drained, or `max_jobs` is reached), and return how many attempts ended how.
 
         Raises `SqlqError` when the App's lifespan fails. Raises `SchemaVersionError` at once when this sqlq
@@ -242,7 +242,7 @@ class Worker(Background):
                     self._control.sign_off()
         if self._fault:
             raise self._fault
-        return self._settler.tally
+        return self._settler.counts
 
     def _start_and_work(self) -> None:
         self._bounds.begin()
@@ -264,7 +264,7 @@ class Worker(Background):
     def _report(self) -> dict[str, Any]:
         running, state = self._executors.load().running, self._control.state
         return {
-            "tally": vars(self.tally),
+            "counts": vars(self.counts),
             "running": running,
             "idle_ms": self._idle_ms(),
             "state": state if state != WORKING else "busy" if running else "idle",
@@ -277,9 +277,9 @@ class Worker(Background):
         return self._bounds.idle_ms()
 
     @property
-    def tally(self) -> Tally:
+    def counts(self) -> Counts:
         """How many attempts ended how, so far."""
-        return self._settler.tally
+        return self._settler.counts
 
     # -- events from its parts -------------------------------------------------------------------------------
 

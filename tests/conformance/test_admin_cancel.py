@@ -20,9 +20,9 @@ from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import (
     ON_REQUEST,
     Cancelled,
-    Completed,
     ErrorText,
     Failed,
+    Finished,
     Outcome,
     Released,
     Retried,
@@ -39,7 +39,7 @@ from tests.waiting import wait_until
 
 ERROR = ErrorText("ValueError", "no", "Traceback …")
 EVERY_OUTCOME: list[Outcome] = [
-    Completed("1"),
+    Finished("1"),
     Cancelled("no"),
     Retried(0, ERROR),
     Failed("error", ERROR),
@@ -170,7 +170,7 @@ def test_cancel_of_a_running_job_is_a_request_and_leaves_its_owner(play: Play) -
     assert play.extend(owner) == {(id, owner.lease_token): True}, (
         "the owner is fenced by nothing, and told at its heartbeat"
     )
-    assert play.settle(owner, Completed("1")) == {id}
+    assert play.settle(owner, Finished("1")) == {id}
     assert play.states([id]) == ["finished"]
 
 
@@ -283,7 +283,7 @@ def test_a_retry_ends_the_reason_of_an_earlier_request(play: Play) -> None:
 def test_cancel_returns_an_outcome_for_each_id(play: Play) -> None:
     finished, failed, running, waiting, elsewhere = (play.enqueue(queue=queue)[0] for queue in "abcde")
     claimed = {job.queue: job for job in play.claim()}
-    play.settle(claimed["a"], Completed())
+    play.settle(claimed["a"], Finished())
     play.settle(claimed["b"], Failed("error", ERROR))
     for queue in "de":
         play.settle(claimed[queue], Released())
@@ -398,11 +398,11 @@ def test_cancel_after_a_claim_is_a_request(play: Play, engine: Engine, force: bo
         done = cancelling.result(20)
     if force:
         assert done == dict.fromkeys((first, second, third), "cancelled")
-        assert all(play.settle(job, Completed()) == set() for job in claimed)
+        assert all(play.settle(job, Finished()) == set() for job in claimed)
     else:
         assert done == {first: "requested", second: "requested", third: "cancelled"}
         assert set(play.requested()) == {first, second}
-        assert all(play.settle(job, Completed()) == {job.id} for job in claimed)
+        assert all(play.settle(job, Finished()) == {job.id} for job in claimed)
 
 
 @on_postgresql
@@ -423,7 +423,7 @@ def test_a_cancel_after_a_settle_changes_nothing(play: Play, engine: Engine, for
     (owner,) = play.claim()
     with ThreadPoolExecutor(1) as pool:
         with play.app.database.begin() as conn:
-            assert settling.settle(conn, [Settlement(id, owner.lease_token, 1, Completed("1"))])
+            assert settling.settle(conn, [Settlement(id, owner.lease_token, 1, Finished("1"))])
             cancelling = pool.submit(play.app.jobs.cancel, [id], force=force)
             wait_until(lambda: waits_for_a_lock(engine), what="the cancel to wait for the settle")
         assert cancelling.result(20) == {id: "ended"}
@@ -436,9 +436,9 @@ def test_a_settle_after_a_forced_cancel_changes_nothing(play: Play) -> None:
     (owner,) = play.claim()
     with play.app.database.begin() as conn:
         assert operate.cancel(conn, [id], force=True).gone.ids == [id]
-        assert play.settle(owner, Completed("1")) == set(), "the settle passes over the locked row"
+        assert play.settle(owner, Finished("1")) == set(), "the settle passes over the locked row"
         assert play.fate(owner) is Fate.HELD, "not committed yet: not known to be lost"
-    assert play.settle(owner, Completed("1")) == set()
+    assert play.settle(owner, Finished("1")) == set()
     assert play.fate(owner) is Fate.LOST
     assert play.states([id]) == ["cancelled"]
 
@@ -486,7 +486,7 @@ def test_concurrent_claims_settles_and_cancels_lose_nothing(play: Play) -> None:
         while claimed := play.claim(limit=3):
             for job in claimed:
                 # as a worker does: a settle passes over a row that somebody has locked, and is repeated
-                while not (done := play.settle(job, Completed())) and play.fate(job) is Fate.HELD:
+                while not (done := play.settle(job, Finished())) and play.fate(job) is Fate.HELD:
                     pass
                 settled.update(done)
 

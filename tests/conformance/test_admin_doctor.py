@@ -21,7 +21,7 @@ from sqlq.admin.doctor.sqlite import filesystem
 from sqlq.database.mariadb import health as mariadb_health
 from sqlq.database.postgresql import health
 from sqlq.database.values import Rows
-from sqlq.model.outcome import Completed, ErrorText, Failed, Released, Settlement
+from sqlq.model.outcome import ErrorText, Failed, Finished, Released, Settlement
 from sqlq.store import health as queue_health
 from sqlq.store import rights
 from sqlq.store.jobs import settle as settling
@@ -232,7 +232,7 @@ def test_the_doctor_names_workers_of_two_apps_that_share_a_queue(patient: Patien
     patient.settle(released[1], Released(0, unknown_task=True))
     patient.set_back("unknown_since")
     assert patient.about("tasks").verdict is Verdict.TO_DO
-    patient.settle(completed[1], Completed(None))
+    patient.settle(completed[1], Finished(None))
     found = patient.about("tasks")
     assert found.verdict is Verdict.CHECK
     assert found.said == (
@@ -244,7 +244,7 @@ def test_the_doctor_names_workers_of_two_apps_that_share_a_queue(patient: Patien
 
 def test_the_doctor_finds_a_task_that_no_worker_knows_any_more(patient: Patient) -> None:
     patient.enqueue()
-    patient.settle(patient.claim(), Completed(None))
+    patient.settle(patient.claim(), Finished(None))
     with patient.app.database.begin() as conn:
         conn.execute(text(f"UPDATE finished_jobs SET finished_at = finished_at - {span(conn, 3_600)}"))
     patient.enqueue()

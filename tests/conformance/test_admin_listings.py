@@ -16,7 +16,7 @@ import sqlq
 from sqlq.database.sqlite import driver as sqlite_driver
 from sqlq.errors import JobNotFoundError
 from sqlq.model.job import State
-from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Settlement
+from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Outcome, Settlement
 from sqlq.store import health
 from sqlq.store.jobs import failed, lookup, settle
 from sqlq.store.limits import admit
@@ -161,8 +161,8 @@ def test_the_error_of_a_job_is_the_text_that_the_view_has(play: Play, engine: En
     ids = [
         *play.fail(1, "two\nlines"),
         *play.end(Cancelled("not wanted")),
-        *play.end(Completed("1")),
-        *play.end(Completed(None, note="the result was too long")),
+        *play.end(Finished("1")),
+        *play.end(Finished(None, note="the result was too long")),
         *play.enqueue(),
     ]
     with engine.begin() as conn:
@@ -265,7 +265,7 @@ def crowded(app: sqlq.App) -> sqlq.App:
         conn.execute(
             text(
                 f"INSERT INTO {prefix}finished_jobs (id, {columns}, outcome, finished_at) "
-                f"{ended.format(chr(39) + 'completed' + chr(39))}"
+                f"{ended.format(chr(39) + 'finished' + chr(39))}"
             )
         )
         conn.execute(

@@ -13,7 +13,7 @@ from sqlalchemy import BigInteger, Engine, Table, literal, select, text, update
 import sqlq
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Settlement
+from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Outcome, Settlement
 from sqlq.schema.tables import failed_jobs, finished_jobs, queues, workers
 from sqlq.schema.types import after
 from sqlq.store.jobs import insert, lease, lookup, settle
@@ -103,7 +103,7 @@ def test_a_running_job_settles_while_its_queue_is_paused(play: Play) -> None:
     play.app.queues.pause("mail")
     with play.app.database.begin() as conn:
         assert lease.extend(conn, [(id, owner.lease_token)], lease_ms=1)
-        assert settle.settle(conn, [Settlement(id, owner.lease_token, 1, Completed())])
+        assert settle.settle(conn, [Settlement(id, owner.lease_token, 1, Finished())])
     assert play.app.jobs.get(id).state == "finished"
 
 
@@ -149,10 +149,10 @@ def test_drain_ends_although_a_paused_queue_holds_jobs(app: sqlq.App) -> None:
     task = app.task(name="t", queue="mail")(lambda: None)
     app.enqueue(task.new())
     app.queues.pause("mail")
-    assert app.worker(["mail"], drain=True).run().completed == 0
-    assert app.worker(drain=True).run().completed == 0
+    assert app.worker(["mail"], drain=True).run().finished == 0
+    assert app.worker(drain=True).run().finished == 0
     app.queues.resume("mail")
-    assert app.worker(drain=True).run().completed == 1
+    assert app.worker(drain=True).run().finished == 1
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -209,7 +209,7 @@ def test_bad_names_are_one_sentence_and_nothing_is_paused(play: Play, names: Any
 
 def test_ended_jobs_are_pruned_by_their_age(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "BATCH", 2)
-    finished = play.end(Completed(), 4)
+    finished = play.end(Finished(), 4)
     (cancelled,) = play.end(Cancelled("no"))
     failed = play.end(BOOM, 5)
     (waiting,) = play.enqueue(delay="1h")
@@ -229,7 +229,7 @@ def test_prune_works_in_batches_with_their_own_transactions(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lookup, "BATCH", 2)
-    play.end(Completed(), 5)
+    play.end(Finished(), 5)
     play.end(BOOM, 4)
     batches: list[int] = []
 
@@ -259,7 +259,7 @@ def test_prune_works_in_batches_with_their_own_transactions(
 def test_bad_ages_are_one_sentence_and_nothing_is_pruned(
     play: Play, how: dict[str, Any], complaint: str
 ) -> None:
-    play.end(Completed())
+    play.end(Finished())
     play.end(BOOM)
     before = play.app.jobs.list()
     with pytest.raises(ConfigurationError, match=complaint):

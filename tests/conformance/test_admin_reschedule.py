@@ -180,7 +180,7 @@ def test_a_waiting_job_changes_its_queue_priority_and_time(app: sqlq.App) -> Non
     assert (changed.queue, changed.priority, changed.state) == ("bulk", 7, "scheduled")
     assert app.jobs.change([job], delay="0s") == {job.id: "changed"}
     assert (app.jobs.get(job.id).queue, app.jobs.get(job.id).priority) == ("bulk", 7)
-    assert drain(app, queues=["bulk"]).completed == 1
+    assert drain(app, queues=["bulk"]).finished == 1
     later = datetime.now(UTC) + timedelta(days=1)
     assert asyncio.run(app.jobs.achange([other.id], available_at=later)) == {other.id: "changed"}
     assert due(app, other.id) > timedelta(hours=23)
@@ -237,7 +237,7 @@ def test_a_signed_job_stays_in_its_queue(app: sqlq.App) -> None:
     job = signing.enqueue(task.new())
     assert app.jobs.change([job.id], queue="bulk") == {job.id: "protected"}
     assert app.jobs.change([job.id], priority=9) == {job.id: "changed"}
-    assert drain(signing).completed == 1
+    assert drain(signing).finished == 1
     signing.close()
 
 

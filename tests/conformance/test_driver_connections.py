@@ -740,10 +740,10 @@ def test_a_handlers_writes_and_its_completion_commit_together(
                 caller.order(1)
             caller.rollback() if running.attempts == 1 else caller.commit()
 
-    followed: list[sqlq.JobResult] = []
+    followed: list[sqlq.JobOutcome] = []
 
     @app.task(name="follows")
-    def follows(ended: sqlq.JobResult) -> None:
+    def follows(ended: sqlq.JobOutcome) -> None:
         followed.append(ended)
 
     done = run_one(app, pay, on_success=follows)
@@ -757,10 +757,10 @@ def test_a_handlers_writes_and_its_completion_commit_together(
 def test_a_callback_commits_with_the_completion_of_its_job(
     app: sqlq.App, watch: Engine, database_url: str, mode: Mode
 ) -> None:
-    heard: list[sqlq.JobResult] = []
+    heard: list[sqlq.JobOutcome] = []
 
     @app.task(name="thank")
-    def thank(ended: sqlq.JobResult) -> None:
+    def thank(ended: sqlq.JobOutcome) -> None:
         heard.append(ended)
 
     def pay() -> None:
@@ -770,7 +770,7 @@ def test_a_callback_commits_with_the_completion_of_its_job(
             caller.rollback() if sqlq.current_job().attempts == 1 else caller.commit()
 
     done = run_one(app, pay, on_success=thank)
-    assert heard == [sqlq.JobResult(done.id, "t", "default", "completed", 2)]
+    assert heard == [sqlq.JobOutcome(done.id, "t", "default", "finished", 2)]
 
 
 @every_mode

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq import Job
 from sqlq.database.schemas import in_schema
-from sqlq.model.outcome import Completed, ErrorText, Failed, Retried, Settlement
+from sqlq.model.outcome import ErrorText, Failed, Finished, Retried, Settlement
 from sqlq.store.jobs import settle as settling
 from sqlq.testing import inline
 from tests import claims as claim
@@ -135,7 +135,7 @@ def test_on_conflict_does_not_replace_a_running_job(
     again = app.enqueue(new._with_payload('{"args": [2]}'))
     assert (again.created, again.replaced, again.id == first.id) == (created, False, not created)
     assert app.jobs.get(first.id).payload == {"args": [1]}
-    settle(app, held, Completed())
+    settle(app, held, Finished())
     assert app.enqueue(new).replaced is created
 
 
@@ -240,7 +240,7 @@ def test_a_replace_does_not_wait_for_an_open_completion(
     first = app.enqueue(index.new(1).set(unique_key="k"))
     (held,) = claim_all(app)
     with engine.begin() as handler, in_schema(handler, "public"):
-        settling.complete(handler, (held.id, held.lease_token), Completed())
+        settling.complete(handler, (held.id, held.lease_token), Finished())
         new = index.new(2).set(unique_key="k", on_conflict="replace")
         again = pool.submit(app.enqueue, new).result(20)
     assert (again.id, again.created, again.replaced) == (first.id, False, False)

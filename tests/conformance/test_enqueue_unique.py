@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq import Job, NewJob
-from sqlq.model.outcome import Completed, ErrorText, Retried, Settlement
+from sqlq.model.outcome import ErrorText, Finished, Retried, Settlement
 from sqlq.store.jobs import settle as settling
 from tests import claims as claim
 from tests.kit import waiting_for_locks
@@ -102,7 +102,7 @@ def test_a_key_is_held_until_the_finish_or_the_start(
     tokens = claim_all(app)
     second = app.enqueue(new)
     assert (second.state, second.created, second.id == first.id) == (state, created, not created)
-    settle(app, first, tokens[first.id], Completed())
+    settle(app, first, tokens[first.id], Finished())
     assert app.enqueue(new).created is not created
 
 
@@ -316,7 +316,7 @@ def test_an_enqueue_takes_a_key_that_is_freed_meanwhile(
     def before(conn: Any, cursor: Any, statement: str, *rest: Any) -> None:
         if "reserved_at IS NOT NULL" in statement and statement.startswith("SELECT") and not freed:
             freed.append(first.id)
-            settle(app, first, claim_all(app)[first.id], Completed())
+            settle(app, first, claim_all(app)[first.id], Finished())
 
     job = enqueue_in_own_transaction(app, engine, send.new(2).set(unique_key="k"))
     assert freed == [first.id]

@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, SessionTransaction, mapped_column, sessionmaker
 
 import sqlq
-from sqlq.testing import Tally, create_tables, drain, inline, on_database
+from sqlq.testing import Counts, create_tables, drain, inline, on_database
 from tests.servers import async_database_url
 
 with warnings.catch_warnings():
@@ -128,7 +128,7 @@ def test_a_package_index(app: sqlq.App, shop: Engine) -> None:
     Request.blank(f"/touch?id={id}").get_response(web)
     waiting = [("index.look_at", "available"), ("index.only_reads", "available")]
     assert states(app) == waiting, "none of the upload that failed"
-    assert drain(app) == Tally(completed=2)
+    assert drain(app) == Counts(finished=2)
     with Session(shop) as session:
         assert session.scalars(select(File.seen_at)).all() == ["2030-01-31T00:00:00+00:00"]
 
@@ -200,7 +200,7 @@ def test_a_payment_service(app: sqlq.App, shop: Engine, database_url: str) -> No
     async def order_confirmed(id: UUID, at: datetime) -> None:
         seen.append((type(id), at))
 
-    assert drain(app) == Tally(completed=2)
+    assert drain(app) == Counts(finished=2)
     assert seen == [(UUID, datetime(2030, 1, 31, tzinfo=UTC))] * 2
 
 
@@ -223,7 +223,7 @@ class Blog:
         self.Export: Any = Export
 
         @app.task(name="blog.give_up")
-        def give_up(ended: sqlq.JobResult) -> None:
+        def give_up(ended: sqlq.JobOutcome) -> None:
             db.session.get_one(Export, ended.id).state = "failed"
             db.session.commit()
 
@@ -284,12 +284,12 @@ def test_a_blog(app: sqlq.App, database_url: str) -> None:
     client = web.test_client()
     assert [client.post("/export/7").text for _ in range(2)] == ["started", "is on its way"]
     assert blog.states(web) == ["in progress"]
-    assert drain(app) == Tally(completed=1)
+    assert drain(app) == Counts(finished=1)
     assert blog.states(web) == ["sent"]
     assert client.get("/export/1").text == "finished: 25 of 25 (100%): posts"
     web.config["MAIL_IS_DOWN"] = True
     assert client.post("/export/7").text == "started"
-    assert drain(app) == Tally(completed=1, failed=1)
+    assert drain(app) == Counts(finished=1, failed=1)
     assert blog.states(web) == ["sent", "failed"]
     with web.app_context():
         blog.db.engine.dispose()

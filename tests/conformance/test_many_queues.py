@@ -51,7 +51,7 @@ def test_a_worker_runs_jobs_of_its_tasks_when_strangers_fill_the_window(app: sql
         ),
     )
     app.enqueue(task.new())
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
 
 
 def rows(*names: str, first: int | None = 1) -> list[tuple[str, float, int | None]]:

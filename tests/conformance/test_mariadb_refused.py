@@ -91,7 +91,7 @@ def works_in_a_schema(mariadb: MariaDB, url: str) -> None:
         first = app.task(name="a")(lambda: 1).new()
         second = app.task(name="b")(lambda: 2).new()
         app.enqueue(sqlq.chain(first, second))
-        assert app.worker(drain=True).run().completed == 2
+        assert app.worker(drain=True).run().finished == 2
         assert app.migrate() == "0001"
     mariadb.drop_database(mariadb.url(name))
 

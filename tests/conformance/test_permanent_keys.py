@@ -58,7 +58,7 @@ def test_a_key_names_its_job_after_it_has_ended(app: sqlq.App, charge: Any, orde
     work(app)
     again = app.enqueue(once(charge, order))
     assert (again.id, again.state, again.created) == (first.id, state, False)
-    assert work(app).completed == 0
+    assert work(app).finished == 0
     many = app.enqueue_many([charge.new(1), once(charge, order), once(charge, 8), once(charge, order)])
     assert [job.created for job in many] == [True, False, True, False]
     assert [job.id for job in many[1::2]] == [first.id] * 2

@@ -12,7 +12,7 @@ from sqlalchemy import BigInteger, Engine, func, insert, literal, select, text, 
 import sqlq
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
+from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Outcome, Released, Retried, Settlement
 from sqlq.schema.tables import failed_jobs, finished_jobs, jobs, queues, workers
 from sqlq.schema.types import after, now
 from sqlq.store.jobs import lookup, operate
@@ -80,7 +80,7 @@ def play(app: sqlq.App) -> Play:
 
 def test_get_returns_a_job_in_any_state(play: Play) -> None:
     (finished,) = play.enqueue()
-    play.end(Completed('{"sent": ["ü", 1]}'))
+    play.end(Finished('{"sent": ["ü", 1]}'))
     (cancelled,) = play.enqueue()
     play.end(Cancelled("not wanted"))
     (failed,) = play.failed()
@@ -115,13 +115,13 @@ def test_a_value_that_cannot_be_decoded_is_shown_as_stored(play: Play, engine: E
     (job,) = play.app.jobs.list()
     assert job.payload == "{broken"
     assert job.errors == [{"message": "also broken"}]
-    play.end(Completed("not json"))
+    play.end(Finished("not json"))
     assert play.app.jobs.get(job.id).result == "not json"
 
 
 def test_the_list_is_newest_first_limited_and_filtered(play: Play) -> None:
     finished = play.enqueue(2)
-    play.end(Completed())
+    play.end(Finished())
     failed = play.failed(2, "pack", queue="boxes")
     waiting = play.enqueue(2, "pack")
     later = play.enqueue(1, delay="1d")
@@ -200,10 +200,10 @@ def test_a_retried_job_is_new_but_for_its_id_token_and_errors(play: Play) -> Non
     ]
     assert job.errors[1]["at"].startswith(failed.ended_at.isoformat()[:19])  # type: ignore[union-attr]
 
-    assert play.settle(last, Completed()) == set(), "the owner of the attempt that failed must match nothing"
+    assert play.settle(last, Finished()) == set(), "the owner of the attempt that failed must match nothing"
     (claimed,) = play.claim()
     assert (claimed.lease_token, claimed.attempts) == (4, 1)
-    assert play.settle(last, Completed()) == set()
+    assert play.settle(last, Finished()) == set()
     assert play.settle([claimed], BOOM) == {id}
     assert play.app.jobs.retry([id]) == [id]
     assert [e["attempt"] for e in play.app.jobs.get(id).errors] == [1, 2, 1]
@@ -217,7 +217,7 @@ def test_a_failed_job_whose_unique_key_is_live_stays_failed_and_is_reported(play
     done = play.app.jobs.move_back(all=True)
     assert (done.moved, done.held) == (other + elsewhere, held)
     assert play.states(held) == ["failed", "failed"]
-    play.end(Completed())
+    play.end(Finished())
     assert play.app.jobs.retry(all=True) == held[:1], "the first takes the key, so the second stays"
     assert play.states(held) == ["available", "failed"]
 
@@ -330,7 +330,7 @@ def test_delete_takes_finished_and_cancelled_jobs_by_their_ids(play: Play) -> No
     finished, cancelled, waiting = play.enqueue(3)
     play.app.jobs.cancel([cancelled])
     play.app.jobs.reschedule([waiting], delay="1h")
-    assert play.end(Completed()) == [finished]
+    assert play.end(Finished()) == [finished]
     assert play.app.jobs.delete(all=True) == []
     assert play.app.jobs.delete([finished, cancelled, waiting]) == [finished, cancelled]
     assert [job.id for job in play.app.jobs.list()] == [waiting]
@@ -348,7 +348,7 @@ def _age(play: Play, ids: Sequence[int], seconds: Sequence[int]) -> None:
 
 def test_finished_jobs_are_pruned_by_age_the_oldest_first_and_at_most_so_many(play: Play) -> None:
     ids = play.enqueue(5)
-    play.end(Completed())
+    play.end(Finished())
     failed = play.failed()
     _age(play, ids, [70, 10, 90, 80, 50])
 
@@ -366,7 +366,7 @@ def test_finished_jobs_are_pruned_by_age_the_oldest_first_and_at_most_so_many(pl
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_two_prunes_do_not_wait_for_each_other(play: Play) -> None:
     ids = play.enqueue(4)
-    play.end(Completed())
+    play.end(Finished())
     _age(play, ids, [90, 80, 70, 60])
     with play.app.database.begin() as one:
         assert pruning.prune(one, older_than_ms=1_000, limit=2) == 2
@@ -471,7 +471,7 @@ def test_a_jobs_own_retention_comes_before_the_age(play: Play) -> None:
     database = play.app.database
     kept = []
     for outcome, table, ended_at in (
-        (Completed(), finished_jobs, "finished_at"),
+        (Finished(), finished_jobs, "finished_at"),
         (BOOM, failed_jobs, "failed_at"),
     ):
         aged, over, lasting = play.enqueue(3)
@@ -504,7 +504,7 @@ MINE = lookup.Selection(queue="mine")
 def test_queues_are_counted_alone(play: Play) -> None:
     play.failed(1, queue="mine")
     play.enqueue(2, queue="mine")
-    play.end(Completed())
+    play.end(Finished())
     play.enqueue(1, queue="mine")
     play.enqueue(1, queue="mine", delay="1h")
     play.enqueue(1, queue="others")

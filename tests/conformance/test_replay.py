@@ -13,7 +13,7 @@ from sqlalchemy import Engine, event, text, update
 import sqlq
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Settlement
+from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Outcome, Settlement
 from sqlq.schema.tables import TOKEN_SCHEMA, jobs
 from sqlq.store.jobs import lookup, settle
 from sqlq.store.workers import look
@@ -108,7 +108,7 @@ def test_a_replay_is_a_new_job_that_names_its_origin(play: Play, engine: Engine)
     with engine.connect() as conn:
         found = conn.execute(text("SELECT id, replay_of FROM job_states WHERE replay_of IS NOT NULL")).all()
     assert [tuple(row) for row in found] == [(new, old)]
-    assert play.end(Completed()) == [new]
+    assert play.end(Finished()) == [new]
     assert play.app.jobs.get(new).replay_of == old, "it keeps the name where it has ended"
 
 
@@ -138,7 +138,7 @@ def test_a_job_is_copied_by_each_replay(play: Play) -> None:
     (id,) = play.ended()
     first, second = (play.app.jobs.replay(id)[id] for _ in range(2))
     assert first < second
-    play.end(Completed())
+    play.end(Finished())
     assert play.app.jobs.replay(first).keys() == {first}, "a replay is a job like others"
 
 
@@ -157,7 +157,7 @@ def test_a_replay_keeps_the_schedule_and_its_time(play: Play) -> None:
     app = play.app
     app.schedules.add("nightly", play.tasks["send"].new(), cron="0 3 * * *")
     job = app.jobs.get(app.schedules.run("nightly").id)
-    play.end(Completed())
+    play.end(Finished())
     (again,) = play.replays(app.jobs.replay(job.id))
     assert (again.schedule, again.scheduled_for) == ("nightly", job.scheduled_for)
 
@@ -177,17 +177,17 @@ def test_a_replay_under_a_limit_waits_for_its_turn(play: Play, engine: Engine) -
     assert looked_at == {"stripe"}, "a worker looks at the line at once, not at its next sweep"
     assert [job.state for job in play.replays(done)] == ["blocked", "blocked"]
     assert [job.limit_key for job in play.replays(done)] == ["stripe", "stripe"]
-    assert app.worker(drain=True).run().completed == 2
+    assert app.worker(drain=True).run().finished == 2
 
 
 # -- which jobs ----------------------------------------------------------------------------------------------
 
 
 def test_jobs_are_chosen_by_task_queue_and_time(play: Play, engine: Engine) -> None:
-    finished = play.ended(2, Completed())
+    finished = play.ended(2, Finished())
     failed = play.ended(2)
     cancelled = play.ended(1, Cancelled("no"))
-    packed = play.ended(1, Completed(), "pack", queue="mail")
+    packed = play.ended(1, Finished(), "pack", queue="mail")
     moved(engine, finished, "finished_jobs", 7200)
 
     def chosen(**options: Any) -> list[int]:
@@ -208,7 +208,7 @@ def test_jobs_are_chosen_by_task_queue_and_time(play: Play, engine: Engine) -> N
 
 def test_a_replay_writes_nothing_when_it_is_interrupted(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "BATCH", 2)
-    play.ended(5, Completed())
+    play.ended(5, Finished())
     batches: list[str] = []
 
     def stop(conn: Any, cursor: Any, statement: str, *_: Any) -> None:
@@ -224,8 +224,8 @@ def test_a_replay_writes_nothing_when_it_is_interrupted(play: Play, monkeypatch:
 
 
 def test_new_ids_follow_the_order_of_the_old_ones(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    finished, failed = play.ended(3, Completed()), play.ended(3)
-    more = play.ended(2, Completed())
+    finished, failed = play.ended(3, Finished()), play.ended(3)
+    more = play.ended(2, Finished())
     monkeypatch.setattr(lookup, "BATCH", 3)
     jobs = play.app.jobs.replay(task="send")
     assert list(jobs) == finished + failed + more
@@ -264,7 +264,7 @@ def test_a_replay_leaves_out_ids_that_have_not_ended_or_do_not_fit(play: Play) -
 def test_a_replay_leaves_out_steps_of_flows(play: Play) -> None:
     app = play.app
     app.enqueue(sqlq.chain(play.tasks["pack"].new(), play.tasks["pack"].new()))
-    (step,) = play.end(Completed())
+    (step,) = play.end(Finished())
     assert app.jobs.replay(step) == app.jobs.replay(task="pack") == {}
 
 

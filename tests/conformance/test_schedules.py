@@ -57,7 +57,7 @@ def test_each_run_gets_one_job_with_its_time(app: sqlq.App, engine: Engine) -> N
         ("minutely", "report", 3, "x")
     }
     assert tick(app, NOON + 3 * MINUTE) == []
-    assert drain(app).completed == 3
+    assert drain(app).finished == 3
     assert sorted(seen) == [("minutely", NOON + step * MINUTE) for step in range(1, 4)]
     assert app.jobs.get(found[0].id).scheduled_for == NOON + MINUTE
     with engine.connect() as conn:

@@ -15,7 +15,7 @@ import sqlq
 from sqlq.database.database import Database
 from sqlq.database.schemas import in_schema
 from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Settlement
+from sqlq.model.outcome import ErrorText, Failed, Finished, Outcome, Settlement
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import prune as pruning
 from sqlq.store.jobs import settle as settling
@@ -53,7 +53,7 @@ class Seam:
     def settle(self, held: list[ClaimedJob], outcome: Outcome | None = None) -> None:
         with self.app.database.begin() as conn:
             done = settling.settle(
-                conn, [Settlement(j.id, j.lease_token, j.attempts, outcome or Completed()) for j in held]
+                conn, [Settlement(j.id, j.lease_token, j.attempts, outcome or Finished()) for j in held]
             )
         assert len(done) == len(held)
 
@@ -99,11 +99,11 @@ def test_a_step_is_unblocked_after_its_last_parent(seam: Seam) -> None:
 @pytest.mark.parametrize(
     ("when", "outcome", "state"),
     [
-        ("success", Completed(), "available"),
+        ("success", Finished(), "available"),
         ("success", Failed("error", ERROR), "blocked"),
-        ("failure", Completed(), "cancelled"),
+        ("failure", Finished(), "cancelled"),
         ("failure", Failed("error", ERROR), "available"),
-        ("ended", Completed(), "available"),
+        ("ended", Finished(), "available"),
         ("ended", Failed("error", ERROR), "available"),
     ],
 )
@@ -206,7 +206,7 @@ def test_a_completing_step_does_not_block_the_settle_of_others(seam: Seam, engin
     completing, other = seam.claim()
     with engine.connect() as conn, in_schema(conn, "public"):
         right = (completing.id, completing.lease_token)
-        assert settling.complete(conn, right, Completed())
+        assert settling.complete(conn, right, Finished())
         seam.settle([other])
         assert not unblock.after(seam.claims, [other.id])
         conn.commit()

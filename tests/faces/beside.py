@@ -29,7 +29,7 @@ class Shop:
     def fill(self) -> None:
         """Have a row in every table: jobs that wait, finished and failed, a paused queue, and an order."""
         self.app.enqueue_many([self.note.new("finished"), self.bad.new()])
-        assert self.app.worker(drain=True).run() == sqlq.testing.Tally(completed=1, failed=1)
+        assert self.app.worker(drain=True).run() == sqlq.testing.Counts(finished=1, failed=1)
         self.app.enqueue_many([self.note.new("real"), self.note.new("real, too").set(delay="1d")])
         self.app.queues.pause("mail")
         self.done.clear()

@@ -119,7 +119,7 @@ def test_an_idle_worker_exits_after_max_idle(sqlq_: Command, app: sqlq.App) -> N
         assert worker.wait(60) == 0
     assert app.jobs.get(done).state is State.FINISHED
     assert sqlq_.log().count("nothing has come for 1 s") == 1
-    assert "stopped: 1 completed" in sqlq_.log()
+    assert "stopped: 1 finished" in sqlq_.log()
 
 
 @pytest.mark.integration

@@ -92,7 +92,7 @@ def test_the_steps_that_init_names_run(project: Command) -> None:
     assert (migrate, test) == (["sqlq", "migrate"], ["python", "-m", "pytest", "test_tasks.py"])
     project.ok(*migrate[1:])
     assert project.ok(*enqueue[1:]).startswith("enqueued job 1: tasks.greet in queue default")
-    assert "1 completed" in project(*work[1:]).err
+    assert "1 finished" in project(*work[1:]).err
     assert project.ok("show", "1", "--result") == '"Hello, Ada!"\n'
 
 

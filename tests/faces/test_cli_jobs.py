@@ -25,7 +25,7 @@ from sqlq.admin.jobs import Jobs
 from sqlq.cli.context import Context
 from sqlq.cli.problems import explain
 from sqlq.cli.root import sqlq as command
-from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Retried, Settlement
+from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Outcome, Retried, Settlement
 from sqlq.store import health
 from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
@@ -115,7 +115,7 @@ def test_jobs_lists_jobs_of_any_state_newest_first(desk: Desk) -> None:
     assert desk("jobs") == "no jobs\n"
     assert desk("jobs", "--state", "failed", "--queue", "mail") == "no failed jobs in queue mail\n"
     assert desk.json("jobs") == []
-    finished = desk.end(Completed('"sent"'))
+    finished = desk.end(Finished('"sent"'))
     failed = desk.end(BOOM)
     cancelled = desk.end(Cancelled("not wanted"))
     running = desk.enqueue()
@@ -230,7 +230,7 @@ def test_a_label_progress_and_headers_are_shown(desk: Desk, monkeypatch: pytest.
 
 
 def test_show_prints_every_field_of_a_job_in_any_state(desk: Desk) -> None:
-    finished = desk.end(Completed('{"sent": 1}'), 7)
+    finished = desk.end(Finished('{"sent": 1}'), 7)
     said = desk("show", str(finished))
     assert said.startswith(f"job {finished}: finished\n  task          shop.send\n  queue         default\n")
     for line in (
@@ -293,7 +293,7 @@ def test_show_of_a_failed_job_has_every_attempt_and_the_next_commands(desk: Desk
 
 def test_show_names_the_callbacks_of_a_job(desk: Desk, engine: Engine) -> None:
     @desk.app.task(name="shop.alarm", queue="ops")
-    def alarm(ended: sqlq.JobResult) -> None: ...
+    def alarm(ended: sqlq.JobOutcome) -> None: ...
 
     followed = desk.enqueue(on_success=None, on_failure=alarm)
     said = desk("show", str(followed))

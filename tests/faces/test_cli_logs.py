@@ -169,7 +169,7 @@ def test_logging_configured_by_the_app_module_formats_all_lines(chatty: Chatty, 
     assert "MINE chatty.mail plain 1" in lines
     assert "MINE chatty.mail alone 2" in lines
     assert any(line.startswith("MINE sqlq.worker job 1 plain (queue default") for line in lines)
-    assert "stopped: 2 completed" in lines[-1], "the supervisor does not import the App"
+    assert "stopped: 2 finished" in lines[-1], "the supervisor does not import the App"
 
 
 def test_an_error_of_many_megabytes_is_cut(chatty: Chatty) -> None:
@@ -248,7 +248,7 @@ def looks():
 @app.task(name="dies", max_attempts=1)
 def dies():
     # it has slot and settler to itself: what ended before is written without its doing
-    while Path("log").read_text().count("finished in") < 5:
+    while Path("log").read_text().count(") finished in") < 5:
         pass
     logging.getLogger("shop").info("before the end")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -317,9 +317,9 @@ def test_lines_logged_before_a_kill_are_written(many: Command, app: sqlq.App) ->
     with (many.directory / "log").open("w") as log:
         assert working(many, "--drain", stderr=log).wait(120) == 0
     lines = (many.directory / "log").read_text().splitlines()
-    assert sum("finished in" in line for line in lines) == 5
+    assert sum(") finished in" in line for line in lines) == 5
     (at,) = (at for at, line in enumerate(lines) if line.endswith("[shop] job 6 dies: before the end"))
-    assert sum("finished in" in line for line in lines[:at]) == 5, "in order"
+    assert sum(") finished in" in line for line in lines[:at]) == 5, "in order"
     assert any("was killed by signal 9" in line for line in lines[at:])
 
 

@@ -107,7 +107,7 @@ def test_a_replica_that_is_read_only_is_reported_in_one_sentence(
             wait_until(lambda: "takes no writes" in bare.log(), what="the worker saying that it waits")
             mariadb.administer("SET GLOBAL read_only = 0")
             bare.ok(*enqueue)
-            wait_until(lambda: "finished in" in bare.log(), what="the job done")
+            wait_until(lambda: ") finished in" in bare.log(), what="the job done")
     finally:
         mariadb.administer("SET GLOBAL read_only = 0")
 

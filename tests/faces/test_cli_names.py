@@ -31,7 +31,7 @@ def test_options_stand_on_either_side_of_the_command(bare: Command) -> None:
         bare.ok("-d", "sqlite:///a.db", "jobs", "--state", "failed", "-d", "sqlite:///a.db")
         == "no failed jobs\n"
     )
-    assert "1 completed" in bare("work", "--drain", "-a", "shop:app", "-d", "sqlite:///a.db").err
+    assert "1 finished" in bare("work", "--drain", "-a", "shop:app", "-d", "sqlite:///a.db").err
     assert not (bare.directory / "sqlq.db").exists()
 
 
@@ -62,7 +62,7 @@ def test_pyproject_names_app_and_database_from_a_directory_below(tmp_path: Path)
     assert run("migrate").err == "", "a database was named"
     assert "sqlq migrate`" not in run.ok("enqueue", "shop.where")
     worked = run("work", "--drain")
-    assert "1 completed" in worked.err
+    assert "1 finished" in worked.err
     assert f"sqlite:///{tmp_path}/dev.db" in worked.err
     assert "start one with sqlq work\n" in run.ok("status"), "which finds the App, too"
     assert "no module 'nowhere'" in run("status", env={"SQLQ_APP": "nowhere:app"}).sentence()
@@ -163,7 +163,7 @@ def test_a_factory_is_called(bare: Command) -> None:
     (bare.directory / "wsgi.py").write_text(FACTORIES)
     assert bare.ok("migrate", "-a", "wsgi:create_app()").rstrip().endswith("/made.db")
     bare.ok("enqueue", "-a", "wsgi:create_app()", "t")
-    assert "1 completed" in bare("work", "--drain", "-a", "wsgi:create_app()").err
+    assert "1 finished" in bare("work", "--drain", "-a", "wsgi:create_app()").err
     assert "start one with sqlq work -a 'wsgi:create_app()'\n" in bare.ok("status", "-a", "wsgi:create_app()")
 
 

@@ -98,16 +98,16 @@ def test_a_drain_on_a_terminal_draws_one_changing_line(terminal: Command, app: s
     drawn = re.findall(LINE, shown)
     assert drawn, shown
     assert any(re.search(r"\d/s, [12] running, \d+ waiting", line) for line in drawn), drawn
-    assert "finished in" not in shown
+    assert ") finished in" not in shown
     last = shown.rstrip().rpartition("\x1b[2K")[2]
-    assert re.search(r"stopped: 30 completed in [\d.]+ s \([\d.]+/s\)$", last), shown[-500:]
+    assert re.search(r"stopped: 30 finished in [\d.]+ s \([\d.]+/s\)$", last), shown[-500:]
 
 
 @on_sqlite
 def test_a_drain_with_lines_prints_a_line_a_job(terminal: Command, app: sqlq.App) -> None:
     enqueue(app, "slow", 2)
     _, shown = on_terminal(terminal, "--drain", "--lines")
-    assert shown.count("finished in") == 2
+    assert shown.count(") finished in") == 2
     assert "\x1b[2K" not in shown
 
 
@@ -154,7 +154,7 @@ def test_a_drain_without_a_terminal_logs_a_summary(
 ) -> None:
     app.enqueue_many([app.task(name="t")(lambda: None).new()] * 5)
     supervisor: Any = SimpleNamespace(
-        tally=Counter(completed=90, failed=2),
+        counts=Counter(finished=90, failed=2),
         running=3,
         ready_since=time.monotonic() - 10,
         place=(make_url(database_url).render_as_string(hide_password=False), app.database.schema),
@@ -170,7 +170,7 @@ def test_a_drain_without_a_terminal_logs_a_summary(
 
 
 def test_the_last_line_has_the_counts_and_the_rate() -> None:
-    tally = Counter(completed=1472, retried=30, failed=31, lost=0, released=1)
-    assert stopped(tally, 192.0) == "1,472 completed, 30 retried, 31 failed, 1 released in 3.2 min (7.7/s)"
+    counts = Counter(finished=1472, retried=30, failed=31, lost=0, released=1)
+    assert stopped(counts, 192.0) == "1,472 finished, 30 retried, 31 failed, 1 released in 3.2 min (7.7/s)"
     assert stopped(Counter(failed=1), 5.0) == "1 failed in 5 s"
     assert stopped(Counter(), 5.0) == "no jobs"

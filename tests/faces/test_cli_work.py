@@ -57,7 +57,7 @@ def test_drain_runs_all_available_jobs_and_logs_a_summary(
         and "cannot lift it" in line
         for line in middle
     )
-    assert re.search(r"stopped: 2 completed, 1 failed in \d.* m?s \(\d+\.\d/s\)$", last)
+    assert re.search(r"stopped: 2 finished, 1 failed in \d.* m?s \(\d+\.\d/s\)$", last)
     assert app.jobs.get(done).result == "7 True "
     assert app.jobs.get(here).result == str(sqlq_.directory)
     assert app.jobs.get(failing).state is State.FAILED
@@ -204,7 +204,7 @@ def test_the_first_signal_lets_running_jobs_finish(
         assert worker.wait(30) == 0
     assert [app.jobs.get(id).state for id in (running, waiting)] == [State.FINISHED, State.AVAILABLE]
     assert app.jobs.get(waiting).attempts == 0
-    assert "stopped: 1 completed" in sqlq_.log()
+    assert "stopped: 1 finished" in sqlq_.log()
     assert app.workers.list() == []
 
 

@@ -132,7 +132,7 @@ def test_a_recipe_debounces(names: dict[str, Any], app: sqlq.App) -> None:
     assert [len(times) for times in due] == [1, 1, 1]
     assert due[0] < due[2]  # each change puts it off
     (job,) = app.jobs.list()
-    assert drain(app).completed == 0
+    assert drain(app).finished == 0
     drain_now(app)
     assert (index, app.jobs.get(job.id).state) == ({7: "blue teapot"}, "finished")
     recipe.save(7, "red teapot")

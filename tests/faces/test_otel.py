@@ -133,7 +133,7 @@ def test_a_row_inserted_by_sql_has_a_span(traced: Traced, kind: str) -> None:
     with traced.app.database.begin() as conn:
         said = "NULL" if headers[kind] is None else f"'{headers[kind]}'"
         conn.exec_driver_sql(f"INSERT INTO jobs (queue, task, headers) VALUES ('default', 't', {said})")
-    assert drain(traced.app).completed == 1
+    assert drain(traced.app).finished == 1
     span = traced.span("process default")
     if kind == "traceparent":
         assert f"{trace_of(span):032x}" == PARENT.split("-")[1]
@@ -223,7 +223,7 @@ def test_no_headers_are_written_without_a_provider(app: sqlq.App) -> None:
     otel.instrument(app)
     task = app.task(name="t")(lambda: None)
     job = app.enqueue(task.new())
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
     assert not app.jobs.get(job.id).headers
 
 

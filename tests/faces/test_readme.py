@@ -66,7 +66,7 @@ from sqlq.admin.doctor.doctor import Doctor
 from sqlq.cli.context import Context
 from sqlq.cli.root import sqlq as sqlq_command
 from sqlq.model.callbacks import settlement
-from sqlq.model.outcome import Completed, ErrorText, Failed, Released, Retried, Settlement
+from sqlq.model.outcome import ErrorText, Failed, Finished, Released, Retried, Settlement
 from sqlq.model.schedule import Declared, Schedule
 from sqlq.payload.encryption import Key, new_key
 from sqlq.schema import version
@@ -560,7 +560,7 @@ class TestPython:
     def test_after(self, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
         run_python("after", names)
         app = names["app"]
-        assert drain(app).completed == 3
+        assert drain(app).finished == 3
         assert capsys.readouterr().out == "order 7 was paid\n"
         failing = app.enqueue(names["charge_card"].new(9))
         with app.database.begin() as conn:
@@ -572,13 +572,13 @@ class TestPython:
 
     def test_flow(self, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
         run_python("flow", names)
-        assert drain(names["app"]).completed == 3
+        assert drain(names["app"]).finished == 3
         assert capsys.readouterr().out == "order 7, receipt 7, 2 boxes\n"
         assert names["app"].flows.get(1).counts == {"finished": 3, "cancelled": 1}
 
     def test_limits(self, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
         run_python("limits", names)
-        assert drain(names["app"]).completed == 5
+        assert drain(names["app"]).finished == 5
         lines = capsys.readouterr().out.splitlines()
         assert sorted(lines) == ["booked -20", "booked 50", "charged 7", "charged 8", "sent to example.com"]
         assert lines.index("booked 50") < lines.index("booked -20")
@@ -688,7 +688,7 @@ class TestPython:
         names["app"].enqueue(names["app"].named("billing.charge").new(7).set(queue="billing"))
         run_python("services", names)
         app = names["app"]
-        assert drain(app).completed == 2
+        assert drain(app).finished == 2
         assert sorted(job.queue for job in app.jobs.list()) == ["billing", "shop", "shop-images"]
         app.close()
 
@@ -702,7 +702,7 @@ class TestPython:
             ("poll", datetime(2026, 3, 31, 12, tzinfo=UTC)),
         ]
         names["app"].jobs.cancel(task="shop.poll")
-        assert drain(names["app"]).completed == 2
+        assert drain(names["app"]).finished == 2
         assert names["app"].result(found[1].id) == "north for 31 March"
 
     def test_run_time(self, names: dict[str, Any]) -> None:
@@ -783,8 +783,8 @@ class TestPython:
             names["close_month"].new("05"),
         ):
             done.append(app.enqueue(new).id)
-            tally = drain(app)
-            assert (tally.completed, tally.released) == (1, 2 if new.task == "shop.reindex" else 0)
+            counts = drain(app)
+            assert (counts.finished, counts.released) == (1, 2 if new.task == "shop.reindex" else 0)
         assert [app.jobs.get(id).cursor for id in done[:2]] == [3, 3]
         assert app.jobs.get(done[2]).cursor == {"sqlq.steps": {"bill": True, "tidy": True}}
         with Session(engine) as session:
@@ -828,7 +828,7 @@ class TestPython:
         queue: sqlq.App = names["queue"]
         with closing(queue):
             queue.enqueue(names["remind"].new(7))
-            assert drain(queue).completed == 1
+            assert drain(queue).finished == 1
 
     @pytest.mark.parametrize("name", ["flask", "translate", "django", "correlation"])
     def test_middleware(self, names: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -862,8 +862,8 @@ class TestPython:
             return str(names["correlation_id"].get()) if name == "correlation" else ""
 
         job = app.enqueue(look.new())
-        tally = drain(app)
-        assert (tally.completed, tally.retried) == ((0, 1) if name == "translate" else (1, 0))
+        counts = drain(app)
+        assert (counts.finished, counts.retried) == ((0, 1) if name == "translate" else (1, 0))
         expected = {"flask": ["before", "after"], "django": ["close", "close"]}
         assert events == expected.get(name, [])
         if name == "correlation":
@@ -886,7 +886,7 @@ class TestPython:
         run_python("lifespan", names | {"httpx": SimpleNamespace(AsyncClient=Client)})
         app: sqlq.App = names["app"]
         job = app.enqueue(app.tasks["shop.fetch"].new("https://example.org"))
-        assert drain(app).completed == 1
+        assert drain(app).finished == 1
         assert app.jobs.get(job.id).result == 200
         assert told == ["https://example.org", "closed"]
 
@@ -1021,7 +1021,7 @@ class TestPython:
             run_python("statement", names)
             assert names["row"] == ((names["app"].jobs.list()[0].id,) if kind == "mariadb" else None)
             connection.commit()
-        assert drain(names["app"]).completed == 1
+        assert drain(names["app"]).finished == 1
 
     def test_app_session(self, names: dict[str, Any]) -> None:
         names |= {"scoped_session": scoped_session, "sessionmaker": sessionmaker}
@@ -1112,7 +1112,7 @@ def test_enqueue_in_sql(names: dict[str, Any]) -> None:
         for _ in range(2):
             conn.exec_driver_sql(unique["unique_mariadb" if conn.dialect.name == "mariadb" else "unique"])
     assert found(app) == [*mail(7), ("mail", "available", {"kwargs": {"order_id": 7}})]
-    assert drain(app).completed == 2
+    assert drain(app).finished == 2
 
 
 def test_a_follow_up_in_sql(names: dict[str, Any]) -> None:
@@ -1294,7 +1294,7 @@ def test_accounts_of_mariadb(database_url: str, app: sqlq.App, engine: Engine) -
         once = web.task(name="t")(lambda: 7).new().set(unique_key="k")
         job = web.enqueue(once)
         assert web.enqueue(once).id == job.id
-        assert drain(web).completed == 1
+        assert drain(web).finished == 1
         assert reader.result(job) == 7
         with pytest.raises(SQLAlchemyError, match="INSERT, UPDATE command denied"):
             reader.enqueue(once)
@@ -1420,7 +1420,7 @@ def work_as(url: str) -> None:
         workers_look.due_in(database, workers_look.KnownQueues())
         task = app.task(name="shop.note")(lambda text: text)
         app.enqueue_many([task.new(str(i)).set(max_attempts=1 + i % 2) for i in range(6)])
-        for outcome in (Completed("1"), Failed("error", error), Retried(0, error), Released(0)):
+        for outcome in (Finished("1"), Failed("error", error), Retried(0, error), Released(0)):
             with database.begin() as conn:
                 (job,) = claim.claim(conn, ["default"], limit=1, owner="w", lease_ms=1000)
                 lease.extend(conn, [(job.id, job.lease_token)], lease_ms=1000)
@@ -1451,7 +1451,7 @@ def work_as(url: str) -> None:
 def complete_all(app: sqlq.App, queue: str) -> None:
     with app.database.begin() as conn:
         held = claim.claim(conn, [queue], limit=10, owner="w", lease_ms=60_000)
-        done = [Settlement(job.id, job.lease_token, job.attempts, Completed()) for job in held]
+        done = [Settlement(job.id, job.lease_token, job.attempts, Finished()) for job in held]
         assert len(settle.settle(conn, done)) == len(held) > 0
 
 
@@ -1570,7 +1570,7 @@ class TestGrants:
             if text == "b":
                 app.enqueue(note.new("from a handler"))
 
-        assert drain(app) == sqlq.testing.Tally(completed=5, retried=1)
+        assert drain(app) == sqlq.testing.Counts(finished=5, retried=1)
         app.close()
         with closing(sqlq.App(urls["shop_reader"])) as looking:
             assert [(q.queue, q.scheduled, q.blocked) for q in looking.queues.status()] == [("default", 2, 2)]

@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.model.job_options import JobOptions
 from sqlq.testing import (
-    Tally,
+    Counts,
     adrain,
     assert_enqueued,
     assert_not_enqueued,
@@ -339,13 +339,13 @@ class TestDrain:
 
         shop.app.enqueue_many([chain.new(3), shop.note.new("a"), shop.anote.new("b"), shop.bad.new()])
         shop.app.enqueue(shop.note.new("tomorrow").set(delay="1d"))
-        assert drain(shop.app) == Tally(completed=6, retried=1)
-        assert drain(shop.app) == Tally()
+        assert drain(shop.app) == Counts(finished=6, retried=1)
+        assert drain(shop.app) == Counts()
         assert {str(x) for x in shop.done} == {"('a', 1)", "b", "1"}
 
     def test_drain_runs_only_named_queues(self, shop: Shop) -> None:
         shop.app.enqueue_many([shop.note.new("a"), shop.anote.new("b")])
-        assert drain(shop.app, ["notes"]) == Tally(completed=1)
+        assert drain(shop.app, ["notes"]) == Counts(finished=1)
         assert shop.done == [("a", 1)]
 
     def test_drain_runs_committed_jobs_only(self, shop: Shop, engine: Engine) -> None:
@@ -354,7 +354,7 @@ class TestDrain:
             session.rollback()
             shop.app.enqueue(shop.note.new("committed"), session=session)
             session.commit()
-        assert drain(shop.app) == Tally(completed=1)
+        assert drain(shop.app) == Counts(finished=1)
         assert shop.done == [("committed", 1)]
 
     @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -393,9 +393,9 @@ class TestDrain:
                 await conn.execute(text("SELECT 1"))
             await shop.app.aenqueue(ask.new())
             for _ in range(2):  # the loop goes on after the first
-                assert await adrain(shop.app) == Tally(completed=2), shop.app.jobs.list(state="failed")
+                assert await adrain(shop.app) == Counts(finished=2), shop.app.jobs.list(state="failed")
                 await shop.app.aenqueue(ask.new())
-            assert await adrain(shop.app, ["notes"]) == Tally()
+            assert await adrain(shop.app, ["notes"]) == Counts()
             await engine.dispose()
             assert {*loops} == {asyncio.get_running_loop()}
             assert len(loops) == 8, "two jobs, and three lifespans that were entered and left"
@@ -442,7 +442,7 @@ class TestAsserting:
 
     @pytest.mark.parametrize("where", ["row", "inline"])
     def test_a_job_is_found_by_each_of_its_options(self, shop: Shop, where: str) -> None:
-        def alarm(ended: sqlq.JobResult) -> None: ...
+        def alarm(ended: sqlq.JobOutcome) -> None: ...
 
         failed = shop.app.task(name="alarm")(alarm)
         noon = datetime(2098, 1, 1, 12, 0, 0, 123_456, tzinfo=timezone(timedelta(hours=2)))
@@ -519,7 +519,7 @@ class TestAsserting:
             session.rollback()
             assert_not_enqueued(shop.note, session=session)
         assert_not_enqueued(shop.note)
-        assert drain(shop.app) == Tally()
+        assert drain(shop.app) == Counts()
 
     def test_an_async_session(self, shop: Shop, database_url: str) -> None:
         async def main() -> None:
@@ -556,14 +556,14 @@ class TestAsserting:
 
 
 def test_callbacks_run_inline_too(app: sqlq.App) -> None:
-    heard: list[sqlq.JobResult] = []
+    heard: list[sqlq.JobOutcome] = []
 
     @app.task(name="thank")
-    async def thank(ended: sqlq.JobResult) -> None:
+    async def thank(ended: sqlq.JobOutcome) -> None:
         heard.append(ended)
 
     @app.task(name="alarm", on_success=thank)
-    def alarm(ended: sqlq.JobResult) -> None:
+    def alarm(ended: sqlq.JobOutcome) -> None:
         heard.append(ended)
 
     @app.task(name="pay", on_success=thank, on_failure=alarm, max_attempts=2)
@@ -582,10 +582,10 @@ def test_callbacks_run_inline_too(app: sqlq.App) -> None:
         *(("alarm", "finished"), ("thank", "finished"), ("pay", "finished"), ("thank", "finished")),
     ]
     assert [(ended.id, ended.task, ended.outcome, ended.message, ended.label) for ended in heard] == [
-        (1, "pay", "completed", None, None),
+        (1, "pay", "finished", None, None),
         (4, "pay", "failed", "no such order", "of May"),
-        (5, "alarm", "completed", None, None),
-        (7, "pay", "completed", None, None),
+        (5, "alarm", "finished", None, None),
+        (7, "pay", "finished", None, None),
     ]
 
 

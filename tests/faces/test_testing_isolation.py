@@ -19,7 +19,7 @@ from sqlalchemy.pool import StaticPool
 
 import sqlq
 from sqlq.database.database import Database
-from sqlq.testing import Tally, assert_enqueued, create_tables, drain, inline, on_database
+from sqlq.testing import Counts, assert_enqueued, create_tables, drain, inline, on_database
 from tests.conftest import sqlite_url
 from tests.faces.beside import Shop, rows
 from tests.servers import PostgreSQL, async_database_url
@@ -73,7 +73,7 @@ def do_everything(shop: Shop) -> None:
     assert app.jobs.cancel([first.id]) == {first.id: "cancelled"}
     app.queues.pause("mail")
     app.queues.resume("mail")
-    assert drain(app) == Tally(completed=1, failed=1)
+    assert drain(app) == Counts(finished=1, failed=1)
     assert shop.done == ["test"]
     shop.done.clear()
     assert_enqueued(shop.bad)
@@ -162,9 +162,9 @@ def test_blocks_in_blocks(shop: Shop, database_url: str, place: dict[str, Any], 
         with on_database(app, sqlite_url(tmp_path / "inner.db")):
             app.use(database_url)
             app.enqueue(shop.note.new("inner"))
-            assert drain(app) == Tally(completed=1)
+            assert drain(app) == Counts(finished=1)
         assert app._connected.address is outer
-        assert drain(app) == Tally(completed=1)
+        assert drain(app) == Counts(finished=1)
     assert shop.done == ["inner", "outer"]
 
 
@@ -308,7 +308,7 @@ class TestSessions:
         with on_database(shop.app, **place), Session(engine) as session:
             shop.app.enqueue(shop.note.new("test"), session=session)
             session.commit()
-            assert drain(shop.app) == Tally(completed=1)
+            assert drain(shop.app) == Counts(finished=1)
         engine.dispose()
 
     @pytest.mark.filterwarnings("ignore:jobs are being enqueued into sqlite")
@@ -334,7 +334,7 @@ class TestDrain:
                 drain(second.app)
             with on_database(second.app, **place):
                 second.app.enqueue(second.note.new("test"))
-                assert drain(second.app) == Tally(completed=1)
+                assert drain(second.app) == Counts(finished=1)
         assert second.done == ["test"]
         second.app.close()
 

@@ -64,7 +64,7 @@ def test_each_test_begins_with_nothing(sqlq_app, session, again):
     shop.place_order(session, again)
     session.commit()
     assert_enqueued(shop.send_receipt, args=[again], queue="mail")
-    assert drain(sqlq_app).completed == 1
+    assert drain(sqlq_app).finished == 1
 
 def test_inline(sqlq_app, session):
     with inline(sqlq_app) as ran:
@@ -170,7 +170,7 @@ def place_and_run_an_order():
     shop.app.enqueue(shop.send_receipt.new(7))
     shop.app.enqueue(shop.send_receipt.new(8).set(delay="1h"))
     assert_enqueued(shop.send_receipt, args=[7])
-    assert drain(shop.app) == sqlq.testing.Tally(completed=1)
+    assert drain(shop.app) == sqlq.testing.Counts(finished=1)
     assert shop.done == [7]
 
 def test_made_for_the_test(sqlq_app):
@@ -237,7 +237,7 @@ def test_they_live_beside_sqlqs(sqlq_app, engine, again):
         shop.place_order(session, 5)
         session.commit()
     assert_enqueued(shop.send_receipt, args=[5])
-    assert drain(sqlq_app).completed == 1
+    assert drain(sqlq_app).finished == 1
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
 def test_with_an_asynchronous_engine(sqlq_app, engine, driver):
@@ -270,7 +270,7 @@ def test_those_made_beforehand_are_seen_by_the_servers_own_url(sqlq_app):
         session.commit()
     engine.dispose()
     assert_enqueued(shop.send_receipt, args=[1])
-    assert drain(sqlq_app).completed == 1
+    assert drain(sqlq_app).finished == 1
 """
 
 
@@ -396,7 +396,7 @@ class TestOrders(unittest.TestCase):
             session.commit()
         engine.dispose()
         assert_enqueued(shop.send_receipt, args=[7])
-        self.assertEqual(drain(shop.app).completed, 1)
+        self.assertEqual(drain(shop.app).finished, 1)
 
     def test_each_test_begins_with_nothing(self):
         assert_not_enqueued(shop.send_receipt)
@@ -425,7 +425,7 @@ class TestAsync(unittest.IsolatedAsyncioTestCase):
             await shop.app.aenqueue(shop.send_receipt.new(7), session=session)
         await shop.app.aenqueue(shop.asend_receipt.new(8))
         assert_enqueued(shop.send_receipt, args=[7])
-        self.assertEqual((await asyncio.to_thread(drain, shop.app)).completed, 2)
+        self.assertEqual((await asyncio.to_thread(drain, shop.app)).finished, 2)
 
     async def test_inline_at_commit(self):
         with inline(shop.app, at="commit") as ran:

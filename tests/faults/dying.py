@@ -30,7 +30,7 @@ from sqlq.database.mariadb.driver import MariaDBDriver
 from sqlq.database.postgresql.driver import PostgreSQLDriver
 from sqlq.database.sqlite.driver import SQLiteDriver
 from sqlq.model.callbacks import settlement
-from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
+from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Outcome, Released, Retried, Settlement
 from sqlq.store import schedules
 from sqlq.store.flows import unblock as unblocking
 from sqlq.store.jobs import lease, lookup, operate
@@ -102,7 +102,7 @@ def _named(statement: str) -> str:
 
 
 OUTCOMES: dict[str, Outcome] = {
-    "complete": Completed('"done"'),
+    "complete": Finished('"done"'),
     "cancel": Cancelled("not wanted"),
     "retry": Retried(0, ERROR),
     "release": Released(),

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from sqlq.model.job import JobDetails
 from tests.faults.scorecard import record
 
-OUTCOMES = {"finished": "completed", "failed": "failed"}
+OUTCOMES = {"finished": "finished", "failed": "failed"}
 
 
 def count_followed(guarantee: str, ended: Iterable[JobDetails], follow_ups: Iterable[JobDetails]) -> None:

@@ -73,7 +73,7 @@ def _rules(owners_may_be_known_dead: bool) -> list[Rule]:
         "NEW.lease_token"
         " OR (b.lease_token + 1 = NEW.lease_token AND NEW.reason = 'worker_lost'))"
     )
-    skipped = f"NEW.flow_id IS NOT NULL AND NEW.outcome = 'completed' AND NEW.reason = '{SKIPPED}'"
+    skipped = f"NEW.flow_id IS NOT NULL AND NEW.outcome = 'finished' AND NEW.reason = '{SKIPPED}'"
     fate_fits = "e.id = OLD.id AND e.lease_token IN (OLD.lease_token, OLD.lease_token + 1)"
     return [
         # T1, T13
@@ -179,7 +179,7 @@ def _rules(owners_may_be_known_dead: bool) -> list[Rule]:
             "unblocked without the success that it waits for",
             f"{_UNBLOCKS} AND EXISTS (SELECT 1 FROM sqlq_edges e WHERE e.job_id = NEW.id AND e.on_outcome = "
             "'success' AND NOT EXISTS (SELECT 1 FROM finished_jobs f WHERE f.id = e.depends_on AND f.outcome "
-            "= 'completed'))",
+            "= 'finished'))",
         ),
         Rule(
             "jobs",

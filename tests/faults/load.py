@@ -100,7 +100,7 @@ class Load:
         self.stop()
         wait_until(lambda: self.count("jobs") == 0, timeout=timeout, what="no jobs left")
         with self._engine.connect() as conn:
-            finished = set(conn.scalars(text("SELECT id FROM finished_jobs WHERE outcome = 'completed'")))
+            finished = set(conn.scalars(text("SELECT id FROM finished_jobs WHERE outcome = 'finished'")))
         missing = {n: id for n, id in self.acknowledged.items() if id not in finished}
         assert not missing, (
             f"{len(missing)} of {len(self.acknowledged)} acknowledged jobs did not finish: "
@@ -135,7 +135,7 @@ class Load:
             gc.collect()
 
 
-OF_ONE_JOB = re.compile(r" finished in |: the lease was lost before ")
+OF_ONE_JOB = re.compile(r"\) finished in |: the lease was lost before ")
 
 
 def readable_log(worker: WorkerProcess, most: int) -> int:

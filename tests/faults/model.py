@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from sqlq.model.checks import Rule
 from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Cancelled, Completed, Failed, Outcome, Released, Retried
+from sqlq.model.outcome import Cancelled, Failed, Finished, Outcome, Released, Retried
 
 HOUR = 3_600_000
 LEASE = 2  # hours
@@ -62,7 +62,7 @@ class Model:
         self.rights: list[ClaimedJob] = []
         """Everything anybody ever claimed; whoever claimed it may still believe to hold it."""
         self.followed: Counter[tuple[int, str]] = Counter()
-        """How often each job was followed as completed, and as failed."""
+        """How often each job was followed as finished, and as failed."""
 
     # -- flows -----------------------------------------------------------------------------------------------
 
@@ -162,9 +162,9 @@ class Model:
     def settle_in_model(self, known: Modelled, outcome: Outcome) -> None:
         known.owner = known.expires = None
         match outcome:
-            case Completed():
-                known.place, known.reason = "finished_jobs", "completed"
-                self.is_followed(known, "completed")
+            case Finished():
+                known.place, known.reason = "finished_jobs", "finished"
+                self.is_followed(known, "finished")
             case Cancelled():
                 known.place, known.reason = "finished_jobs", "cancelled"
             case Failed(reason):

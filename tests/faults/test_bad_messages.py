@@ -36,7 +36,7 @@ anything = st.recursive(
     max_leaves=6,
 )
 KINDS = [
-    "Completed",
+    "Finished",
     "Failed",
     "Released",
     "Progress",
@@ -55,7 +55,7 @@ said_by_an_isolate = ["up", "began", "progress", "right", "outcome", "trace", "n
 
 
 def messages(names: list[str]) -> st.SearchStrategy[dict[str, Any]]:
-    reports = st.fixed_dictionaries({"tally": anything, "running": anything, "idle_ms": anything})
+    reports = st.fixed_dictionaries({"counts": anything, "running": anything, "idle_ms": anything})
     names_of_place = dict.fromkeys(("slots", "worker", "url", "schema"), anything)
     values = anything | packed_up | reports | st.fixed_dictionaries(names_of_place) | st.just([1, 1])
     return st.dictionaries(st.sampled_from(names), values, min_size=1, max_size=4)
@@ -133,8 +133,8 @@ def test_no_message_ends_a_supervisor(child: Child) -> None:
         for message in said:
             supervisor._hear(child, message)
             supervisor._events.get()()
-        supervisor._ended = supervisor._ended + child.tally
-        assert supervisor.tally.total() + supervisor.running + supervisor.slots is not None
+        supervisor._ended = supervisor._ended + child.counts
+        assert supervisor.counts.total() + supervisor.running + supervisor.slots is not None
 
     fuzz()
 

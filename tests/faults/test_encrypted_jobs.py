@@ -26,7 +26,7 @@ app = sqlq.App()
 
 
 @app.task
-def heard(ended: sqlq.JobResult) -> str:
+def heard(ended: sqlq.JobOutcome) -> str:
     return ended.task
 
 

@@ -28,7 +28,7 @@ from tests.faults.effects import have_effect
 app = sqlq.App()
 
 @app.task(queue="follow", max_attempts=50, backoff="0s")
-def follow(ended: sqlq.JobResult) -> None: note(ended.id)
+def follow(ended: sqlq.JobOutcome) -> None: note(ended.id)
 
 def note(n):
     fd = os.open("ran.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)

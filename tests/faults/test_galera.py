@@ -76,7 +76,7 @@ def test_a_single_node_works_as_a_server_alone(galera: Sequence[Node], urls: lis
         assert not app.enqueue(plain.new(1).set(unique_key="key 1")).created
         app.enqueue(sqlq.chain(fails_once.new(), plain.new(0)))
         (held,) = claim(app, lease_ms=1, limit=1)
-        assert app.worker(drain=True).run().completed == 202
+        assert app.worker(drain=True).run().finished == 202
         assert app.jobs.get(held.id).attempts == 2
         assert len({job.id % 3 for job in app.jobs.list(state="finished", limit=300)}) == 1
     assert lost_transactions(galera) == before
@@ -199,7 +199,7 @@ def test_a_limit_holds_for_all_nodes(urls: list[str]) -> None:
 
 
 def finished(worker: WorkerProcess, before: int) -> bool:
-    return worker.log.read_text().count(" finished in ") > before
+    return worker.log.read_text().count(") finished in ") > before
 
 
 def test_a_node_that_was_killed_is_waited_for(
@@ -214,7 +214,7 @@ def test_a_node_that_was_killed_is_waited_for(
             node.stop("immediate")
             resumed.append(load.seconds_to_next_finish(time.monotonic()))
             node.start()
-            began, done = time.monotonic(), worker.log.read_text().count(" finished in ")
+            began, done = time.monotonic(), worker.log.read_text().count(") finished in ")
             wait_until(partial(finished, worker, done), what="the worker whose node is back")
             resumed.append(time.monotonic() - began)
         load.demand_everything_done()

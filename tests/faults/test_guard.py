@@ -13,7 +13,7 @@ import sqlq
 from sqlq.model.flow import plan_of
 from sqlq.model.job import NewJob
 from sqlq.model.limit import rule_of
-from sqlq.model.outcome import Completed, ErrorText, Failed, Released, Retried, Settlement
+from sqlq.model.outcome import ErrorText, Failed, Finished, Released, Retried, Settlement
 from sqlq.store.flows import flows
 from sqlq.store.jobs import insert, lease, lookup, operate, settle
 from sqlq.store.limits import admit
@@ -139,7 +139,7 @@ ILLEGAL = [
     ("DELETE FROM jobs WHERE id = {waiting}", "a job vanished"),
     ("DELETE FROM jobs WHERE id = {running}", "a job vanished"),
     (
-        f"INSERT INTO finished_jobs ({CARRIED}, outcome) SELECT {CARRIED}, 'completed' FROM jobs WHERE id = "
+        f"INSERT INTO finished_jobs ({CARRIED}, outcome) SELECT {CARRIED}, 'finished' FROM jobs WHERE id = "
         f"{{waiting}}",
         "did not hold it",
     ),
@@ -158,7 +158,7 @@ ILLEGAL = [
         "ended twice|did not hold it",
     ),
     (
-        f"INSERT INTO finished_jobs ({CARRIED}, outcome) SELECT {CARRIED}, 'completed' FROM failed_jobs",
+        f"INSERT INTO finished_jobs ({CARRIED}, outcome) SELECT {CARRIED}, 'finished' FROM failed_jobs",
         "ended twice|did not hold it",
     ),
     ("UPDATE finished_jobs SET result = '1'", "an ended job was changed"),
@@ -176,7 +176,7 @@ def scene(app: sqlq.App, engine: Engine) -> dict[str, int]:
             [NewJob(name, "{}", "default", 1 if name == "spent" else 5) for name in names],
         )
         held = {job.task: job for job in claim.claim(conn, ["default"], limit=9, owner="me", lease_ms=60_000)}
-        for name, outcome in (("finishes", Completed()), ("fails", Failed("error", ERROR))):
+        for name, outcome in (("finishes", Finished()), ("fails", Failed("error", ERROR))):
             settle.settle(conn, [Settlement(held[name].id, held[name].lease_token, 1, outcome)])
         insert.insert(conn, [NewJob("waiting", "{}", "default", 5)])
         insert.insert(conn, [NewJob("scheduled", "{}", "default", 5, delay_ms=60_000)])
@@ -195,7 +195,7 @@ def scene(app: sqlq.App, engine: Engine) -> dict[str, int]:
         passing.on_success(NewJob("delayed", "{}", "flows", 5, delay_ms=60_000))
         flows.insert_flow(conn, plan_of(flow))
         held = {job.task: job for job in claim.claim(conn, ["flows"], limit=9, owner="me", lease_ms=60_000)}
-        for name, outcome in (("passing", Completed()), ("failing", Failed("error", ERROR))):
+        for name, outcome in (("passing", Finished()), ("failing", Failed("error", ERROR))):
             settle.settle(conn, [Settlement(held[name].id, held[name].lease_token, 1, outcome)])
     with engine.connect() as conn:
         return {name: conn.execute(text(query)).scalar_one() for name, query in SCENES.items()}
@@ -225,7 +225,7 @@ def test_the_guard_accepts_legal_transitions(app: sqlq.App, engine: Engine) -> N
     outcomes: list[Any] = [Released(), Retried(0, error), Failed("error", error)]
     with app.database.begin() as conn:
         (job,) = insert.insert(conn, [NewJob("t", "{}", "default", 2)])
-    for outcome in [*outcomes, "back", Retried(0, error), "lost", "back", "lost", Completed("1")]:
+    for outcome in [*outcomes, "back", Retried(0, error), "lost", "back", "lost", Finished("1")]:
         if outcome == "back":
             with app.database.begin() as conn:
                 assert operate.retry_failed(conn, lookup.Selection(ids=(job.id,))) == ([job.id], [])

@@ -136,7 +136,7 @@ def echoed(app: sqlq.App, values: list[Any]) -> list[Any]:
         got[n] = (value, again)
 
     app.enqueue_many([echo.new(n, value, again=value) for n, value in enumerate(values)])
-    assert app.worker(drain=True).run().completed == len(values)
+    assert app.worker(drain=True).run().finished == len(values)
     assert all(first == second for first, second in got.values())
     return [got[n][0] for n in range(len(values))]
 

@@ -226,7 +226,7 @@ class Shop:
 
     def figures(self, told: list[Answer]) -> dict[str, int]:
         """Judge all that has ended: figures of `scorecard.MUST_BE_ZERO`, and a few more."""
-        query = text("SELECT id, task, payload FROM finished_jobs WHERE outcome = 'completed'")
+        query = text("SELECT id, task, payload FROM finished_jobs WHERE outcome = 'finished'")
         with self._engine.connect() as conn:
             rows = conn.execute(query).all()
         ends = {row.id: row.task for row in rows}

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 import sqlq
 from sqlq.database.database import Database
 from sqlq.database.values import Ask, Claimant, ClaimRequest
-from sqlq.model.outcome import Completed, Settlement
+from sqlq.model.outcome import Finished, Settlement
 from sqlq.store.jobs import lease, settle
 from sqlq.store.jobs.lease import Fate
 from sqlq.worker.claim.claimer import Claimer
@@ -201,7 +201,7 @@ def test_a_missing_row_counts_as_settled_if_its_handler_completed_the_job(app: s
     with app.database.begin() as conn:
         (job,) = claim(conn)
         right = (job.id, job.lease_token)
-        assert settle.settle(conn, [Settlement(*right, 1, Completed())]) == {right}
+        assert settle.settle(conn, [Settlement(*right, 1, Finished())]) == {right}
     app.jobs.prune(finished="0s")
     with app.database.read() as conn:
         assert lease.fates(conn, [right], completed=[right]) == {right: Fate.SETTLED}
@@ -271,9 +271,9 @@ def test_a_job_that_commits_late_is_found_though_later_ids_are_done(app: sqlq.Ap
         late = app.enqueue(task.new(), session=slow)
         early = app.enqueue(task.new())
         assert early.id > late.id
-        assert app.worker(drain=True).run().completed == 1
+        assert app.worker(drain=True).run().finished == 1
         assert app.jobs.get(early.id).state == "finished"
-    assert app.worker(drain=True).run().completed == 1
+    assert app.worker(drain=True).run().finished == 1
     assert app.jobs.get(late.id).state == "finished"
 
 

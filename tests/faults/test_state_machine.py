@@ -37,7 +37,7 @@ from sqlq.model import history
 from sqlq.model.callbacks import settlement
 from sqlq.model.flow import plan_of
 from sqlq.model.job import NewJob
-from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried
+from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Released, Retried
 from sqlq.schema.types import MARIADB_NOW, POSTGRESQL_NOW, SQLITE_NOW
 from sqlq.store.flows import flows
 from sqlq.store.flows import unblock as unblocking
@@ -226,7 +226,7 @@ class Contract(Model, RuleBasedStateMachine):
             assert settling.skip(conn, id, SKIPPED)
         if not crash:
             job = self.model[id]
-            job.place, job.reason, job.blocked = "finished_jobs", "completed", False
+            job.place, job.reason, job.blocked = "finished_jobs", "finished", False
 
     # -- limits (T16, T19) -----------------------------------------------------------------------------------
 
@@ -326,7 +326,7 @@ class Contract(Model, RuleBasedStateMachine):
     # -- what owners do with their rights, whether they still have them or not (T3 to T7) --------------------
 
     outcomes = st.one_of(
-        st.sampled_from([Completed("1"), Completed(None), Cancelled("no"), Failed("error", ERROR)]),
+        st.sampled_from([Finished("1"), Finished(None), Cancelled("no"), Failed("error", ERROR)]),
         st.builds(Retried, st.sampled_from([0, HOUR, 3 * HOUR]), st.just(ERROR)),
         st.builds(Released, st.sampled_from([None, 0, HOUR, 3 * HOUR])),
     )

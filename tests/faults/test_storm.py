@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 
 import sqlq
 from sqlq.database.mariadb.driver import LOCK_WAIT_SECONDS
-from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Retried
+from sqlq.model.outcome import ErrorText, Failed, Finished, Outcome, Retried
 from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
 from sqlq.worker.settle.settle import Settler
@@ -219,14 +219,14 @@ def test_a_settle_does_not_wait_for_a_locked_unique_key(app: sqlq.App, engine: E
     with locked(engine, A_KEY):
         began = time.monotonic()
         with pytest.raises(DBAPIError, match="1205"):
-            settle(app, job, Completed())
+            settle(app, job, Finished())
         assert time.monotonic() - began < 2
-    assert settle(app, job, Completed()) == {job.id}
+    assert settle(app, job, Finished()) == {job.id}
 
 
 @on_mariadb
 @pytest.mark.parametrize(
-    "outcome", [Completed(), Retried(0, ErrorText("E", "no")), Failed("error", ErrorText("E", "no"))]
+    "outcome", [Finished(), Retried(0, ErrorText("E", "no")), Failed("error", ErrorText("E", "no"))]
 )
 def test_a_settle_waits_for_no_other_row_of_a_small_table(
     app: sqlq.App, engine: Engine, outcome: Outcome

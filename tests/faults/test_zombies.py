@@ -24,7 +24,7 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.model.job import ClaimedJob, JobDetails
-from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Settlement
+from sqlq.model.outcome import ErrorText, Failed, Finished, Outcome, Settlement
 from sqlq.store.jobs import settle
 from tests import claims as claim
 from tests.faults import effects, guard
@@ -218,7 +218,7 @@ def test_a_frozen_worker_changes_nothing_when_it_wakes(
     with frozen(app, folder, database_url) as zombie:
         take_over(app)
         if meanwhile == "another finished it":
-            assert app.worker(drain=True).run().completed == len(WAYS)
+            assert app.worker(drain=True).run().finished == len(WAYS)
         else:
             held = claim_all(app)
         if "fail" in meanwhile or "operator" in meanwhile:
@@ -232,7 +232,7 @@ def test_a_frozen_worker_changes_nothing_when_it_wakes(
         wake(zombie, folder)
         unchanged(app, before, meanwhile)
     if "runs it" in meanwhile:
-        assert settle_all(app, held, Completed()) == len(WAYS), "whoever has the job can end it"
+        assert settle_all(app, held, Finished()) == len(WAYS), "whoever has the job can end it"
 
 
 def test_a_frozen_child_keeps_its_jobs_while_its_supervisor_lives(
@@ -318,19 +318,22 @@ def test_a_worker_of_the_same_name_is_another_owner(app: sqlq.App, monkeypatch: 
     try:
         wait_until(lambda: len(started) == len(ways), what="the jobs running")
         take_over(app, len(ways))
-        assert owner.run().completed == len(ways)
+        assert owner.run().finished == len(ways)
         before = app.jobs.list()
         assert {job.result for job in before} == {"by the owner"}
     finally:
         woken.set()
         try:
             wait_until(
-                lambda: zombie._settler.tally.lost == len(ways), what="the zombie's outcomes being dropped"
+                lambda: zombie._settler.counts.lost == len(ways), what="the zombie's outcomes being dropped"
             )
         finally:
             zombie.stop()
             thread.join(30)
-    assert vars(zombie._settler.tally) == {**dict.fromkeys(vars(zombie._settler.tally), 0), "lost": len(ways)}
+    assert vars(zombie._settler.counts) == {
+        **dict.fromkeys(vars(zombie._settler.counts), 0),
+        "lost": len(ways),
+    }
     unchanged(app, before, "another of the same name finished it")
 
 

@@ -222,7 +222,7 @@ MOVED = (
 def test_downgrade_refuses_to_lose_jobs(migrated: Engine, table: str) -> None:
     execute(migrated, "INSERT INTO jobs (task) VALUES ('shop.send_receipt')")
     if table != "jobs":
-        column, value = ("outcome", "completed") if table == "finished_jobs" else ("reason", "error")
+        column, value = ("outcome", "finished") if table == "finished_jobs" else ("reason", "error")
         execute(migrated, f"INSERT INTO {table} ({MOVED}, {column}) SELECT {MOVED}, '{value}' FROM jobs")
         execute(migrated, "DELETE FROM jobs")
     with pytest.raises(ConfigurationError, match=rf": 1 in \S*\b{table}; delete them first, or add --force"):

@@ -18,7 +18,7 @@ from sqlalchemy import Engine, event, text
 import sqlq
 from sqlq.database import dialects
 from sqlq.database.dialect import Dialect
-from sqlq.model.outcome import Completed, Settlement
+from sqlq.model.outcome import Finished, Settlement
 from sqlq.store.jobs import settle
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.options import WorkerOptions
@@ -128,7 +128,7 @@ def test_a_lone_job_takes_one_claim_and_one_settle_statement(
     assert len(writes) == 1, sent
     if not database.dialect.in_a_file:
         assert len(sent) == CLAIMS[database.engine.dialect.name], sent
-    settlement = Settlement(job.id, job.lease_token, job.attempts, Completed())
+    settlement = Settlement(job.id, job.lease_token, job.attempts, Finished())
     with database.for_loops.single_statements() as conn, statements(monkeypatch) as sent:
         settle.settle(conn, [settlement])
     assert len(sent) == SETTLES[database.engine.dialect.name], sent

@@ -22,7 +22,7 @@ import sqlq
 from sqlq.database.database import Database
 from sqlq.database.mariadb.sql import MariaDBSql
 from sqlq.model.checks import Rule
-from sqlq.model.outcome import Completed
+from sqlq.model.outcome import Finished
 from sqlq.model.schedule import Declared, Schedule
 from sqlq.store import audit, schedules
 from sqlq.store.flows import unblock
@@ -124,7 +124,7 @@ def unblock_two(conn: Connection) -> None:
 MORE: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "cancel": lambda conn, held: operate.cancel(conn, [*some(conn, "jobs"), held[0].id]),
     "cancel_forced": lambda conn, held: operate.cancel(conn, [job.id for job in held], force=True),
-    "complete_own": lambda conn, held: settle.complete(conn, held_rights(held)[0], Completed(None)),
+    "complete_own": lambda conn, held: settle.complete(conn, held_rights(held)[0], Finished(None)),
     "forget_failed": lambda conn, held: prune.forget(conn, Selection(tuple(some(conn, "failed_jobs")))),
     "give_back": lambda conn, held: settle.give_back(conn, held_rights(held)),
     "insert_met": lambda conn, held: [inserting.insert(conn, [new(unique_key=key)]) for key in "aa"],
@@ -173,7 +173,7 @@ def fill(database: Database, number: int) -> None:
                 f"FROM seq_1_to_{number}"
             )
         )
-        ended = (("finished", "outcome", "completed"), ("failed", "reason", "error"))
+        ended = (("finished", "outcome", "finished"), ("failed", "reason", "error"))
         for place, (table, column, end) in enumerate(ended, 1):
             conn.execute(
                 text(

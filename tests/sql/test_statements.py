@@ -29,7 +29,7 @@ from sqlq.model.callbacks import settlement
 from sqlq.model.checks import Rule
 from sqlq.model.history import AttemptTimes
 from sqlq.model.job import NewJob
-from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
+from sqlq.model.outcome import ErrorText, Failed, Finished, Outcome, Released, Retried, Settlement
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import insert as inserting
 from sqlq.store.jobs import lease, operate, prune, settle
@@ -97,7 +97,7 @@ def settle_with(outcome: Outcome) -> Callable[[Connection, list[Any]], Any]:
 
 
 def replay_all(conn: Connection, held: list[Any]) -> Any:
-    settle_with(Completed("1"))(conn, held)
+    settle_with(Finished("1"))(conn, held)
     return operate.replay(conn, [Selection(task="shop.send_receipt")], None, None)
 
 
@@ -112,13 +112,13 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
         conn, ["mail"], limit=2, owner="me", lease_ms=30_000, order="newest"
     ),
     "claim_beyond": lambda conn, held: claim_beyond(conn),
-    "complete": settle_with(Completed("1")),
+    "complete": settle_with(Finished("1")),
     "complete_later": lambda conn, held: settle.settle(
         conn,
-        [Settlement(j.id, j.lease_token, j.attempts, Completed("1"), course=AttemptTimes()) for j in held],
+        [Settlement(j.id, j.lease_token, j.attempts, Finished("1"), course=AttemptTimes()) for j in held],
     ),
     "complete_followed": lambda conn, held: settle.settle(
-        conn, [settlement(job._replace(on_success=FOLLOWER), Completed("1")) for job in held]
+        conn, [settlement(job._replace(on_success=FOLLOWER), Finished("1")) for job in held]
     ),
     "fail": settle_with(Failed("error", ERROR)),
     "retry": settle_with(Retried(1_000, ERROR)),
@@ -263,14 +263,14 @@ def fill(database: Database) -> None:
         # which of them are old does not depend on how long this takes
         past = "now() - interval '1 day'" if database.schema else "1000"
         source = (
-            f"SELECT -id, {carried}, 'completed', CASE WHEN id <= {OLD} THEN {past} ELSE {later} END "
+            f"SELECT -id, {carried}, 'finished', CASE WHEN id <= {OLD} THEN {past} ELSE {later} END "
             f"FROM {prefix}jobs WHERE queue = 'mail'"
         )
         conn.execute(
             text(f"INSERT INTO {prefix}finished_jobs (id, {carried}, outcome, finished_at) {source}")
         )
         # and as many with a retention of their own
-        for table, column, ending in (("finished", "outcome", "completed"), ("failed", "reason", "error")):
+        for table, column, ending in (("finished", "outcome", "finished"), ("failed", "reason", "error")):
             source = (
                 f"SELECT -100000 - id, {carried}, '{ending}', CASE WHEN id <= {OLD} THEN {past} ELSE {later} "
                 f"END, 1000 FROM {prefix}jobs WHERE queue = 'mail'"

@@ -17,7 +17,7 @@ from sqlalchemy import Engine, event, text
 import sqlq
 from sqlq.database.database import Database
 from sqlq.model.job import NewJob
-from sqlq.model.outcome import Completed, Settlement
+from sqlq.model.outcome import Finished, Settlement
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import settle
 from tests import claims as claim
@@ -59,7 +59,7 @@ def test_the_database_receives_the_golden_statement(app: sqlq.App, engine: Engin
     app.enqueue(flow)
     with app.database.begin() as conn:
         held = claim.claim(conn, ["default"], limit=9, owner="me", lease_ms=60_000)
-        done = [Settlement(each.id, each.lease_token, 1, Completed()) for each in held]
+        done = [Settlement(each.id, each.lease_token, 1, Finished()) for each in held]
         assert len(settle.settle(conn, done)) == 2
     actual = "".join(f"{statement.strip()};\n\n" for statement, _ in asked(app.database, CALLS[name]))
     if engine.dialect.name == "mariadb":
@@ -101,7 +101,7 @@ def crowd(engine: Engine) -> list[int]:
         conn.execute(
             text(
                 f"INSERT INTO finished_jobs ({carried}, outcome) {numbers} SELECT CASE i WHEN 1 THEN 2 ELSE "
-                f"-i END, {ended}, 'completed' FROM n"
+                f"-i END, {ended}, 'finished' FROM n"
             ),
             {"rows": WAITING},
         )

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried, SelfCompleted
+from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Released, Retried, SelfCompleted
 from sqlq.worker.ipc import shared_memory
 from sqlq.worker.ipc.pipe import Pipe, packed, spawn, unpacked
 from sqlq.worker.ipc.shared_memory import SharedMemory
@@ -30,7 +30,7 @@ ERROR = ErrorText("ValueError", "no\n\0", "trace")
     "value",
     [
         JOB,
-        Completed('{"a": [1]}'),
+        Finished('{"a": [1]}'),
         Cancelled(None),
         Failed("error", ERROR),
         Retried(5, ERROR, "timeout"),

@@ -33,7 +33,7 @@ def test_the_names_are_those_promised() -> None:
         "JobEvent",
         "JobFailedError",
         "JobNotFoundError",
-        "JobResult",
+        "JobOutcome",
         "JobTimeoutError",
         "LeaseLostError",
         "Limit",

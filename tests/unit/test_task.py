@@ -699,7 +699,7 @@ class TestDirectCalls:
             assert task() == 7
         with sqlq.testing.on_database(app, f"sqlite:///{tmp_path / 'test.db'}"):
             job = app.enqueue(outer.new())
-            assert (task(), sqlq.testing.drain(app).completed) == (7, 1)
+            assert (task(), sqlq.testing.drain(app).finished) == (7, 1)
             assert app.result(job) == 8
         with pytest.raises(sqlq.errors.ConfigurationError, match=r"shop\.pay was called"):
             task()

@@ -200,7 +200,7 @@ def test_a_signed_job_stays_in_its_queue(database_url: str, caplog: pytest.LogCa
             raise sqlq.Retry("0s", queue="other", priority=3)
 
     app.enqueue(task.new())
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
     app.close()
     assert attempts == ["default", "default"]
     assert "it stays in its queue" in caplog.text
@@ -242,8 +242,8 @@ def test_a_job_of_retention_zero_is_pruned_within_a_minute(
         worker._leases.beat()
         assert finished() == [kept.id]
         go.set()
-        wait_until(lambda: worker.tally.completed == 2, what="both counted")
-    assert worker.tally.lost == 0
+        wait_until(lambda: worker.counts.finished == 2, what="both counted")
+    assert worker.counts.lost == 0
     assert "lost" not in caplog.text
 
 

@@ -23,7 +23,7 @@ from sqlq.store.workers import look as workers_look
 from sqlq.worker.lifecycle import stop
 from sqlq.worker.lifecycle.stop import resident_bytes
 from sqlq.worker.options import WorkerOptions, checked_bytes, readable_bytes
-from sqlq.worker.settle.settle import Tally
+from sqlq.worker.settle.settle import Counts
 from sqlq.worker.supervise.supervisor import Supervisor
 from tests.kit import for_each, supervising
 from tests.waiting import wait_until
@@ -91,7 +91,7 @@ def test_a_worker_that_has_grown_ends_after_its_running_jobs(
     job = app.enqueue(grows.new())
     worker = app.worker(max_rss=2_000_000)
     monkeypatch.setattr(worker._supervision, "leaving", lambda why, replace: told.append((why, replace)))
-    assert worker.run().completed == 1
+    assert worker.run().finished == 1
     assert go.is_set()
     assert told == [("it has 3 MB in use, more than 2 MB", True)]
     assert app.jobs.get(job.id).state == "finished"
@@ -103,7 +103,7 @@ def test_a_worker_that_has_grown_ends_after_its_running_jobs(
 def test_an_idle_worker_ends_after_max_idle(app: sqlq.App) -> None:
     task = app.task(name="t")(lambda: None)
     app.enqueue(task.new())
-    assert app.worker(max_idle="300ms").run().completed == 1
+    assert app.worker(max_idle="300ms").run().finished == 1
 
 
 @on_sqlite
@@ -118,7 +118,7 @@ def test_a_worker_is_not_idle_before_its_first_poll(app: sqlq.App, monkeypatch: 
 
     monkeypatch.setattr(worker._maintenance, "start", late)
     app.enqueue(app.task(name="t")(lambda: None).new())
-    assert worker.run().completed == 1
+    assert worker.run().finished == 1
 
 
 @on_sqlite
@@ -136,7 +136,7 @@ def test_an_outage_is_no_time_without_work(app: sqlq.App, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(workers_look, "due_in", away)
     app.enqueue(task.new())
-    assert app.worker(max_idle="100ms").run().completed == 2
+    assert app.worker(max_idle="100ms").run().finished == 2
 
 
 @on_sqlite
@@ -166,7 +166,7 @@ def test_a_worker_stops_in_good_order_whatever_the_database_raises(
     monkeypatch.setattr(worker._control, "write", raises)
     monkeypatch.setattr("sqlq.store.workers.workers.leave", raises)
     app.enqueue(app.task(name="t")(lambda: None).new())
-    assert worker.run().completed == 1
+    assert worker.run().finished == 1
 
 
 @on_sqlite
@@ -197,9 +197,9 @@ import sys
 from sqlq.worker.ipc.pipe import Pipe
 link = Pipe.inherited(int(sys.argv[1]))
 generation = link.receive()["generation"]
-link.send(report={"tally": {}, "running": 1, "idle_ms": (5_000, 10)[generation]})
+link.send(report={"counts": {}, "running": 1, "idle_ms": (5_000, 10)[generation]})
 while (message := link.receive()) is not None and "stop" not in message:
-    link.send(report={"tally": {}, "running": 0, "idle_ms": 1_000})
+    link.send(report={"counts": {}, "running": 0, "idle_ms": 1_000})
 """
 """A worker process without work: the first for long, the second since it was paused."""
 
@@ -300,4 +300,4 @@ def test_a_handler_that_ends_as_it_is_released_is_settled_once(
     with worker:
         assert started.wait(60)
     assert len(settled) == 1
-    assert worker.tally == Tally(released=1)
+    assert worker.counts == Counts(released=1)

@@ -27,7 +27,7 @@ import sqlq
 from sqlq import EnqueueError
 from sqlq.database.schemas import in_schema
 from sqlq.errors import ConfigurationError
-from sqlq.model.outcome import Completed, Settlement
+from sqlq.model.outcome import Finished, Settlement
 from sqlq.store.jobs import lease, settle
 from sqlq.testing import drain
 from sqlq.worker.attempt.context import attempt_of
@@ -144,7 +144,7 @@ def test_effects_and_callbacks_commit_together_on_an_unconfigured_engine(
     plain = create_engine(database_url, poolclass=NullPool)
 
     @app.task(name="receipt")
-    def receipt(ended: sqlq.JobResult) -> None:
+    def receipt(ended: sqlq.JobOutcome) -> None:
         pass
 
     @app.task(name="pay", max_attempts=2, backoff="0s")
@@ -212,7 +212,7 @@ def test_blocks_refuse_asynchronous_sessions_in_a_sentence(app: sqlq.App, shop: 
             job.complete(cast("Any", AsyncSession(engine)))
 
     app.enqueue(pay.new())
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
     assert refused[0] == "completing is given an AsyncEngine: write async with acompleting(…)"
     assert refused[-1].endswith(": write async with afinishing(…)")
     assert len(refused) == 6
@@ -259,7 +259,7 @@ def test_a_zombie_cannot_complete(app: sqlq.App, shop: Engine) -> None:
     worker = app.worker()
     thread = threading.Thread(target=worker.run)
     thread.start()
-    wait_until(lambda: worker._settler.tally.lost, what="the loss noticed")
+    wait_until(lambda: worker._settler.counts.lost, what="the loss noticed")
     worker.stop()
     thread.join(10)
     assert len(seen) == 1
@@ -274,8 +274,8 @@ def test_a_completed_job_counts_as_completed_if_it_is_pruned_at_once(app: sqlq.A
         assert app.jobs.prune(finished="0s").finished == 1
 
     app.enqueue(app.task(name="t")(pay).new())
-    tally = app.worker(drain=True).run()
-    assert (tally.completed, tally.retried, paid(shop), app.jobs.list()) == (1, 0, [1], [])
+    counts = app.worker(drain=True).run()
+    assert (counts.finished, counts.retried, paid(shop), app.jobs.list()) == (1, 0, [1], [])
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -309,8 +309,8 @@ def test_complete_at_mariadbs_own_level_reads_the_newest_row(app: sqlq.App, shop
             running.complete(conn)
 
     app.enqueue(app.task(name="t")(pay).new())
-    tally = app.worker(drain=True).run()
-    assert (tally.completed, tally.retried, paid(shop)) == (1, 0, [1])
+    counts = app.worker(drain=True).run()
+    assert (counts.finished, counts.retried, paid(shop)) == (1, 0, [1])
     assert [job.label for job in app.jobs.list()] == ["newest"]
 
 
@@ -338,10 +338,10 @@ def test_an_enqueue_of_the_key_waits_for_an_open_complete(app: sqlq.App, shop: E
 
     task = app.task(name="t", max_attempts=1)(pay)
     job = app.enqueue(task.new().set(unique_key="k"))
-    tally = app.worker(drain=True, concurrency=1).run()
+    counts = app.worker(drain=True, concurrency=1).run()
     producer.join(20)
     assert app.jobs.get(job.id).state == "finished"
-    assert (tally.failed, made[0].created, made[0].id > job.id) == (0, True, True)
+    assert (counts.failed, made[0].created, made[0].id > job.id) == (0, True, True)
 
 
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
@@ -366,7 +366,7 @@ def test_complete_waits_for_a_heartbeat_and_a_heartbeat_skips_it(app: sqlq.App, 
 
     def complete() -> None:
         with shop.begin() as conn, in_schema(conn, "public"):
-            done.append(settle.complete(conn, right, Completed()))
+            done.append(settle.complete(conn, right, Finished()))
 
     with app.database.begin() as heartbeat:
         assert list(lease.extend(heartbeat, [right], lease_ms=30_000)) == [right]
@@ -387,10 +387,10 @@ def test_complete_waits_for_a_heartbeat_and_a_heartbeat_skips_it(app: sqlq.App, 
     with app.database.begin() as conn:
         (claimed,) = claim.claim(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
     with shop.begin() as conn, in_schema(conn, "public"):
-        assert settle.complete(conn, (claimed.id, claimed.lease_token), Completed())
+        assert settle.complete(conn, (claimed.id, claimed.lease_token), Finished())
         with app.database.begin() as heartbeat:
             assert lease.extend(heartbeat, [(claimed.id, claimed.lease_token)], lease_ms=30_000) == {}
-            settlement = Settlement(claimed.id, claimed.lease_token, 1, Completed(None))
+            settlement = Settlement(claimed.id, claimed.lease_token, 1, Finished(None))
             assert settle.settle(heartbeat, [settlement]) == set(), "an open complete() blocks no batch"
     assert app.jobs.get(second.id).state == "finished"
 

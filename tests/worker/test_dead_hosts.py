@@ -227,7 +227,7 @@ def test_the_jobs_of_a_dead_process_are_released_in_batches(app: sqlq.App, engin
     with engine.connect() as conn:
         found = conn.execute(text("SELECT attempts, releases, losses FROM jobs")).all()
     assert Counter(map(tuple, found)) == {(1, 0, 1): len(begun), (0, 1, 0): number - len(begun)}
-    assert dead.tally == {"retried": len(begun), "released": number - len(begun)}
+    assert dead.counts == {"retried": len(begun), "released": number - len(begun)}
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

@@ -191,7 +191,7 @@ def test_callbacks_of_eager_jobs_run(eager: sqlq.App) -> None:
     followed: list[str] = []
 
     @eager.task(name="after")
-    def after(ended: sqlq.JobResult) -> None:
+    def after(ended: sqlq.JobOutcome) -> None:
         followed.append(ended.task)
 
     eager.enqueue(eager.task(name="good", on_success=after)(lambda: None).new())
@@ -250,6 +250,6 @@ def test_eager_jobs_are_written_on_a_test_database(eager: sqlq.App, tmp_path: Pa
         assert_enqueued(t, args=[1])
         eager.enqueue(t.new(2), eager=True)
         assert ran == [2]
-        assert drain(eager).completed == 1
+        assert drain(eager).finished == 1
     eager.enqueue(t.new(3))
     assert ran == [2, 1, 3]

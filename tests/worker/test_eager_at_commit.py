@@ -297,7 +297,7 @@ def test_eager_jobs_are_written_on_a_test_database(shop: Shop, tmp_path: Path) -
         shop.app.enqueue(shop.note.new("a"))
         assert_enqueued(shop.note, args=["a"])
         assert shop.done == []
-        assert drain(shop.app).completed == 1
+        assert drain(shop.app).finished == 1
 
 
 def test_a_result_needs_no_database_when_its_job_ran_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,7 @@ def test_signed_and_encrypted_jobs_run_and_so_are_their_results(
     assert all(each.startswith(HEAD) for each in texts)
     assert any(SECRET in each for each in texts) is (how == "sign"), "a signed one can be read, and no more"
     assert encrypting.jobs.get(job.id).payload == {"args": [SECRET, str(id)], "kwargs": {"amount": 3}}
-    assert work(encrypting).completed == 4
+    assert work(encrypting).finished == 4
     assert all(each.startswith(HEAD) for each in stored(engine, "finished_jobs", "result"))
     assert any(SECRET in each for each in stored(engine, "finished_jobs", "result")) is (how == "sign")
     assert encrypting.result(job) == {"card": SECRET, "id": str(id), "amount": 3}
@@ -107,7 +107,7 @@ def test_a_job_without_arguments_or_result_runs_with_keys(encrypting: sqlq.App, 
     ran: list[int] = []
     task = encrypting.task(name="t")(lambda: ran.append(1))
     encrypting.enqueue(task.new())
-    assert work(encrypting).completed == 1
+    assert work(encrypting).finished == 1
     assert stored(engine, "finished_jobs", "result") == [None]
 
 
@@ -130,8 +130,8 @@ def test_a_row_that_was_tampered_with_fails_alone(encrypting: sqlq.App, engine: 
     first, _ = encrypting.enqueue_many([pay.new(1000), pay.new(2)])
     write(engine, TAMPERED[change], id=first.id)
     raw = stored(engine)[0]
-    tally = work(encrypting)
-    assert (tally.completed, tally.failed) == (1, 1)
+    counts = work(encrypting)
+    assert (counts.finished, counts.failed) == (1, 1)
     assert ran == [("pay", 2)]
     (job,) = encrypting.jobs.list(state="failed")
     assert (job.id, job.reason, job.attempts) == (first.id, "bad_signature", 1)
@@ -191,7 +191,7 @@ def test_another_key_opens_no_payload(
             write(engine, "UPDATE jobs SET available_at = created_at")
     rotated = other(keys=[OLD, KEY])
     task_of(rotated)
-    assert work(rotated).completed == 1
+    assert work(rotated).finished == 1
     assert rotated.result(job.id) == SECRET
     with pytest.raises(PayloadKeyError, match=r"the result of job .* cannot be read: "):
         other().result(job.id)
@@ -237,7 +237,7 @@ def test_an_app_that_reads_takes_part_in_a_rollout(other: Callable[..., sqlq.App
     first.enqueue(tasks[0].new(1))
     second.enqueue(tasks[1].new(2))
     assert [each.startswith(HEAD) for each in stored(engine)] == [False, True]
-    assert work(first).completed == 2
+    assert work(first).finished == 2
     assert sorted(ran) == [1, 2]
 
 
@@ -406,7 +406,7 @@ def test_every_way_to_enqueue_signs_the_payload(encrypting: sqlq.App, engine: En
     encrypting.enqueue(task.new(4).set(unique_key="k", on_conflict="replace"))
     write(engine, "UPDATE jobs SET available_at = created_at")
     assert all(each.startswith(HEAD) for each in stored(engine))
-    assert work(encrypting).completed == 4
+    assert work(encrypting).finished == 4
     assert sorted(ran) == [1, 2, 3, 4]
 
 

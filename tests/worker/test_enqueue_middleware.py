@@ -61,7 +61,7 @@ def test_a_handler_gets_headers_and_label(app: sqlq.App, kind: str) -> None:
     headers = {"request_id": "r-7", "tags": ["a", "b"]}
     job = app.enqueue(task.new().set(headers=headers, label="export of May"))
     plainly = app.enqueue(task.new())
-    assert drain(app).completed == 2
+    assert drain(app).finished == 2
     (got, label), (nothing, none) = sorted(seen, key=lambda each: each[1] is None)  # they run at once
     assert (got, label, nothing, none) == (headers, "export of May", {}, None)
     with pytest.raises(TypeError, match="does not support item assignment"):
@@ -174,10 +174,10 @@ def test_bytes_in_a_row_stop_no_worker(
     app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "sqlq.worker")
-    told: list[sqlq.JobResult] = []
+    told: list[sqlq.JobOutcome] = []
 
     @app.task(name="told")
-    def tell(ended: sqlq.JobResult) -> None:
+    def tell(ended: sqlq.JobOutcome) -> None:
         told.append(ended)
 
     app.task(name="t")(lambda: None)
@@ -186,7 +186,7 @@ def test_bytes_in_a_row_stop_no_worker(
         conn.exec_driver_sql("INSERT INTO jobs (task, label) VALUES ('t', x'ff')")
         conn.exec_driver_sql("INSERT INTO jobs (task, headers, progress) VALUES ('t', x'ff', 'far')")
         conn.exec_driver_sql("INSERT INTO jobs (task, label, queue) VALUES ('followed', x'fe', x'fd')")
-    assert drain(app).completed == 3
+    assert drain(app).finished == 3
     follower, followed, failed, finished = app.jobs.list()
     assert (finished.label, finished.state) == (r"b'\xff'", "finished")
     assert (failed.message, failed.progress) == ("the headers are not text", None)
@@ -335,8 +335,8 @@ def test_context_variables_travel_and_are_gone_for_the_next_job(carrying: sqlq.A
         carrying.enqueue(task.new(follow=True))
     REQUEST.reset(token)
     carrying.enqueue(task.new())
-    tally = carrying.worker(drain=True, concurrency=1).run()
-    assert tally.completed == 3
+    counts = carrying.worker(drain=True, concurrency=1).run()
+    assert counts.finished == 3
     # the job that a handler enqueued carries on what its own job had
     assert seen == [("blue", {"id": 7}), (None, "no request"), ("blue", {"id": 7})]
     assert carrying.jobs.list()[-1].headers == {"sqlq.carry": {"tenant": "blue", "request": {"id": 7}}}

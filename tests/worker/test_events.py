@@ -181,7 +181,7 @@ def test_a_job_cancelled_by_force_publishes_one_lost_event_with_the_reason(
     assert app.jobs.cancel([job.id], force=True) == {job.id: "cancelled"}
     wait_until(lambda: "lost" in names(told))
     go_on.set()
-    wait_until(lambda: worker.tally.lost)
+    wait_until(lambda: worker.counts.lost)
     worker.stop()
     thread.join(10)
     assert names(told) == ["started", "lost"]
@@ -377,7 +377,7 @@ def test_a_listener_that_raises_changes_nothing(app: sqlq.App, caplog: pytest.Lo
     task = app.task(name="t")(lambda: None)
     for _ in range(3):
         app.enqueue(task.new())
-        assert drain(app).completed == 1
+        assert drain(app).finished == 1
     assert len(told) == 3
     assert next(heard) == 3, "it is told on"
     lines = [record for record in caplog.records if "broken failed" in record.getMessage()]
@@ -416,7 +416,7 @@ def test_a_worker_stops_after_its_grace_time_despite_a_hung_listener(
     app.on("finished")(lambda events: hang.wait(30))
     app.enqueue(app.task(name="t")(lambda: None).new())
     began = time.monotonic()
-    assert app.worker(drain=True, grace="100ms").run().completed == 1
+    assert app.worker(drain=True, grace="100ms").run().finished == 1
     assert time.monotonic() - began < 10
     hang.set()
 
@@ -472,7 +472,7 @@ def test_no_event_is_made_without_listener_and_log_line(
     app.on("failed")(lambda events: None)
     task = app.task(name="t")(lambda: None)
     app.enqueue_many([task.new() for _ in range(3)])
-    assert drain(app).completed == 3
+    assert drain(app).finished == 3
     assert made == []
 
 
@@ -547,8 +547,8 @@ def test_a_worker_goes_on_when_a_log_handler_raises(app: sqlq.App, caplog: pytes
     told = listening(app, "failed", "finished")
     task = app.task(name="fails", max_attempts=1)(fails)
     jobs = app.enqueue_many([task.new() for _ in range(3)])
-    tally = app.worker(drain=True).run()
-    assert tally.failed == 3
+    counts = app.worker(drain=True).run()
+    assert counts.failed == 3
     assert {app.jobs.get(job.id).state for job in jobs} == {"failed"}
     assert names(told) == ["failed"] * 3, "the listeners are told all the same"
     lines = [record.getMessage() for record in caplog.records if "failed for good" in record.getMessage()]
@@ -569,9 +569,9 @@ def test_a_settled_job_is_let_go_when_its_report_raises(
 
     monkeypatch.setattr(Reporter, "ended", ended)
     jobs = app.enqueue_many([app.task(name=f"t{n}")(lambda: None).new() for n in range(3)])
-    tally = app.worker(drain=True).run()
+    counts = app.worker(drain=True).run()
     assert met
-    assert tally.completed == 3, "none is counted twice, and none is held for ever"
+    assert counts.finished == 3, "none is counted twice, and none is held for ever"
     assert {app.jobs.get(job.id).state for job in jobs} == {"finished"}
 
 

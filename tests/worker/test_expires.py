@@ -12,7 +12,7 @@ from sqlalchemy import Engine, text, update
 
 import sqlq
 from sqlq.config.constants import UNKNOWN_TASK_MS
-from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Released, Settlement
+from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Released, Settlement
 from sqlq.schema.tables import jobs
 from sqlq.store.jobs import settle as settling
 from tests.conformance.driver_callers import Caller, Mode, common_modes
@@ -187,7 +187,7 @@ def test_a_job_may_expire_while_it_waits_for_a_slot(app: sqlq.App, engine: Engin
         running = Attempt(claimed, task, float("inf"))
         running.claimed_at -= waited_s
         outcome = execute(running)
-        assert outcome == (Completed() if runs else Cancelled(REASON))
+        assert outcome == (Finished() if runs else Cancelled(REASON))
     assert ran == [1]
 
 

@@ -110,7 +110,7 @@ def test_no_more_than_the_slots_run_at_a_time(app: sqlq.App) -> None:
         enter(-1)
 
     app.enqueue_many([task.new() for _ in range(60) for task in (sync, asynchronous)])
-    assert drain(app, concurrency=3).completed == 120
+    assert drain(app, concurrency=3).finished == 120
     assert most == 3
 
 
@@ -123,7 +123,7 @@ def test_coroutines_run_side_by_side(app: sqlq.App) -> None:
         await asyncio.wait_for(barrier.wait(), 10)
 
     app.enqueue_many([meet.new() for _ in range(together)])
-    assert drain(app, concurrency=together).completed == together
+    assert drain(app, concurrency=together).finished == together
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
@@ -140,7 +140,7 @@ def test_a_handler_does_not_see_the_context_of_the_worker(app: sqlq.App, kind: s
 
     job = app.enqueue(app.tasks[kind].new())
     tenant.set("the caller's")
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
     assert app.result(job) == "nobody's"
 
 
@@ -186,9 +186,9 @@ def test_a_cancelled_coroutine_affects_no_other_job(app: sqlq.App) -> None:
         task.cancel()
 
     app.enqueue_many([cancels_itself.new(number) for number in range(5)])
-    tally = app.worker(drain=True, concurrency=1).run()
+    counts = app.worker(drain=True, concurrency=1).run()
     assert ran == [0, 1, 2, 3, 4]
-    assert tally.completed == 5
+    assert counts.finished == 5
 
 
 def test_a_second_worker_finds_its_share(app: sqlq.App, database_url: str) -> None:
@@ -325,7 +325,7 @@ def test_a_job_that_completed_itself_is_finished_after_the_grace_time(app: sqlq.
     thread.join(20)
     assert not thread.is_alive()
     release.set()
-    assert (app.jobs.get(job.id).result, worker.tally.completed) == ("done", 1)
+    assert (app.jobs.get(job.id).result, worker.counts.finished) == ("done", 1)
     assert [event.name for event in told] == ["started", "finished"]
 
 
@@ -354,7 +354,7 @@ def test_the_second_stop_leaves_at_once(app: sqlq.App) -> None:
 def test_max_jobs(app: sqlq.App, most: int) -> None:
     task = app.task(name="t")(lambda: None)
     app.enqueue_many([task.new() for _ in range(1_000)])
-    assert app.worker(max_jobs=most).run().completed == most
+    assert app.worker(max_jobs=most).run().finished == most
     assert len(app.jobs.list(state="available", limit=2_000)) == 1_000 - most
 
 

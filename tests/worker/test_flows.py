@@ -126,7 +126,7 @@ def test_a_draining_worker_awaits_jobs_that_a_service_unblocks(
 
     monkeypatch.setattr(Unblock, "run", frees)
     monkeypatch.setattr(Claimer, "claim", claims)
-    assert app.worker(drain=True).run().completed == 1
+    assert app.worker(drain=True).run().finished == 1
 
 
 def test_a_draining_worker_awaits_the_steps_it_unblocks(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,15 +33,15 @@ class Typed(TypedDict, total=False):
 
 
 TAKING: dict[str, tuple[Any, bool]] = {
-    "a JobResult": (sqlq.JobResult, True),
-    "a JobResult or none": (sqlq.JobResult | None, True),
+    "a JobOutcome": (sqlq.JobOutcome, True),
+    "a JobOutcome or none": (sqlq.JobOutcome | None, True),
     "a dict": (dict, True),
     "a dict of a type": (dict[str, Any], True),
     "a mapping": (Mapping[str, Any], True),
     "a dict of a known form": (Typed, True),
     "anything": (Any, True),
     "any object": (object, True),
-    "one of several": (int | sqlq.JobResult, True),
+    "one of several": (int | sqlq.JobOutcome, True),
     "a number or a dict": (int | dict[str, Any], True),
     "what is not known here": ("NotHere", True),
     "a class that has some of it": (Part, False),
@@ -95,10 +95,10 @@ def test_the_annotation_of_a_callback_may_be_defined_later(app: sqlq.App) -> Non
     heard: list[Any] = []
     follows = app.task(name="follows")(handler)
     pay = app.task(name="pay", on_success=follows)(lambda: None)
-    globals()["Late"] = sqlq.JobResult
+    globals()["Late"] = sqlq.JobOutcome
     try:
         app.enqueue(pay.new())
         app.worker(drain=True).run()
     finally:
         del globals()["Late"]
-    assert [type(each) for each in heard] == [sqlq.JobResult]
+    assert [type(each) for each in heard] == [sqlq.JobOutcome]

@@ -20,7 +20,7 @@ from sqlq.database.database import Database
 from sqlq.database.schemas import in_schema
 from sqlq.model.callbacks import Follower, settlement
 from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Outcome, Released, Retried
+from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Outcome, Released, Retried
 from sqlq.model.retry import given_back
 from sqlq.schema.tables import CARRIED
 from sqlq.store.jobs import insert as inserting
@@ -38,15 +38,15 @@ class Shop:
 
     def __init__(self, app: sqlq.App, url: str) -> None:
         self.app, self.url = app, url
-        self.heard: list[sqlq.JobResult] = []
+        self.heard: list[sqlq.JobOutcome] = []
 
         @app.task(name="alarm", queue="ops", priority=7, max_attempts=2)
-        def alarm(ended: sqlq.JobResult) -> None:
+        def alarm(ended: sqlq.JobOutcome) -> None:
             self.heard.append(ended)
 
         @app.task(name="thank", queue="ops")
         def thank(ended: dict[str, Any]) -> None:
-            self.heard.append(sqlq.JobResult(**ended))
+            self.heard.append(sqlq.JobOutcome(**ended))
 
         self.alarm, self.thank = alarm, thank
 
@@ -60,7 +60,7 @@ class Shop:
         }
         return self.app.task(**options)(handler)
 
-    def work(self, **options: Any) -> list[sqlq.JobResult]:
+    def work(self, **options: Any) -> list[sqlq.JobOutcome]:
         """Run everything, and return what the follow-ups were called with."""
         self.app.worker(drain=True, **options).run()
         return self.heard
@@ -68,7 +68,7 @@ class Shop:
     def following(self) -> list[tuple[str, Any]]:
         """Return task and argument of the follow-ups that wait."""
         found = [(job.task, job.payload["args"][0]) for job in self.app.jobs.list(queue="ops", limit=1000)]
-        return [(task, sqlq.JobResult(**argument)) for task, argument in reversed(found)]
+        return [(task, sqlq.JobOutcome(**argument)) for task, argument in reversed(found)]
 
     def claim(self, owner: str = "me", queue: str = "default") -> list[ClaimedJob]:
         with self.app.database.begin() as conn:
@@ -89,7 +89,7 @@ def fail(*args: Any) -> None:
 
 def test_a_finished_job_gets_its_on_success_callback(shop: Shop) -> None:
     job = shop.app.enqueue(shop.task(lambda n: n).new(7))
-    assert shop.work() == [sqlq.JobResult(job.id, "pay", "default", "completed", 1)]
+    assert shop.work() == [sqlq.JobOutcome(job.id, "pay", "default", "finished", 1)]
     assert shop.app.result(shop.heard[0].id) == 7
     (follow_up,) = shop.app.jobs.list(task="thank")
     assert (follow_up.queue, follow_up.state, follow_up.max_attempts) == ("ops", "finished", 5)
@@ -97,7 +97,9 @@ def test_a_finished_job_gets_its_on_success_callback(shop: Shop) -> None:
 
 def test_a_failed_job_gets_its_callback_after_the_last_attempt(shop: Shop) -> None:
     job = shop.app.enqueue(shop.task(fail, max_attempts=3).new())
-    assert shop.work() == [sqlq.JobResult(job.id, "pay", "default", "failed", 3, "error", "ValueError", "no")]
+    assert shop.work() == [
+        sqlq.JobOutcome(job.id, "pay", "default", "failed", 3, "error", "ValueError", "no")
+    ]
     (follow_up,) = shop.app.jobs.list(task="alarm")
     assert (follow_up.queue, follow_up.priority, follow_up.max_attempts) == ("ops", 7, 2)
 
@@ -155,7 +157,7 @@ def test_a_job_that_completes_itself_gets_its_callback_at_the_commit(
     (ended,) = shop.work()
     assert waiting == ["thank"], "in the handler's own transaction"
     if commits:
-        assert ended == sqlq.JobResult(job.id, "pay", "default", "completed", 1)
+        assert ended == sqlq.JobOutcome(job.id, "pay", "default", "finished", 1)
     else:
         assert (ended.outcome, ended.reason) == ("failed", "error")
         assert "did not commit" in (ended.message or "")
@@ -230,7 +232,7 @@ def test_a_cancelled_job_gets_its_on_cancel_callback(shop: Shop, way: str) -> No
                 settle.settle(conn, [settlement(held, Cancelled(reason))])
     (ended,) = shop.work()
     attempts = 0 if way == "waiting" else 1
-    assert ended == sqlq.JobResult(job.id, "pay", "default", "cancelled", attempts, message=reason)
+    assert ended == sqlq.JobOutcome(job.id, "pay", "default", "cancelled", attempts, message=reason)
     assert [each.task for each in shop.app.jobs.list(queue="ops")] == ["alarm"]
 
 
@@ -271,7 +273,7 @@ def test_a_cancelled_job_gets_no_callback(shop: Shop) -> None:
     assert shop.following() == []
 
 
-@pytest.mark.parametrize("outcome", [Completed("1"), Completed(), Failed("error", ERROR)])
+@pytest.mark.parametrize("outcome", [Finished("1"), Finished(), Failed("error", ERROR)])
 def test_only_the_owners_settle_writes_a_callback(shop: Shop, outcome: Outcome) -> None:
     shop.app.enqueue(shop.task(lambda: 1).new())
     (zombie,) = shop.claim("zombie")
@@ -289,12 +291,12 @@ def test_a_zombies_complete_writes_no_callback(shop: Shop, engine: Engine) -> No
     (zombie,) = shop.claim("zombie")
     with shop.app.database.begin() as conn:
         settle.lose(conn, [(zombie.id, zombie.lease_token)], "is gone")
-    settled = settlement(zombie, Completed())
+    settled = settlement(zombie, Finished())
     with engine.begin() as conn, in_schema(conn, shop.app.database.schema):
         assert not settle.complete(
             conn,
             (zombie.id, zombie.lease_token),
-            Completed(),
+            Finished(),
             follow_up=settled.follow_up,
         )
     assert shop.following() == []
@@ -353,7 +355,7 @@ def test_a_lost_reply_to_commit_doubles_no_callback(shop: Shop, monkeypatch: pyt
         shop.app.jobs.list(queue="ops", limit=1000),
     )
     assert sorted(ended.id for ended in heard) == sorted(job.id for job in made)
-    assert [ended.outcome for ended in sorted(heard, key=lambda e: e.id)] == ["completed", "failed"] * 10
+    assert [ended.outcome for ended in sorted(heard, key=lambda e: e.id)] == ["finished", "failed"] * 10
 
 
 def test_jobs_with_and_without_a_callback_end_side_by_side(shop: Shop) -> None:
@@ -499,7 +501,7 @@ def test_a_jobs_callback_comes_before_its_tasks(
             done = [shop.app.enqueue(job, session=target) for job in new]
     said = dict(zip(sorted(job.id for job in done), rows(engine), strict=True))
     assert [said[job.id] for job in done] == [(None, ALARM), (None, None), (THANK, ALARM), (None, None)]
-    assert sorted((ended.task, ended.outcome) for ended in shop.work()) == [("pay", "completed")]
+    assert sorted((ended.task, ended.outcome) for ended in shop.work()) == [("pay", "finished")]
 
 
 def test_a_job_inserted_by_sql_gets_its_tasks_callback(shop: Shop, engine: Engine) -> None:
@@ -518,7 +520,7 @@ def test_a_job_inserted_by_sql_gets_its_tasks_callback(shop: Shop, engine: Engin
                 f"""VALUES ('{task}', '{{"args": [{n}]}}'{values})"""
             )
     heard = shop.work()
-    assert sorted(ended.outcome for ended in heard) == ["completed", "failed", "failed"]
+    assert sorted(ended.outcome for ended in heard) == ["failed", "failed", "finished"]
 
 
 @pytest.mark.parametrize(
@@ -576,7 +578,7 @@ def test_a_wrong_callback_is_refused_where_it_is_declared(app: sqlq.App) -> None
 
 def test_a_callback_may_have_a_callback(shop: Shop) -> None:
     @shop.app.task(name="second", on_success=shop.thank)
-    def second(ended: sqlq.JobResult) -> None: ...
+    def second(ended: sqlq.JobOutcome) -> None: ...
 
     job = shop.app.enqueue(shop.task(lambda: 1, on_success=second).new())
     (ended,) = shop.work()

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 import sqlq
 from sqlq.config.durations import LONGEST_MS
-from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Released, Retried, Settlement
+from sqlq.model.outcome import ErrorText, Failed, Finished, Outcome, Released, Retried, Settlement
 from sqlq.schema.tables import LARGEST_TOKEN, MOST_COUNTED
 from sqlq.store import health
 from sqlq.store.jobs import lease
@@ -29,7 +29,7 @@ from tests.kit import claim, execute, expire, fate, ids, renew, rescue, settle, 
 from tests.waiting import wait_until
 
 ERROR = ErrorText("ValueError", "no")
-EVERY_OUTCOME: list[Outcome] = [Completed("1"), Retried(0, ERROR), Failed("error", ERROR), Released()]
+EVERY_OUTCOME: list[Outcome] = [Finished("1"), Retried(0, ERROR), Failed("error", ERROR), Released()]
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_a_zombie_changes_nothing(app: sqlq.App, engine: Engine, noop: Any, outc
         assert lease.extend(conn, [(zombie.id, zombie.lease_token)], lease_ms=60_000) == {}
     assert app.jobs.get(owner.id) == before
     assert fate(app, zombie) is Fate.LOST
-    assert settle(app, owner, Completed(None)) == {owner.id}
+    assert settle(app, owner, Finished(None)) == {owner.id}
     assert settle(app, zombie, outcome) == set()
     assert app.jobs.get(owner.id).state == "finished"
 
@@ -162,7 +162,7 @@ def test_expiry_alone_revokes_nothing(app: sqlq.App, engine: Engine, noop: Any) 
     (job,) = claim(app)
     expire(engine)
     assert fate(app, job) is Fate.HELD
-    assert settle(app, job, Completed(None)) == {job.id}
+    assert settle(app, job, Finished(None)) == {job.id}
 
 
 def test_a_job_is_not_started_on_a_lease_that_is_not_trusted(
@@ -220,9 +220,7 @@ def test_a_locked_row_does_not_delay_the_others(app: sqlq.App, engine: Engine, n
 def settle_all(app: sqlq.App, held: list[Any]) -> set[int]:
     with app.database.begin() as conn:
         return ids(
-            settling.settle(
-                conn, [Settlement(j.id, j.lease_token, j.attempts, Completed(None)) for j in held]
-            )
+            settling.settle(conn, [Settlement(j.id, j.lease_token, j.attempts, Finished(None)) for j in held])
         )
 
 

@@ -41,7 +41,7 @@ def test_handlers_get_the_value_of_the_lifespan(app: sqlq.App) -> None:
         return sqlq.current_job().lifespan
 
     jobs = [app.enqueue(plain.new()), app.enqueue(asynchronous.new())]
-    assert drain(app).completed == 2
+    assert drain(app).finished == 2
     assert [app.jobs.get(job.id).result for job in jobs] == [{"size": 3}] * 2
     assert told == ["entered", "handler", "left"]
     drain(app)
@@ -75,7 +75,7 @@ def test_an_asynchronous_lifespan_runs_in_one_task_on_the_handlers_loop(app: sql
         return sqlq.current_job().lifespan is asyncio.get_running_loop()
 
     job = app.enqueue(asynchronous.new())
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
     assert app.jobs.get(job.id).result is True
     assert told == ["leaving", "left"]
 
@@ -139,7 +139,7 @@ def test_an_error_at_the_exit_of_the_lifespan_is_logged(
         raise OSError("will not close")
 
     app.enqueue(app.task(name="t")(lambda: None).new())
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
     assert "noted failed when it was left" in caplog.text
     assert "will not close" in caplog.text
 

@@ -19,7 +19,7 @@ from sqlq.store.jobs import settle
 from sqlq.store.limits import admit as admission
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.maintain.services import Admit
-from sqlq.worker.settle.settle import Tally
+from sqlq.worker.settle.settle import Counts
 from tests import claims as claiming
 from tests.kit import working
 from tests.waiting import wait_until
@@ -47,7 +47,7 @@ class Gauge:
         with self.lock:
             self.running[key] -= 1
 
-    def work(self, **options: Any) -> Tally:
+    def work(self, **options: Any) -> Counts:
         return self.app.worker(drain=True, **options).run()
 
 
@@ -85,7 +85,7 @@ def test_no_more_jobs_than_the_limit_run_at_a_time(gauge: Gauge) -> None:
     assert {job.state for job in done} == {"blocked"}
     assert gauge.app.jobs.get(done[0].id).blocked_by == "limit"
     assert gauge.app.jobs.get(done[0].id).available_at is None
-    assert gauge.work(concurrency=10).completed == 30
+    assert gauge.work(concurrency=10).finished == 30
     assert sorted(gauge.called) == list(range(30))
     assert gauge.most["stripe"] == 2
 
@@ -109,7 +109,7 @@ def test_several_workers_share_a_limit(gauge: Gauge) -> None:
     gauge.app.enqueue_many([call.new(n) for n in range(60)])
     with ThreadPoolExecutor(3) as threads:
         workers = [threads.submit(gauge.work, concurrency=8) for _ in range(3)]
-        assert sum(worker.result().completed for worker in workers) == 60
+        assert sum(worker.result().finished for worker in workers) == 60
     assert gauge.most["stripe"] <= 3
 
 
@@ -250,7 +250,7 @@ def test_a_retried_job_waits_for_a_slot(gauge: Gauge) -> None:
     broken.clear()
     assert gauge.app.jobs.retry(all=True) == [job.id for job in done]
     assert [str(gauge.app.jobs.get(job.id).state) for job in done] == ["blocked", "available"]
-    assert gauge.work().completed == 2
+    assert gauge.work().finished == 2
 
 
 def test_a_dead_worker_releases_its_slots(gauge: Gauge) -> None:
@@ -262,7 +262,7 @@ def test_a_dead_worker_releases_its_slots(gauge: Gauge) -> None:
     admission.look(gauge.app.database)
     dead = claim(gauge.app)
     assert len(dead) == 2
-    assert gauge.work().completed == 0  # their slots are taken
+    assert gauge.work().finished == 0  # their slots are taken
     with gauge.app.database.begin() as conn:
         taken = settle.lose(conn, [(job.id, job.lease_token) for job in dead], "died")
     assert [job.limit_key for job in taken] == ["stripe"] * 2
@@ -270,7 +270,7 @@ def test_a_dead_worker_releases_its_slots(gauge: Gauge) -> None:
     with gauge.app.database.begin() as conn:
         conn.execute(text("UPDATE jobs SET due_at = created_at").execution_options())
         conn.execute(text("UPDATE sqlq_wakes SET at = (SELECT min(created_at) FROM jobs)"))
-    assert gauge.work(concurrency=4).completed == len(done)
+    assert gauge.work(concurrency=4).finished == len(done)
     assert gauge.most["stripe"] <= 2
 
 
@@ -299,7 +299,7 @@ def test_a_cancelled_job_releases_its_slot(gauge: Gauge, force: bool) -> None:
         claim(gauge.app)
     assert gauge.app.jobs.cancel([first.id], force=force) == {first.id: "cancelled"}
     assert admission.look(gauge.app.database).number == 1
-    assert gauge.work().completed == 1
+    assert gauge.work().finished == 1
     assert gauge.called == [1]
 
 
@@ -315,11 +315,11 @@ def test_jobs_of_a_paused_queue_hold_no_slots(gauge: Gauge) -> None:
     gauge.app.enqueue_many([call.new(n) for n in range(10, 13)])
     assert admission.look(gauge.app.database, ["stripe"]).number == 0  # both slots are taken
     Admit(gauge.app.database, lambda: None).run()
-    assert gauge.work().completed == 3
+    assert gauge.work().finished == 3
     assert {str(gauge.app.jobs.get(job.id).state) for job in stuck} == {"blocked"}
     gauge.app.queues.resume("night")
     Admit(gauge.app.database, lambda: None).run()
-    assert gauge.work().completed == 5
+    assert gauge.work().finished == 5
 
 
 # -- nothing is lost -----------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ def test_the_sweep_admits_jobs_of_a_lost_wake(gauge: Gauge) -> None:
     admitted: list[None] = []
     Admit(gauge.app.database, lambda: admitted.append(None)).run()
     assert admitted == [None]
-    assert gauge.work().completed == 7
+    assert gauge.work().finished == 7
 
 
 def test_a_sweep_continues_where_it_stopped(app: sqlq.App) -> None:
@@ -386,7 +386,7 @@ def test_a_drain_runs_all_jobs_of_a_waiting_list(gauge: Gauge, monkeypatch: pyte
     monkeypatch.setattr(Admit, "run", lambda self: 60.0)  # which might find it first
     rare = sqlq.Limit("rare", running=1)  # of which the worker does not know
     gauge.app.enqueue_many([call.new(n).set(limit=rare) for n in range(4)])
-    assert gauge.work(concurrency=4).completed == 4
+    assert gauge.work(concurrency=4).finished == 4
     assert gauge.most["rare"] == 1
 
 
@@ -505,7 +505,7 @@ def test_a_drain_waits_for_an_admission_that_is_under_way(
     monkeypatch.setattr(worker._admissions, "start", starts)
     monkeypatch.setattr(Claimer, "claim", claims)
     monkeypatch.setattr(admission, "look", looks)
-    assert worker.run().completed == 1
+    assert worker.run().finished == 1
     assert gauge.app.jobs.get(enqueued[0]).state == "finished"
 
 
@@ -527,7 +527,7 @@ def test_a_drain_claims_once_more_after_its_last_poll(
         return found
 
     monkeypatch.setattr(Claimer, "claim", claims)
-    assert app.worker(drain=True).run().completed == 1
+    assert app.worker(drain=True).run().finished == 1
     assert app.jobs.get(enqueued[0]).state == "finished"
     producer.close()
 
@@ -564,7 +564,7 @@ def test_jobs_without_a_limit_run_beside_a_full_waiting_list(gauge: Gauge) -> No
     admission.look(gauge.app.database)
     claim(gauge.app)  # by a worker that holds on to it
     gauge.app.enqueue_many([free.new(n) for n in range(5)])
-    assert gauge.work().completed == 5
+    assert gauge.work().finished == 5
     assert blocked(gauge.app) == 4
 
 
@@ -578,7 +578,7 @@ def test_a_unique_key_and_a_limit_go_together(gauge: Gauge) -> None:
     both = gauge.app.enqueue_many([call.new(2).set(unique_key="b"), call.new(3)])
     assert (first.created, again.created, again.id) == (True, False, first.id)
     assert {job.state for job in (first, again, *both)} == {"blocked"}
-    assert gauge.work().completed == 3
+    assert gauge.work().finished == 3
 
 
 def test_inline_and_eager_jobs_ignore_limits(gauge: Gauge) -> None:
@@ -624,5 +624,5 @@ def test_a_drain_without_the_right_to_admit_ends_with_a_warning(
 
     monkeypatch.setattr(admission, "look", refused)
     with caplog.at_level(logging.WARNING, "sqlq.worker"):
-        assert app.worker(drain=True).run().completed == 0
+        assert app.worker(drain=True).run().finished == 0
     assert "permission denied for table sqlq_wakes" in caplog.text

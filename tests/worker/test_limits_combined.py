@@ -190,7 +190,7 @@ def test_a_retried_step_waits_for_a_slot_and_keeps_its_followers(app: sqlq.App) 
     assert (first.blocked_by, second.blocked_by) == ("limit", "flow")
     app.jobs.cancel([other.id])
     assert look(app) == 1
-    assert app.worker(drain=True).run().completed == 2
+    assert app.worker(drain=True).run().finished == 2
 
 
 def test_cancelling_admitted_jobs_admits_the_tenants_others(app: sqlq.App) -> None:

@@ -79,13 +79,13 @@ def test_middleware_runs_around_each_attempt_in_order_of_registration(
         told.append("second after")
 
     app.enqueue(task.new())
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
     assert told == [
         "first before", "second before t 1", "handler", "second after", "first after",
     ]  # fmt: skip
     told.clear()
     app.enqueue(own.new())
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
     assert told == [
         "first before", "second before own 1", "own before", "inner before",
         "handler", "inner after", "own after", "second after", "first after",
@@ -115,7 +115,7 @@ def test_every_kind_of_middleware_is_accepted(app: sqlq.App, kind: str, told: li
     app.around(Calling())
     task = app.task(name="t")(handler_of(kind, lambda: told.append("handler")))
     job = app.enqueue(task.new())
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
     assert told == [
         ("class", job.id), "lambda t before", "contextmanager before", "object",
         "handler", "contextmanager after", "lambda t after", "class after",
@@ -147,7 +147,7 @@ def test_asynchronous_middleware_runs_around_async_def_handlers(app: sqlq.App, t
         async def __aexit__(self, *error: object) -> None: ...
 
     app.enqueue(app.task(name="a")(handler_of("async def", lambda: told.append("handler"))).new())
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
     assert told == ["sqlq-loop", "decorated", "class", "handler", "after"]
 
 
@@ -161,7 +161,7 @@ def test_context_set_by_middleware_reaches_its_handler_alone(app: sqlq.App, kind
 
     task = app.task(name="t")(handler_of(kind, SETTING.get))
     jobs = app.enqueue_many([task.new() for _ in range(3)])
-    assert app.worker(drain=True, concurrency=1).run().completed == 3
+    assert app.worker(drain=True, concurrency=1).run().finished == 3
     assert [app.jobs.get(job.id).result for job in jobs] == [f"job {job.id}" for job in jobs]
 
 
@@ -179,7 +179,7 @@ def test_middleware_runs_around_a_coroutine_of_a_def_handler(app: sqlq.App, told
         return SETTING.get()
 
     job = app.enqueue(app.task(name="t")(handler_of("def", later)).new())
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
     assert app.jobs.get(job.id).result == "seen"
     assert told == ["before", "awaited", "after"]
 
@@ -187,7 +187,7 @@ def test_middleware_runs_around_a_coroutine_of_a_def_handler(app: sqlq.App, told
 def test_a_task_may_decline_middleware(app: sqlq.App, told: list[Any]) -> None:
     app.around(noting(told, "app"))
     app.enqueue(app.task(name="t", around=None)(lambda: told.append("handler")).new())
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
     assert told == ["handler"]
 
 
@@ -306,8 +306,8 @@ def test_middleware_changes_the_outcome(app: sqlq.App, kind: str) -> None:
         return "done"
 
     job = app.enqueue(app.task(name="t", fail_on=BusyError)(handler_of(kind, busy)).new())
-    tally = drain(app)
-    assert (tally.retried, tally.completed) == (1, 1)
+    counts = drain(app)
+    assert (counts.retried, counts.finished) == (1, 1)
     done = app.jobs.get(job.id)
     assert (done.state, done.result, done.attempts) == ("finished", "done", 2)
 
@@ -344,7 +344,7 @@ def test_an_exception_swallowed_by_middleware_finishes_the_job(app: sqlq.App, ki
         raise BusyError
 
     job = app.enqueue(app.task(name="t")(handler_of(kind, busy)).new())
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
     assert (app.jobs.get(job.id).state, app.jobs.get(job.id).result) == ("finished", None)
 
 
@@ -371,7 +371,7 @@ def test_a_stopped_job_is_released_when_middleware_swallows_its_exception(app: s
     worker.stop()
     thread.join(10)
     assert app.jobs.get(job.id).state == "available"
-    assert worker.tally.released == 1
+    assert worker.counts.released == 1
 
 
 @pytest.mark.parametrize("where", ["before", "after"])

@@ -16,7 +16,7 @@ from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Released
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.call import execute
-from sqlq.worker.settle.settle import Tally
+from sqlq.worker.settle.settle import Counts
 from sqlq.worker.worker import Worker
 from tests.kit import worker_of
 from tests.waiting import wait_until
@@ -104,9 +104,9 @@ def test_a_job_with_one_attempt_fails_when_it_outlasts_the_grace_time(
     assert (failed.reason, failed.attempts, failed.releases) == ("worker_lost", 1, 0)
     assert failed.error is not None
     assert "it starts only once" in failed.error
-    assert worker.tally == Tally(failed=1)
+    assert worker.counts == Counts(failed=1)
     assert [job.task for job in app.jobs.list(state="available")] == ["alarm"]
-    assert app.worker(drain=True, queues=["default"]).run() == Tally()
+    assert app.worker(drain=True, queues=["default"]).run() == Counts()
     assert charge.starts == 1
 
 
@@ -120,7 +120,7 @@ def test_a_process_of_its_own_that_is_killed_at_a_stop_ran_once(app: sqlq.App) -
         with worker:
             wait_until(lambda: told, what="it has started")
         assert (app.jobs.get(job.id).state, app.jobs.get(job.id).reason) == ("failed", "worker_lost")
-        assert worker.tally == Tally(failed=1)
+        assert worker.counts == Counts(failed=1)
     finally:
         spawned.isolates.close()
 
@@ -197,7 +197,7 @@ def test_a_snooze_of_a_job_with_one_attempt_runs_again(app: sqlq.App) -> None:
             raise sqlq.Snooze("0s")
 
     app.enqueue(waits_for_its_turn.new())
-    assert app.worker(drain=True).run() == Tally(completed=1, released=2)
+    assert app.worker(drain=True).run() == Counts(finished=1, released=2)
     assert seen == [0, 1, 2]
 
 

@@ -40,7 +40,7 @@ def test_a_job_finishes_with_its_result(app: sqlq.App, kind: str) -> None:
             return {"sum": a + sum(b), "job": sqlq.current_job().id, "attempts": sqlq.current_job().attempts}
 
     job = app.enqueue(handler.new(1, b=[2, 3]))
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
     done = app.jobs.get(job.id)
     assert (done.state, done.result, done.attempts) == (
         "finished",
@@ -73,8 +73,8 @@ def test_any_exception_of_a_handler_is_the_error_of_its_attempt(
 
     task = app.task(name="t", max_attempts=2, backoff="0s")(afails if asynchronous else fails)
     job = app.enqueue(task.new())
-    tally = drain(app)
-    assert (tally.retried, tally.failed) == (1, 1)
+    counts = drain(app)
+    assert (counts.retried, counts.failed) == (1, 1)
     done = app.jobs.get(job.id)
     assert (done.state, done.reason, done.attempts) == ("failed", "error", 2)
     # PEP 479: what leaves a coroutine as StopIteration arrives as RuntimeError
@@ -165,7 +165,7 @@ def test_a_result_that_cannot_be_stored_is_null_and_the_job_is_finished(
 ) -> None:
     task = app.task(name="t")(lambda: result)
     job = app.enqueue(task.new())
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
     assert (app.jobs.get(job.id).state, app.jobs.get(job.id).result) == ("finished", None)
     assert "null is stored" in caplog.text
 
@@ -195,8 +195,8 @@ def test_retry_snooze_and_cancel(app: sqlq.App) -> None:
         raise sqlq.Cancel("not wanted any more")
 
     retried, snoozed, cancelled = (app.enqueue(t.new()).id for t in (retry, snooze, cancel))
-    tally = drain(app)
-    assert (tally.completed, tally.retried, tally.released, tally.cancelled) == (1, 2, 1, 1)
+    counts = drain(app)
+    assert (counts.finished, counts.retried, counts.released, counts.cancelled) == (1, 2, 1, 1)
     assert seen == [1, 2, 3]
     assert [(e["exception"], e["message"]) for e in app.jobs.get(retried).errors] == [
         ("ValueError", "busy")
@@ -215,8 +215,8 @@ def test_a_snooze_counts_as_an_attempt_after_too_many_releases(app: sqlq.App, en
     job = app.enqueue(forever.new())
     with engine.begin() as conn:
         conn.execute(text("UPDATE jobs SET releases = :n"), {"n": MAX_RELEASES - 2})
-    tally = drain(app)
-    assert (tally.released, tally.retried, tally.failed) == (2, 1, 1)
+    counts = drain(app)
+    assert (counts.released, counts.retried, counts.failed) == (2, 1, 1)
     assert app.jobs.get(job.id).state == "failed"
 
 
@@ -339,8 +339,8 @@ def test_an_unreadable_payload_fails_on_its_first_attempt_and_blocks_nobody(
             {"payload": payload},
         )
     behind = app.enqueue(task.new())
-    tally = drain(app)
-    assert (tally.failed, tally.completed) == (1, 1)
+    counts = drain(app)
+    assert (counts.failed, counts.finished) == (1, 1)
     (bad,) = app.jobs.list(state="failed")
     assert (bad.reason, bad.attempts) == ("bad_payload", 1)
     assert app.jobs.get(behind.id).state == "finished"
@@ -404,7 +404,7 @@ def test_a_job_that_waited_for_code_that_takes_its_arguments_runs(app: sqlq.App,
     assert drain(old).released == 1
     with new.database.begin() as conn:
         conn.execute(text("UPDATE jobs SET available_at = created_at"))
-    assert drain(new).completed == 1
+    assert drain(new).finished == 1
     done = new.jobs.get(job.id)
     assert (done.result, done.attempts) == (3, 1)
     old.close()
@@ -428,7 +428,7 @@ def test_a_job_under_an_alias_runs(app: sqlq.App, engine: Engine) -> None:
                 text("INSERT INTO jobs (task, payload) VALUES (:name, :p)"),
                 {"name": name, "p": '{"args": [7]}'},
             )
-    assert drain(app).completed == 3
+    assert drain(app).finished == 3
 
 
 def test_an_unknown_task_is_released_with_growing_delay_and_fails_after_a_day(
@@ -575,7 +575,7 @@ def test_an_async_handler_under_an_ordinary_decorator_is_awaited(app: sqlq.App) 
     plain = app.task(name="plain")(on_the_loop)
     job = app.enqueue(wrapped.new(7))
     app.enqueue(plain.new())
-    assert drain(app).completed == 2
+    assert drain(app).finished == 2
     assert app.jobs.get(job.id).result == {"job": job.id, "n": 7}
     assert loops[0] is loops[1], "clients and pools of the handlers' own belong to one loop"
 
@@ -592,7 +592,7 @@ def test_a_coroutine_that_a_handler_returns_is_awaited(app: sqlq.App) -> None:
 
     tasks = [app.task(name="a")(calls_it), app.task(name="b")(outer)]
     jobs = app.enqueue_many([task.new() for task in tasks])
-    assert drain(app).completed == 2
+    assert drain(app).finished == 2
     assert [app.jobs.get(job.id).result for job in jobs] == ["done", "done"]
 
 
@@ -645,7 +645,7 @@ def test_a_generator_is_never_a_result(app: sqlq.App, function: Any, asynchronou
 )
 def test_the_row_has_the_reason_why_a_result_was_not_stored(app: sqlq.App, result: Any, why: str) -> None:
     job = app.enqueue(app.task(name="t")(lambda: result).new())
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
     done = app.jobs.get(job.id)
     assert (done.state, done.result) == ("finished", None)
     assert done.reason is not None
@@ -673,5 +673,5 @@ def test_batches_of_large_jobs_are_written_whatever_their_size(app: sqlq.App, *,
     if keyed:
         jobs = [job.set(unique_key=f"key {n}") for n, job in enumerate(jobs)]
     made = app.enqueue_many(jobs)
-    assert app.worker(drain=True, concurrency=40).run().completed == 40
+    assert app.worker(drain=True, concurrency=40).run().finished == 40
     assert {app.result(job) for job in made} == {large}

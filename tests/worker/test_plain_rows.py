@@ -50,7 +50,7 @@ def write(engine: Engine, statement: str, **parameters: Any) -> None:
         conn.execute(text(statement), parameters)
 
 
-def _hear(ended: sqlq.JobResult) -> None: ...
+def _hear(ended: sqlq.JobOutcome) -> None: ...
 
 
 def tasks_in(engine: Engine) -> list[str]:
@@ -91,7 +91,7 @@ def test_a_job_is_released_when_its_key_is_not_here(
     assert len(warnings) == 1, "one for each task, reason and minute"
     assert all("which this App does not have" in each.getMessage() for each in warnings)
     assert all(each.event == "bad_signature" for each in warnings)  # type: ignore[attr-defined]
-    assert work(encrypting).completed == 1
+    assert work(encrypting).finished == 1
     assert ran == [7]
 
 
@@ -109,7 +109,7 @@ def test_a_job_without_its_key_for_a_day_fails_without_a_callback(
     assert (failed.reason, failed.exception) == ("bad_signature", "sqlq.errors.PayloadKeyError")
     assert tasks_in(engine) == []
     assert encrypting.jobs.retry([failed.id]) == [failed.id]
-    assert work(encrypting).completed == 1
+    assert work(encrypting).finished == 1
 
 
 def test_a_step_is_released_when_the_key_of_a_result_is_not_here(
@@ -132,7 +132,7 @@ def test_a_step_is_released_when_the_key_of_a_result_is_not_here(
     )
     assert (work(second).released, second.jobs.list(state="failed")) == (1, [])
     write(engine, "UPDATE jobs SET available_at = created_at")
-    assert work(both).completed == 1
+    assert work(both).finished == 1
     assert ran == [1]
 
 
@@ -208,7 +208,7 @@ def test_a_forged_row_that_is_cancelled_gets_no_callback(
     app.jobs.cancel(all=True)
     (follows,) = app.jobs.list(state="available")
     assert follows.payload["args"][0]["id"] == honest.id
-    assert work(app).completed == 1, "it is signed"
+    assert work(app).finished == 1, "it is signed"
 
 
 def test_a_forged_row_of_a_dead_worker_gets_no_callback(

@@ -119,7 +119,7 @@ def test_progress_that_is_no_number_is_ignored_with_a_warning(
         sqlq.current_job().progress(*said)
 
     id = app.enqueue(handler.new()).id
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
     assert app.jobs.get(id).progress is None
     (line,) = (record for record in caplog.records if "progress" in record.getMessage())
     assert warning in line.getMessage()
@@ -131,7 +131,7 @@ def test_a_note_is_scrubbed_and_cut(app: sqlq.App) -> None:
         sqlq.current_job().progress(1, note="\0\ud800" + "ü" * 1_000)
 
     id = app.enqueue(handler.new()).id
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
     found = app.jobs.get(id).progress
     assert found is not None
     assert found.note == "\u2400\ufffd" + "ü" * 253
@@ -154,7 +154,7 @@ def test_a_tight_loop_writes_once_a_second_at_most(app: sqlq.App, monkeypatch: p
 
     begun = time.monotonic()
     app.enqueue_many([handler.new() for _ in range(5)])
-    assert drain(app).completed == 5
+    assert drain(app).finished == 5
     most = 2 + (time.monotonic() - begun) / progress_writer.EVERY_SECONDS
     by_the_thread = len(written) - 5
     assert by_the_thread <= most + 5, "each job's last word, and one statement a second for all"
@@ -221,7 +221,7 @@ def test_progress_that_the_database_refuses_fails_no_job(
             )
     task = app.task(name="t")(lambda: sqlq.current_job().progress(1))
     id = app.enqueue(task.new()).id
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
     assert (app.jobs.get(id).state, app.jobs.get(id).progress) == ("finished", None)
     assert "no progress here" in caplog.text
 

@@ -256,9 +256,9 @@ def test_a_late_claim_starts_its_jobs(
     made = app.enqueue_many([task.new() for _ in range(2)])  # one claim takes both
     with working(app, concurrency=2, lease="2s") as at_work:
         wait_until(lambda: all(app.jobs.get(job.id).state == "finished" for job in made), what="all done")
-        tally = at_work.tally
+        counts = at_work.counts
     assert (len(delayed), rescued) == (1, [])
-    assert (tally.completed, tally.released, tally.lost) == (2, 0, 0)
+    assert (counts.finished, counts.released, counts.lost) == (2, 0, 0)
     assert [(app.jobs.get(job.id).attempts, app.jobs.get(job.id).releases) for job in made] == [(1, 0)] * 2
     assert "lease lost" not in caplog.text
 

@@ -104,7 +104,7 @@ def test_a_draining_worker_neither_ticks_nor_declares(app: sqlq.App, monkeypatch
     monkeypatch.setattr(Control, "run", noted)
     app.task(name="nightly", schedule="0 3 * * *")(lambda: None)
     app.enqueue(app.task(name="t")(lambda: served.wait(60)).new())
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
     assert app.schedules.list() == []
 
 
@@ -119,7 +119,7 @@ def test_a_draining_worker_passes_over_the_ticks_that_its_poller_sees(
     app.schedules.add("far", handler.new(), every="1h")
     app.enqueue(handler.new())
     worker = app.worker(drain=True)
-    assert worker.run().completed == 1
+    assert worker.run().finished == 1
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR], caplog.text
 
 

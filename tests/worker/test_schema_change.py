@@ -156,7 +156,7 @@ def test_a_worker_starts_on_newer_tables_unless_they_are_too_new(
     caplog.set_level(logging.INFO, "sqlq")
     job = app.enqueue(app.task(name="t")(lambda: None).new())
     execute(engine, NEWER)
-    assert app.worker(drain=True).run().completed == 1
+    assert app.worker(drain=True).run().finished == 1
     assert "which works with them" in caplog.text
     assert app.jobs.get(job.id).state == "finished"
     execute(engine, TOO_NEW)

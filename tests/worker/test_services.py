@@ -44,16 +44,16 @@ def test_a_worker_of_a_service_serves_the_queues_that_its_app_names(database_url
     new = send.new()
     jobs = app.enqueue_many([new, new.set(queue="bulk"), plain.new(), new.set(queue="elsewhere")])
     assert app.jobs.get(jobs[2].id).queue == "shop"
-    assert drain(app).completed == 3
+    assert drain(app).finished == 3
     assert app.jobs.get(jobs[3].id).state == "available"
-    assert drain(app, queues=["elsewhere"]).completed == 1
+    assert drain(app, queues=["elsewhere"]).finished == 1
     app.close()
 
 
 def test_a_default_queue_comes_before_the_service(database_url: str) -> None:
     app = sqlq.App(database_url, service="shop", defaults={"queue": "jobs-of-shop"})
     job = app.enqueue(app.task(name="t")(lambda: None).new())
-    assert (job.queue, drain(app).completed) == ("jobs-of-shop", 1)
+    assert (job.queue, drain(app).finished) == ("jobs-of-shop", 1)
     app.close()
 
 

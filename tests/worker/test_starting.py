@@ -194,7 +194,7 @@ link.send(up=True)
 while (message := link.receive()) is not None and "leave" not in message:
     if "job" in message:
         link.send(began=True)
-        link.send(outcome={"is": "Completed", "result": None, "note": None})
+        link.send(outcome={"is": "Finished", "result": None, "note": None})
 """
 
 

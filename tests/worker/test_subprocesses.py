@@ -17,12 +17,12 @@ import sqlq
 from sqlq.config.constants import MAX_RELEASES
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Cancelled, Completed, Outcome, Released, Retried, SelfCompleted
+from sqlq.model.outcome import Cancelled, Finished, Outcome, Released, Retried, SelfCompleted
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.run import isolated
 from sqlq.worker.run.executor import Executor
 from sqlq.worker.run.isolated import NOT_STARTED_MS, IsolatedProcesses
-from sqlq.worker.settle.settle import Tally
+from sqlq.worker.settle.settle import Counts
 from tests.faces.command import Command
 from tests.faults.processes import worker_process
 from tests.kit import for_each, run_isolated, worker_of
@@ -39,7 +39,7 @@ link = Pipe.inherited(int(sys.argv[1]))
 link.send(up=True)
 while (message := link.receive()) is not None and "leave" not in message:
     link.send(began=True)
-    link.send(outcome={"is": "Completed", "result": None})
+    link.send(outcome={"is": "Finished", "result": None})
 """
 
 
@@ -115,25 +115,25 @@ def spawned() -> Iterator[type[Spawned]]:
 
 def test_a_job_that_needs_its_own_process_gets_an_unused_one(spawned: type[Spawned]) -> None:
     some = spawned()
-    assert some.run() == Completed()
-    assert some.run(alone=True) == Completed()
+    assert some.run() == Finished()
+    assert some.run(alone=True) == Finished()
     assert len(some.processes) == 2
     wait_until(lambda: some.ended() == [False, True], what="the process of one job having ended")
-    assert some.run() == Completed()
-    assert some.run() == Completed()
+    assert some.run() == Finished()
+    assert some.run() == Finished()
     assert some.ended() == [False, True], "the other one is kept"
     assert some.isolates._all == set(some.isolates._idle), "and what has ended is forgotten"
 
 
 def test_an_unused_subprocess_serves_a_job_that_needs_its_own(spawned: type[Spawned]) -> None:
     some = spawned(warm=1)
-    assert some.run(alone=True) == Completed()
+    assert some.run(alone=True) == Finished()
     assert len(some.processes) == 1
 
 
 def test_a_job_that_needs_its_own_process_waits_for_room(spawned: type[Spawned]) -> None:
     some = spawned(warm=1, at_a_time=1)
-    assert some.run() == Completed()
+    assert some.run() == Finished()
     usual, alone = some.job(), some.job()
     alone.alone = True
     some.program = HANGS
@@ -199,7 +199,7 @@ def test_a_process_that_has_begun_in_time_is_not_killed_for_its_start(spawned: t
             some.isolates._kill_hanging(isolate, self)  # as the timer that fires now
             isolate.link.send(go=True)
 
-    assert some.run(kind=Begun) == Completed()
+    assert some.run(kind=Begun) == Finished()
     assert some.ended() == [False]
 
 
@@ -237,7 +237,7 @@ def test_no_slot_waits_while_a_subprocess_starts(spawned: type[Spawned]) -> None
     for _ in coroutines:  # of an unknown task
         assert isinstance(outcomes.get(timeout=10), Retried | Released)
     may_start.set()
-    assert [outcomes.get(timeout=30) for _ in range(2)] == [Completed()] * 2
+    assert [outcomes.get(timeout=30) for _ in range(2)] == [Finished()] * 2
     offering.join()
     executors.close()
     wait_until(lambda: some.ended() == [True, True])
@@ -390,7 +390,7 @@ def test_a_job_that_completed_itself_publishes_finished_however_its_attempt_ends
         worker.stop()
     working.join(60)
     assert not working.is_alive()
-    assert (app.jobs.get(job.id).result, worker.tally) == ("done", Tally(completed=1))
+    assert (app.jobs.get(job.id).result, worker.counts) == ("done", Counts(finished=1))
     assert [event.name for event in told] == ["started", "finished"]
 
 
@@ -414,7 +414,7 @@ def test_a_subprocess_is_killed_before_its_job_is_released(
         with worker:
             wait_until(lambda: told, what="it has started")
         assert settled == [[True]]
-        assert worker.tally == Tally(released=1)
+        assert worker.counts == Counts(released=1)
     finally:
         spawned.isolates.close()
 
@@ -426,12 +426,12 @@ def test_a_worker_with_isolate_runs_every_job_in_a_subprocess(app: sqlq.App) -> 
 
         def execute(self, running: Attempt, *_: object) -> Outcome:
             self.ran.append((running.task, running.alone))
-            return Completed()
+            return Finished()
 
     app.enqueue(app.task(name="usual")(lambda: None).new())
     app.enqueue(app.task(name="fresh", isolate="fresh")(lambda: None).new())
     recorded = Recorded(lambda fd: pytest.fail("a process was started"))
-    assert worker_of(app, drain=True, isolate=True, isolates=recorded).run().completed == 2
+    assert worker_of(app, drain=True, isolate=True, isolates=recorded).run().finished == 2
     assert sorted(Recorded.ran) == [("fresh", True), ("usual", False)]
 
 

@@ -22,7 +22,7 @@ import sqlq
 from sqlq.database.batch import Right
 from sqlq.database.schemas import in_schema
 from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Completed, Outcome, Released, Settlement
+from sqlq.model.outcome import Finished, Outcome, Released, Settlement
 from sqlq.schema.tables import CARRIED
 from sqlq.store.jobs import lease, settle
 from sqlq.store.jobs.lease import Fate
@@ -129,7 +129,7 @@ def test_a_worker_taken_for_dead_can_settle_nothing(
     (job,) = claim(app, "dead")
     assert dead_worker("dead", {right(job)})
     with app.database.begin() as conn:
-        assert settle.settle(conn, [Settlement(*right(job), 1, Completed())]) == set()
+        assert settle.settle(conn, [Settlement(*right(job), 1, Finished())]) == set()
         assert lease.fates(conn, [right(job)]) == {right(job): Fate.LOST}
         assert workers.stand_in(conn, ["dead"], lease_ms=1)[1] == {"dead": {}}
 
@@ -444,7 +444,7 @@ def test_the_shared_memory_has_the_running_jobs(app: sqlq.App) -> None:
         seen.append(box.running() == [((job.id, job.lease_token), math.inf, "looks")])
 
     app.enqueue(looks.new())
-    assert worker_of(app, drain=True, supervision=Parent(here, box)).run().completed == 1
+    assert worker_of(app, drain=True, supervision=Parent(here, box)).run().finished == 1
     assert seen == [True]
     assert box.read() == set(), "and is forgotten when it is settled"
     here.close()
@@ -464,7 +464,7 @@ class Recorded(IsolatedProcesses):
 
     def execute(self, running: Attempt, *_: object) -> Outcome:
         self.ran.append(running.id)
-        return Completed()
+        return Finished()
 
 
 def test_jobs_that_lost_a_worker_or_are_isolated_run_alone(app: sqlq.App, engine: Engine, noop: Any) -> None:
@@ -473,7 +473,7 @@ def test_jobs_that_lost_a_worker_or_are_isolated_run_alone(app: sqlq.App, engine
     with engine.begin() as conn:
         conn.execute(text("UPDATE jobs SET losses = 1 WHERE id = :id"), {"id": lost.id})
     isolates = Recorded()
-    assert worker_of(app, drain=True, isolates=isolates).run().completed == 3
+    assert worker_of(app, drain=True, isolates=isolates).run().finished == 3
     assert sorted(isolates.ran) == [lost.id, isolated.id]
     assert usual.id not in isolates.ran
 
@@ -503,9 +503,9 @@ def test_a_late_kill_does_not_end_the_next_job() -> None:
 
     isolates = spawned.isolates
     first, second = job(1), job(2)
-    assert run_isolated(isolates, first) == Completed()
+    assert run_isolated(isolates, first) == Finished()
     first.seen()
-    assert run_isolated(isolates, second) == Completed()
+    assert run_isolated(isolates, second) == Finished()
     assert len(spawned.processes) == 1, "one after the other in the same process"
     (isolate,) = isolates._all
     isolates.close()
@@ -522,7 +522,7 @@ def test_only_the_owner_completes_a_job_and_only_once(app: sqlq.App, engine: Eng
 
     def complete(token: int) -> bool:
         with engine.begin() as conn, in_schema(conn, app.database.schema):
-            return settle.complete(conn, (job.id, token), Completed())
+            return settle.complete(conn, (job.id, token), Finished())
 
     assert not complete(job.lease_token - 1)
     assert not complete(job.lease_token + 1)

@@ -88,7 +88,7 @@ def test_a_handler_gets_and_returns_values_of_its_annotations(app: sqlq.App, asy
     task = app.task(name="t")(aplace if asynchronous else place)
     job = app.enqueue(task.new(ORDER, by=ID))
     assert app.jobs.get(job.id).payload == {"args": [ORDER_JSON], "kwargs": {"by": str(ID)}}
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
     assert got == [(ORDER, ID)]
     assert app.jobs.get(job.id).result == ORDER_JSON
 
@@ -101,7 +101,7 @@ def test_a_payload_inserted_by_sql_arrives_as_annotated(app: sqlq.App, engine: E
         got.append(order)
 
     insert(engine, {"id": str(ID), "placed_at": "2030-01-31T08:00:00+00:00"})
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
     assert got == [Order(ID, AT)]
 
 
@@ -121,8 +121,8 @@ def test_a_value_that_does_not_fit_fails_with_the_error_of_new(
     bad: Any = {"id": str(ID), "placed_at": "2030-01-31T08:00:00Z", "lines": [{"sku": "a", "price": "dear"}]}
     insert(engine, bad)
     behind = app.enqueue(task.new(ORDER))
-    tally = drain(app)
-    assert (tally.failed, tally.completed) == (1, 1)
+    counts = drain(app)
+    assert (counts.failed, counts.finished) == (1, 1)
     (failed,) = app.jobs.list(state="failed")
     assert (failed.reason, failed.attempts, failed.exception) == (
         "bad_payload",
@@ -172,7 +172,7 @@ def test_a_job_of_another_release_is_released_until_a_worker_takes_it(
     assert says in caplog.text
     assert not got
     make_due(engine)
-    assert drain(mine).completed == 1
+    assert drain(mine).finished == 1
     assert got == [enqueues]
     mine.close()
     other.close()
@@ -232,7 +232,7 @@ def test_a_result_is_stored_by_its_annotation(
 
     handler.__annotations__["return"] = annotation
     job = app.enqueue(app.task(name="t")(handler).new())
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
     done = app.jobs.get(job.id)
     assert (done.result, done.reason) == (stored, None)
 
@@ -244,7 +244,7 @@ def test_a_result_that_no_annotation_explains_is_null_with_a_note(app: sqlq.App,
 
     handler.__annotations__["return"] = annotation
     job = app.enqueue(app.task(name="t")(handler).new())
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
     done = app.jobs.get(job.id)
     assert (done.state, done.result) == ("finished", None)
     assert "its result is not JSON" in str(done.reason)
@@ -270,7 +270,7 @@ def test_a_result_is_read_as_annotated(app: sqlq.App, database_url: str) -> None
     )
     with pytest.raises(sqlq.NoResultError, match=rf"^job {placed.id} is available and has no result$"):
         app.result(placed)
-    assert drain(app).completed == 3
+    assert drain(app).finished == 3
     assert app.result(placed) == [ORDER]
     assert app.result(placed.id) == [ORDER]
     assert app.result(counted) == (1, 2)
@@ -324,7 +324,7 @@ def test_complete_stores_its_result_as_annotated(app: sqlq.App, engine: Engine) 
         return order
 
     job = app.enqueue(place.new(ORDER))
-    assert drain(app).completed == 1
+    assert drain(app).finished == 1
     assert app.jobs.get(job.id).result == ORDER_JSON
 
 

@@ -100,7 +100,7 @@ CREATE TABLE IF NOT EXISTS {prefix}finished_jobs (
     limit_key VARCHAR(255),
     replay_of BIGINT,
     created_at DATETIME(6) NOT NULL,
-    outcome VARCHAR(9) NOT NULL CHECK (outcome IN ('completed', 'cancelled')),
+    outcome VARCHAR(9) NOT NULL CHECK (outcome IN ('finished', 'cancelled')),
     result LONGTEXT,
     reason LONGTEXT,
     finished_at DATETIME(6) NOT NULL DEFAULT UTC_TIMESTAMP(6),
@@ -319,7 +319,7 @@ SELECT id, queue, task, CASE WHEN reserved_at IS NOT NULL THEN _utf8mb4'running'
        schedule, scheduled_for, start_by, flow_id, limit_key, blocked_by AS blocked_by, replay_of, group_key
   FROM {prefix}jobs
 UNION ALL
-SELECT id, queue, task, CASE outcome WHEN 'completed' THEN _utf8mb4'finished' COLLATE utf8mb4_nopad_bin ELSE 'cancelled' END AS state,
+SELECT id, queue, task, outcome AS state,
        priority, attempts, max_attempts,
        created_at, NULLIF(available_at, '9998-01-01') AS available_at, reserved_at, reserved_by,
        finished_at AS ended_at, TIMESTAMPDIFF(MICROSECOND, available_at, reserved_at) / 1000000e0 AS wait_seconds, reason AS error,

@@ -32,7 +32,7 @@ CREATE DOMAIN {prefix}sqlq_until AS VARCHAR(6)
     CONSTRAINT sqlq_until_check CHECK (VALUE IN ('finish', 'start', 'pruned'));
 
 CREATE DOMAIN {prefix}sqlq_outcome AS VARCHAR(9)
-    CONSTRAINT sqlq_outcome_check CHECK (VALUE IN ('completed', 'cancelled'));
+    CONSTRAINT sqlq_outcome_check CHECK (VALUE IN ('finished', 'cancelled'));
 
 CREATE DOMAIN {prefix}sqlq_reason AS VARCHAR(13)
     CONSTRAINT sqlq_reason_check CHECK (VALUE IN ('error', 'timeout', 'worker_lost', 'unknown_task', 'bad_payload', 'bad_signature'));
@@ -350,7 +350,7 @@ SELECT id, queue, task,
   FROM {prefix}jobs
 UNION ALL
 SELECT id, queue, task,
-       CASE outcome WHEN 'completed' THEN 'finished' ELSE 'cancelled' END,
+       CAST(outcome AS TEXT),
        priority, attempts, max_attempts,
        created_at, NULLIF(available_at, timestamptz '9998-01-01 00:00:00+00:00'), reserved_at, reserved_by,
        finished_at, CAST(EXTRACT(EPOCH FROM (reserved_at - available_at)) AS DOUBLE PRECISION), reason,

@@ -137,7 +137,7 @@ CREATE TABLE finished_jobs (
     start_ms BIGINT,
     expires_at INTEGER GENERATED ALWAYS AS (finished_at + retention_ms) STORED,
     PRIMARY KEY (id),
-    CONSTRAINT finished_jobs_outcome_known CHECK (outcome IN ('completed', 'cancelled')),
+    CONSTRAINT finished_jobs_outcome_known CHECK (outcome IN ('finished', 'cancelled')),
     CONSTRAINT finished_jobs_moments_in_range CHECK (
         available_at >= 0 AND available_at < 253370764800000
         AND reserved_at >= 0 AND reserved_at < 253370764800000
@@ -494,7 +494,7 @@ SELECT id, queue, task,
   FROM jobs
 UNION ALL
 SELECT id, queue, task,
-       CASE outcome WHEN 'completed' THEN 'finished' ELSE 'cancelled' END,
+       outcome,
        priority, attempts, max_attempts,
        strftime('%Y-%m-%dT%H:%M:%fZ', created_at / 1000.0, 'unixepoch'),
        strftime('%Y-%m-%dT%H:%M:%fZ', NULLIF(available_at, 253339228800000) / 1000.0, 'unixepoch'),

@@ -165,7 +165,7 @@ def _supervise(
     if code == 0:
         since = supervisor.ready_since
         seconds = None if since is None else time.monotonic() - since
-        log.info("stopped: %s", stopped(supervisor.tally, seconds), extra={"event": "stopped"})
+        log.info("stopped: %s", stopped(supervisor.counts, seconds), extra={"event": "stopped"})
     leave(code)
 
 

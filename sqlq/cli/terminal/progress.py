@@ -31,7 +31,7 @@ SHARE = 0.05
 SUMMARY_SECONDS = 60.0
 WINDOW_SECONDS = 15.0
 """The rate on a terminal is that of the last seconds."""
-FIRST = ("completed", "retried", "failed")
+FIRST = ("finished", "retried", "failed")
 
 
 class Progress(Loop):
@@ -82,8 +82,8 @@ class Progress(Loop):
         self._count_at = began + max(COUNT_SECONDS, took / SHARE)
 
     def _line(self) -> str:
-        moment, tally = time.monotonic(), self._supervisor.tally
-        done = tally["completed"]
+        moment, counts = time.monotonic(), self._supervisor.counts
+        done = counts["finished"]
         self._seen.append((moment, done))
         while len(self._seen) > 2 and self._seen[1][0] < moment - WINDOW_SECONDS:
             self._seen.popleft()
@@ -94,20 +94,20 @@ class Progress(Loop):
         parts = [f"{done:,} done", f"{rate:,.1f}/s", f"{self._supervisor.running:,} running"]
         if self._waiting is not None:
             parts.append(f"{self._waiting.number:,}{'' if self._waiting.exact else ' or more'} waiting")
-        parts += [f"{tally[name]:,} {name}" for name in ("retried", "failed") if tally[name]]
+        parts += [f"{counts[name]:,} {name}" for name in ("retried", "failed") if counts[name]]
         if self._waiting is not None and self._waiting.exact and rate > 0:
             left = (self._waiting.number + self._supervisor.running) / rate
             parts.append(f"about {span(left)} left")
         return ", ".join(parts)
 
 
-def stopped(tally: Counter[str], seconds: float | None) -> str:
-    """Return the outcomes of all attempts, how long that took, and how many completed in a second."""
-    names = (*FIRST, *sorted(tally.keys() - set(FIRST)))
-    ended = ", ".join(f"{tally[name]:,} {name}" for name in names if tally[name])
+def stopped(counts: Counter[str], seconds: float | None) -> str:
+    """Return the outcomes of all attempts, how long that took, and how many finished in a second."""
+    names = (*FIRST, *sorted(counts.keys() - set(FIRST)))
+    ended = ", ".join(f"{counts[name]:,} {name}" for name in names if counts[name])
     if not ended or seconds is None:
         return ended or "no jobs"
-    rate = f" ({tally['completed'] / max(seconds, 0.001):,.1f}/s)" if tally["completed"] else ""
+    rate = f" ({counts['finished'] / max(seconds, 0.001):,.1f}/s)" if counts["finished"] else ""
     return f"{ended} in {span(seconds)}{rate}"
 
 

@@ -143,7 +143,7 @@ def before(conn: Connection, takers: Mapping[int, str]) -> dict[int, list[Before
                 result, why, unopened = None, f"of job {depends_on} ({task}): {error}", error
         if outcome is None:
             why = f"there is no finished job {depends_on}: it failed, or its row was pruned"
-        elif outcome != "completed":
+        elif outcome != "finished":
             why = f"job {depends_on} ({task}) was cancelled"
         elif reason is not None:
             why = f"of job {depends_on} ({task}): {reason}"

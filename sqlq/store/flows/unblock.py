@@ -179,7 +179,7 @@ def _verdicts(steps: Select[Any]) -> Select[Any]:
     verdict = case(
         (_id_in(failed_jobs, before).is_not(None), case((wanted == "success", WAITS), else_=FREE)),
         (wanted == "ended", FREE),
-        (and_(wanted == "success", outcome == "completed"), FREE),
+        (and_(wanted == "success", outcome == "finished"), FREE),
         else_=NEVER,
     )
     highest = select(func.max(verdict)).where(edges.c.job_id == step).scalar_subquery()

@@ -152,7 +152,7 @@ _SOURCES: dict[State, tuple[Table, Condition]] = {
     State.AVAILABLE: (jobs, IS_UNRESERVED & _is_due),
     State.RUNNING: (jobs, IS_RESERVED),
     State.FAILED: (failed_jobs, true()),
-    State.FINISHED: (finished_jobs, finished_jobs.c.outcome == "completed"),
+    State.FINISHED: (finished_jobs, finished_jobs.c.outcome == "finished"),
     State.CANCELLED: (finished_jobs, finished_jobs.c.outcome == "cancelled"),
 }
 

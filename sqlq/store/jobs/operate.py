@@ -304,7 +304,7 @@ def replay(
                 .where(
                     chosen.where(table),
                     table.c.flow_id.is_(None),  # guard: steps-are-not-replayed
-                    *([] if chosen.ids or table is failed_jobs else [table.c.outcome == "completed"]),
+                    *([] if chosen.ids or table is failed_jobs else [table.c.outcome == "finished"]),
                     *([] if since is None else [ended_at >= since]),
                     *([] if until is None else [ended_at < until]),
                 )

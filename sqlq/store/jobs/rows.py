@@ -47,9 +47,7 @@ LIVE_STATE = case(
     else_=NEW_STATE,
 )
 
-ENDED_STATE = case(
-    (finished_jobs.c.outcome == "completed", State.FINISHED.value), else_=State.CANCELLED.value
-)
+ENDED_STATE = finished_jobs.c.outcome
 
 TABLES: tuple[tuple[Table, Expression], ...] = (
     (jobs, LIVE_STATE),

@@ -53,9 +53,9 @@ from sqlq.model.outcome import (
     NO_RESULT,
     ON_REQUEST,
     Cancelled,
-    Completed,
     ErrorText,
     Failed,
+    Finished,
     Outcome,
     Released,
     Retried,
@@ -176,8 +176,8 @@ def _written(
         return _COMPLETE, ()
     start_ms = None if course is None else course.start_ms
     match outcome:
-        case Completed(result, note):
-            return _FINISH, ("completed", result, note, start_ms)
+        case Finished(result, note):
+            return _FINISH, ("finished", result, note, start_ms)
         case Cancelled(reason):
             if reason == ON_REQUEST:
                 reason = _reason_of_request(conn, id) or reason
@@ -196,7 +196,7 @@ def _written(
     assert_never(outcome)
 
 
-_COMPLETE = Batch.of_claims({"outcome": "completed"})
+_COMPLETE = Batch.of_claims({"outcome": "finished"})
 """Without a result and claimed once, as most jobs are."""
 _FINISH = Batch.of_claims(outcome=Text, result=Text, reason=Text, start_ms=BigInteger)
 _FAIL = Batch.of_claims(reason=Text, exception=Text, message=Text, traceback=Text, start_ms=BigInteger)
@@ -265,7 +265,7 @@ _AGAIN: dict[Batch, Callable[[CTE], Mapping[str, Any]]] = {
 def complete(
     conn: Connection,
     right: Right,
-    done: Completed,
+    done: Finished,
     *,
     follow_up: NewJob | None = None,
     course: AttemptTimes | None = None,
@@ -467,7 +467,7 @@ def skip(conn: Connection, step: int, reason: str) -> bool:
         rows = dialect_of(conn).sql.lock(conn, query, waits=True)
         if rows:
             wake_lines(conn, rows)  # guard: skipping-lets-a-line-go-on
-            _finish(conn, table, [step], "completed", reason)
+            _finish(conn, table, [step], "finished", reason)
             return True
     return False
 

@@ -1,6 +1,6 @@
 """STAGE 3: an attempt, from a claimed job to its outcome.
 
-    task known? ─► payload readable? ─► arguments fit? ─► run the handler ─► its result as JSON ─► Completed
+    task known? ─► payload readable? ─► arguments fit? ─► run the handler ─► its result as JSON ─► Finished
          │               │                   │                  │
          ▼               ▼                   ▼                  ▼
      released,        Failed             released,         retry.decide

@@ -36,7 +36,7 @@ from sqlq.model.callbacks import follow_up
 from sqlq.model.checks import checked_name
 from sqlq.model.history import AttemptTimes
 from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import NO_RESULT, Completed
+from sqlq.model.outcome import NO_RESULT, Finished
 from sqlq.model.retry import scrubbed
 from sqlq.payload.codec import as_text, check_json, json_within, read_json
 from sqlq.store.flows import flows
@@ -209,7 +209,7 @@ class OwnRow:
             attempt.cancelled_at = monotonic()
 
 
-def completion(result: Any, job: ClaimedJob, task: Task[..., Any] | None) -> Completed:
+def completion(result: Any, job: ClaimedJob, task: Task[..., Any] | None) -> Finished:
     """Return the outcome of a handler that returned `result`. A return annotation, if any, defines its JSON.
 
     The job is finished whatever it returned. In place of a result that is not JSON, or too large, null is
@@ -228,7 +228,7 @@ def completion(result: Any, job: ClaimedJob, task: Task[..., Any] | None) -> Com
     else:
         size = len(text.encode())
         if size <= RESULT_BYTES:
-            return Completed(text)
+            return Finished(text)
         why = f"takes {size:,} bytes as JSON, more than {RESULT_BYTES:,}"
     log.warning(
         "job %d: %s finished, but its result %s; null is stored",
@@ -239,7 +239,7 @@ def completion(result: Any, job: ClaimedJob, task: Task[..., Any] | None) -> Com
         attempt=job.attempts,
         event="result_dropped",
     )
-    return Completed(None, f"its result {why}; null is stored")
+    return Finished(None, f"its result {why}; null is stored")
 
 
 def _storable(value: Any) -> Any:

@@ -151,12 +151,12 @@ class Parent(NoParent):
         # deadlines
         self._link.offer(leaving={"why": why, "replace": replace})
 
-    def ended(self, tally: dict[str, int]) -> None:
+    def ended(self, counts: dict[str, int]) -> None:
         """Send the outcomes of the attempts, as the last message."""
         self._over = True
         if self._meter is not None:
             self._meter.flush(lambda numbers: self._link.send(metrics=numbers))
-        self._link.send(ended=tally)
+        self._link.send(ended=counts)
 
     def beat(self) -> None:
         self.box.beat()

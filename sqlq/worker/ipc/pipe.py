@@ -20,7 +20,7 @@ from typing import Any
 
 from sqlq.events import JobEvent
 from sqlq.model.job import ClaimedJob, Progress
-from sqlq.model.outcome import Cancelled, Completed, ErrorText, Failed, Released, Retried, SelfCompleted
+from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Released, Retried, SelfCompleted
 from sqlq.worker.ipc import forkserver
 from sqlq.worker.ipc.forkserver import GROUP_SIGNALS, Forked
 from sqlq.worker.threads.log import log
@@ -32,7 +32,7 @@ _encode, _decode = json.JSONEncoder().encode, json.JSONDecoder().decode
 _SENT: dict[str, type[Any]] = {
     kind.__name__: kind
     for kind in (
-        *(Cancelled, ClaimedJob, Completed, ErrorText, Failed, Progress, Released, Retried, SelfCompleted),
+        *(Cancelled, ClaimedJob, Finished, ErrorText, Failed, Progress, Released, Retried, SelfCompleted),
         JobEvent,
     )
 }

@@ -7,7 +7,7 @@ from typing import Self
 
 from sqlq.config.durations import Duration, milliseconds, readable
 from sqlq.errors import ConfigurationError
-from sqlq.worker.settle.settle import Tally
+from sqlq.worker.settle.settle import Counts
 
 STARTED_BEFORE = "this worker has been started before: make another one by app.worker()"
 
@@ -22,7 +22,7 @@ class Background:
     def __init__(self) -> None:
         self._is_ready = threading.Event()
 
-    def run(self) -> Tally:
+    def run(self) -> Counts:
         """Work until stopped."""
         raise NotImplementedError
 

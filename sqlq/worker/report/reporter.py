@@ -12,9 +12,9 @@ from sqlq.errors import JobTimeoutError, WorkerLostError
 from sqlq.events import Events, JobEvent
 from sqlq.model.outcome import (
     Cancelled,
-    Completed,
     ErrorText,
     Failed,
+    Finished,
     Outcome,
     Released,
     Retried,
@@ -147,7 +147,7 @@ def _first_line(text: str) -> str:
 
 
 NAMES: dict[type[Any], str] = {
-    Completed: "finished",
+    Finished: "finished",
     Cancelled: "cancelled",
     Retried: "retried",
     Failed: "failed",

@@ -28,9 +28,9 @@ from sqlq.model.history import AttemptTimes
 from sqlq.model.outcome import (
     GOES_ON,
     Cancelled,
-    Completed,
     ErrorText,
     Failed,
+    Finished,
     Outcome,
     Released,
     Retried,
@@ -62,10 +62,10 @@ MOST_WITH_LOCALS = 10
 
 
 @dataclass
-class Tally:
+class Counts:
     """How many attempts ended how, in one run of a worker. Its fields are called as the kinds of outcomes."""
 
-    completed: int = 0
+    finished: int = 0
     retried: int = 0
     failed: int = 0
     released: int = 0
@@ -77,7 +77,7 @@ class Tally:
 
 
 _FIELDS: dict[type[Any], str] = {
-    kind: kind.__name__.lower() for kind in (Completed, Retried, Failed, Released, Cancelled)
+    kind: kind.__name__.lower() for kind in (Finished, Retried, Failed, Released, Cancelled)
 }
 Item = tuple[Attempt, Outcome]
 
@@ -132,7 +132,7 @@ class Settler(Loop):
         """When the database last refused an outcome of a task."""
         self._with_locals: deque[ref[Attempt]] = deque()
         """The newest failures, whose exceptions have the locals of their frames."""
-        self.tally = Tally()
+        self.counts = Counts()
 
     def settle(self, job: Attempt, outcome: Outcome) -> None:
         """Take an outcome to write; returns at once.
@@ -278,7 +278,7 @@ class Settler(Loop):
         for right, (job, outcome) in completed.items():
             assert isinstance(outcome, SelfCompleted)
             # guard: complete-is-asked-for
-            self._pending[right] = (job, Completed() if right in settled else outcome.otherwise)
+            self._pending[right] = (job, Finished() if right in settled else outcome.otherwise)
         self._end(settled, fates)
 
     def _write_together(self, some: Sequence[Right]) -> None:
@@ -300,7 +300,7 @@ class Settler(Loop):
                 if fates.get(right) is lease.Fate.LOST:  # guard: lost-is-not-settled
                     self._lost(job, outcome)
                     continue
-                self.tally.count(outcome)
+                self.counts.count(outcome)
                 if isinstance(outcome, (Retried, Released)):
                     self._signals.due_at(monotonic() + (outcome.delay_ms or 0) / 1000)
                 self._reporter.ended(job, outcome)
@@ -337,7 +337,7 @@ class Settler(Loop):
             tell_idle(self._database)
 
     def _lost(self, job: Attempt, outcome: Outcome) -> None:
-        self.tally.lost += 1
+        self.counts.lost += 1
         text = "the lease was lost before %s ended; its outcome (%s) does not count"
         job.log_error("lost", text, job.task, NAMES[type(outcome)])
         self._reporter.lost(job, "the lease was lost before the attempt ended")
@@ -391,7 +391,7 @@ class Settler(Loop):
     def _settlement(self, job: Attempt, outcome: Outcome) -> Settlement:
         """Return the settlement of an attempt that ended with this outcome."""
         encryption = self._database.encryption
-        if type(outcome) is Completed and job.is_first_claim:  # guard: a-first-attempt-has-no-line
+        if type(outcome) is Finished and job.is_first_claim:  # guard: a-first-attempt-has-no-line
             return settlement(job.claimed, outcome, encryption=encryption)
         if type(outcome) is Released and job.claimed.late_ms is not None and job.started is not None:
             outcome = replace(outcome, in_time=True)
@@ -410,10 +410,10 @@ def _plainer(outcome: Outcome) -> Sequence[Outcome]:
         "sqlq.errors.SqlqError", "the error of this attempt could not be stored; the worker's log has it"
     )
     match outcome:
-        case Completed(result):
+        case Finished(result):
             return [
                 replace(outcome, result=_escaped(result)),  # guard: what-an-encoding-lacks-is-escaped
-                Completed(None, "its result could not be stored; null is"),
+                Finished(None, "its result could not be stored; null is"),
             ]
         case Cancelled(reason):
             return [Cancelled(_escaped(reason)), Cancelled(None)]

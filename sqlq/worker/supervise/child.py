@@ -62,7 +62,7 @@ class Child(Process):
             )
         finally:
             os.close(box_fd)
-        self.tally: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         try:
             self.link.listen("sqlq-receive", partial(hear, self), f"worker process {self.process.pid}")
         except BaseException:  # guard: nobody-works-unheard

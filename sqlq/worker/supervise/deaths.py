@@ -46,7 +46,7 @@ class Deaths:
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
         self.waiting: list[Dead] = []
-        self.tally: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         """How the attempts of dead workers ended."""
 
     def release(self, database: Database) -> float:
@@ -91,7 +91,7 @@ class Deaths:
         unblock.after_losses(database, taken)
         self._reporter.rescued(taken, why)
         ended = Counter("failed" if job.failed else "retried" for job in taken)
-        self.tally = self.tally + ended + Counter(released=len(back))  # guard: lost-jobs-are-counted
+        self.counts = self.counts + ended + Counter(released=len(back))  # guard: lost-jobs-are-counted
         if back:
             log.info("%d jobs that worker %s had not started are given back", len(back), worker)
         if later:

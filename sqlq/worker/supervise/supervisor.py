@@ -131,8 +131,8 @@ def _named(job: Started) -> str:
     return f"job {id} ({task}{', past its timeout' if until <= monotonic() else ''})"
 
 
-def _counted(tally: dict[str, int]) -> Counter[str]:
-    return Counter({name: int(number) for name, number in tally.items()})
+def _counted(counts: dict[str, int]) -> Counter[str]:
+    return Counter({name: int(number) for name, number in counts.items()})
 
 
 class Supervisor:
@@ -201,11 +201,11 @@ class Supervisor:
             child.kill()
 
     @property
-    def tally(self) -> Counter[str]:
+    def counts(self) -> Counter[str]:
         """How many attempts ended how so far. A child that died counts with the attempts it had reported, and
         those that were ended for it."""
-        ended = self._ended + self._heartbeat.deaths.tally
-        return sum((child.tally for child in list(self._children)), ended)
+        ended = self._ended + self._heartbeat.deaths.counts
+        return sum((child.counts for child in list(self._children)), ended)
 
     @property
     def running(self) -> int:
@@ -315,12 +315,12 @@ class Supervisor:
         child.stage = Stage.LEAVING
         log.info("worker process %d ends (%s); another takes its place", child.process.pid, message["why"])
 
-    def _has_ended(self, child: Child, tally: dict[str, int]) -> None:
+    def _has_ended(self, child: Child, counts: dict[str, int]) -> None:
         child.has_reported = True
-        child.tally = _counted(tally)
+        child.counts = _counted(counts)
 
     def _report(self, child: Child, message: Message) -> None:
-        child.tally = _counted(message["tally"])
+        child.counts = _counted(message["counts"])
         child.running = int(message["running"])
         child.idle_ms = float(message["idle_ms"])
         longest = self._options.max_idle_ms
@@ -336,7 +336,7 @@ class Supervisor:
         if child not in self._children or (status := child.end()) is None:
             return
         self._children.remove(child)
-        self._ended = self._ended + child.tally  # read by other threads
+        self._ended = self._ended + child.counts  # read by other threads
         started = child.box.read()
         child.close()
         how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"

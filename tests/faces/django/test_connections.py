@@ -58,5 +58,5 @@ def test_no_attempt_meets_a_connection_that_was_lost(
         failures = conn.execute(text("SELECT message FROM failed_jobs")).all()
     engine.dispose()
     assert not failures
-    assert {tuple(row) for row in rows} == {(1, "completed")}
+    assert {tuple(row) for row in rows} == {(1, "finished")}
     assert len(rows) == 3 * TIMES

@@ -11,7 +11,7 @@ import sqlq
 from sqlq.admin.verbs import VERBS
 from sqlq.model.job import State
 from tests import claims as claim
-from tests.faces.web.visitor import Completed, Visitor, end, failed
+from tests.faces.web.visitor import Finished, Visitor, end, failed
 
 FOR_TEN_MINUTES: dict[str, Any] = {"lasting": "10m"}
 IN_TWO_HOURS: dict[str, Any] = {"delay": "2h"}
@@ -93,7 +93,7 @@ def test_the_second_operator_sees_that_a_job_was_retried(shop: sqlq.App) -> None
 def test_an_action_on_a_filter_keeps_to_the_state_of_the_tab(shop: sqlq.App) -> None:
     enqueue(shop, 4)
     end(shop, failed(), 1)
-    end(shop, Completed(), 1)
+    end(shop, Finished(), 1)
     shop.jobs.cancel(enqueue(shop, 1))
     enqueue(shop, 2, delay="1h")
     enqueue(shop, 2, limit=sqlq.Limit("stripe", running=1))
@@ -161,7 +161,7 @@ def test_a_waiting_job_is_moved_to_now_or_later(shop: sqlq.App) -> None:
 
 def test_an_ended_job_is_replayed(shop: sqlq.App) -> None:
     enqueue(shop)
-    (id,) = end(shop, Completed())
+    (id,) = end(shop, Finished())
     assert "replayed 1 job as" in Visitor(shop).done("replay", id=id, confirmed="yes")
     assert [job.replay_of for job in shop.jobs.list(state="available")] == [id]
 

@@ -15,7 +15,7 @@ import sqlq
 from sqlq.store import health
 from sqlq.store.jobs.failed import TRACE_CHARACTERS, traces
 from sqlq.web import pages
-from tests.faces.web.visitor import Completed, Visitor, end, failed
+from tests.faces.web.visitor import Finished, Visitor, end, failed
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
@@ -26,7 +26,7 @@ SELECT CASE WHEN n % 100 < 99 THEN 'mail' ELSE 'rare' END, 'shop.send', repeat('
        now() + ((n % 10 - 8) || ' minutes')::interval, 'tenant-' || n % 1000
   FROM generate_series(1, {waiting}) n;
 INSERT INTO finished_jobs (id, {columns}, outcome, finished_at)
-SELECT 1000000 + n, {values}, 'completed', t
+SELECT 1000000 + n, {values}, 'finished', t
   FROM (SELECT n, now() - (n * 50 || ' ms')::interval AS t FROM generate_series(1, {waiting}) n) AS ended;
 INSERT INTO failed_jobs (id, {columns}, reason, exception, message, traceback, failed_at)
 SELECT 2000000 + n, {values}, 'error', 'ValueError', 'order ' || n || ' has no box',
@@ -164,7 +164,7 @@ def test_a_slow_query_is_cached_longer(app: sqlq.App, monkeypatch: pytest.Monkey
 def test_lists_of_jobs_read_no_large_field(app: sqlq.App) -> None:
     secret = "x" * 10_000
     task = app.task(name="send", max_attempts=1)(lambda text="": None)
-    for outcome in (Completed(result=f'"{secret}"'), failed("boom", secret)):
+    for outcome in (Finished(result=f'"{secret}"'), failed("boom", secret)):
         app.enqueue(task.new(secret))
         end(app, outcome)
     app.enqueue(task.new(secret))

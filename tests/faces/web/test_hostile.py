@@ -17,7 +17,7 @@ import sqlq
 from sqlq.config.command_hint import STEERS
 from sqlq.schema.tables import metadata
 from tests import claims as claim
-from tests.faces.web.visitor import Completed, Visitor, end, failed
+from tests.faces.web.visitor import Finished, Visitor, end, failed
 
 CANARY = "\"'><script>x</script><img src=x onerror=y>\x1b[2J\u202e{{7777*7777}}"
 LONG = "A" * (1 << 18)
@@ -97,7 +97,7 @@ def hostile(app: sqlq.App, engine: Engine) -> sqlq.App:
     app.schedules.add("s", send.new(), sqlq.Schedule(every="1h"))
     app.limits.set("k", running=1)
     end(app, failed())
-    end(app, Completed('"r"'))
+    end(app, Finished('"r"'))
     app.enqueue(flow)
     with app.database.begin() as conn:
         claim.claim(conn, ["default"], limit=1, owner="w", lease_ms=600_000)

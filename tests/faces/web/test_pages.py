@@ -21,7 +21,7 @@ from sqlq.admin.queues import Queues
 from sqlq.store.limits import admit
 from sqlq.web import Role, api
 from tests.faces.command import Command
-from tests.faces.web.visitor import Completed, Visitor, end, failed
+from tests.faces.web.visitor import Finished, Visitor, end, failed
 from tests.waiting import wait_until
 
 
@@ -39,7 +39,7 @@ def ids(page: str) -> list[int]:
 
 def test_the_overview_shows_queues_and_their_pace(shop: sqlq.App) -> None:
     shop.enqueue_many([shop.named("send").new(i) for i in range(3)])
-    end(shop, Completed())
+    end(shop, Finished())
     end(shop, failed())
     page = Visitor(shop).page()
     assert "No worker is running" in page
@@ -77,7 +77,7 @@ def test_jobs_are_filtered_by_the_address(shop: sqlq.App) -> None:
 
 def test_pages_of_jobs_follow_each_other_without_a_gap(shop: sqlq.App) -> None:
     made = [job.id for job in shop.enqueue_many([shop.named("send").new(i) for i in range(120)])]
-    end(shop, Completed(), 40)
+    end(shop, Finished(), 40)
     end(shop, failed(), 30)
     visitor, seen, path = Visitor(shop), list[int](), "/jobs"
     while True:
@@ -178,7 +178,7 @@ def test_the_api_and_the_commands_return_the_same_bytes(shop: sqlq.App, sqlq_: C
     shop.enqueue(flow)
     shop.enqueue(send.new(3).set(limit=sqlq.Limit("stripe", running=2), label="red", group="g"))
     admit.look(shop.database)
-    end(shop, Completed('{"token": 1}'))
+    end(shop, Finished('{"token": 1}'))
     end(shop, failed())
     shop.schedules.add("nightly", send.new(7), sqlq.Schedule(cron="0 3 * * *"))
     with shop.acting_as("ada"):

@@ -9,7 +9,7 @@ from typing import Any
 from werkzeug.test import Client, TestResponse
 
 import sqlq
-from sqlq.model.outcome import Completed, ErrorText, Failed, Outcome, Settlement
+from sqlq.model.outcome import ErrorText, Failed, Finished, Outcome, Settlement
 from sqlq.store.jobs import settle
 from sqlq.web import Role, User, wsgi
 from sqlq.web.access import Authorize
@@ -81,4 +81,4 @@ def failed(message: str = "boom", trace: str | None = None, exception: str = "Va
     return Failed("error", ErrorText(exception, message, trace))
 
 
-__all__ = ["HOST", "Completed", "Visitor", "end", "failed"]
+__all__ = ["HOST", "Finished", "Visitor", "end", "failed"]

@@ -280,7 +280,7 @@ class Work(TransactionTestCase):
         for task, returned in ((django_tasks.pay, order.id), (django_tasks.apay, order.id)):
             with self.subTest(task):
                 result = task.enqueue(order.id)
-                self.assertEqual(drain(app).completed, 1)
+                self.assertEqual(drain(app).finished, 1)
                 result.refresh()
                 self.assertEqual(result.status, TaskResultStatus.SUCCESSFUL)
                 self.assertIs(result.is_finished, True)

@@ -315,14 +315,14 @@ class InTransactionsOfTheirOwn(TransactionTestCase):
         orders = [Order.objects.create() for _ in range(3)]
         for task, order in zip((pay, apay, pay_in_turn), orders, strict=True):
             app.enqueue(task.new(order.id))
-        self.assertEqual(drain(app), sqlq.testing.Tally(completed=4))
+        self.assertEqual(drain(app), sqlq.testing.Counts(finished=4))
         self.assertEqual(Order.objects.filter(paid=True).count(), 3)
 
     @needs_a_file
     async def test_an_asynchronous_test_may_drain(self):
         order = await Order.objects.acreate()
         await app.aenqueue(apay.new(order.id))
-        self.assertEqual(await sync_to_async(drain)(app), sqlq.testing.Tally(completed=1))
+        self.assertEqual(await sync_to_async(drain)(app), sqlq.testing.Counts(finished=1))
         await order.arefresh_from_db()
         self.assertTrue(order.paid)
 
