@@ -23,5 +23,5 @@ def wait_to_be_killed(file: str) -> None:
     """Note the start; in the first attempt wait."""
     with open(file, "a") as starts:  # noqa: PTH123 - as quick as can be
         starts.write(f"{os.getpid()} {time.time()}\n")
-    if sqlq.current_job().attempts == 1:
+    if sqlq.current_job().attempt == 1:
         threading.Event().wait(300)

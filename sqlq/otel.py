@@ -87,7 +87,7 @@ class _Spans:
         context, links = self._context(running)
         attributes = _attributes("process", running) | {
             "messaging.message.id": str(running.id),
-            "sqlq.attempt": running.attempts,
+            "sqlq.attempt": running.attempt,
             "sqlq.max_attempts": running.max_attempts,
         }
         with self._tracer.start_as_current_span(
@@ -127,7 +127,7 @@ class _Spans:
                 links.append(Link(creation))
         with self._lock:
             before = self._before.pop(running.id, None)
-        if before is not None and running.attempts > 1:
+        if before is not None and running.attempt > 1:
             links.append(Link(before))
         return context, links
 

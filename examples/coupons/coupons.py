@@ -54,7 +54,7 @@ def give_coupons(campaign: str) -> int:
             given, last = given + len(ids), ids[-1]
             job.checkpoint(session, [given, last])
         job.progress(given)
-        if job.cancelled:
+        if job.should_stop():
             return given
 
 

@@ -224,7 +224,7 @@ def test_a_running_handler_sees_the_cancel_and_its_job_ends_as_cancelled(
 
     def waits() -> None:
         started.set()
-        wait_until(lambda: sqlq.current_job().cancelled, timeout=30, what="the request")
+        wait_until(lambda: sqlq.current_job().should_stop(), timeout=30, what="the request")
 
     started = threading.Event()
     id = app.enqueue(app.task(name="waits")(waits_async if is_async else waits).new()).id

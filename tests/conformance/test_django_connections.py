@@ -176,7 +176,7 @@ def test_a_handler_completes_in_a_transaction_of_djangos(
     @app.task(name="shop.pay", max_attempts=2, backoff="0s")
     def pay() -> None:
         own = django.db.connections[connection.alias]
-        attempt = sqlq.current_job().attempts
+        attempt = sqlq.current_job().attempt
         with sqlq.current_job().completing(own) as same:
             assert same is own
             order(own, attempt)

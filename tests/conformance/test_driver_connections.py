@@ -733,12 +733,12 @@ def test_a_handlers_writes_and_its_completion_commit_together(
         running = sqlq.current_job()
         with Caller(database_url, mode) as caller:
             caller.begin()
-            if running.attempts == 2:
+            if running.attempt == 2:
                 caller.order(2)
             complete(caller, running, {"paid": 1})
-            if running.attempts == 1:  # what comes first in a transaction has begun it
+            if running.attempt == 1:  # what comes first in a transaction has begun it
                 caller.order(1)
-            caller.rollback() if running.attempts == 1 else caller.commit()
+            caller.rollback() if running.attempt == 1 else caller.commit()
 
     followed: list[sqlq.JobOutcome] = []
 
@@ -767,7 +767,7 @@ def test_a_callback_commits_with_the_completion_of_its_job(
         with Caller(database_url, mode) as caller:
             caller.begin()
             complete(caller, sqlq.current_job())
-            caller.rollback() if sqlq.current_job().attempts == 1 else caller.commit()
+            caller.rollback() if sqlq.current_job().attempt == 1 else caller.commit()
 
     done = run_one(app, pay, on_success=thank)
     assert heard == [sqlq.JobOutcome(done.id, "t", "default", "finished", 2)]
@@ -784,8 +784,8 @@ def test_complete_begins_a_transaction_of_its_own(
             async def apay() -> None:
                 async with running.acompleting(caller.connection, 1) as conn:
                     assert conn is caller.connection
-                    await caller.executing(f"INSERT INTO orders VALUES ({running.attempts})")
-                    if running.attempts == 1:
+                    await caller.executing(f"INSERT INTO orders VALUES ({running.attempt})")
+                    if running.attempt == 1:
                         raise ZeroDivisionError
 
             if mode.is_async:
@@ -793,8 +793,8 @@ def test_complete_begins_a_transaction_of_its_own(
             else:
                 with running.completing(caller.connection, 1) as conn:
                     assert conn is caller.connection
-                    caller.order(running.attempts)
-                    if running.attempts == 1:
+                    caller.order(running.attempt)
+                    if running.attempt == 1:
                         raise ZeroDivisionError
 
     done = run_one(app, pay)
@@ -846,12 +846,12 @@ def test_complete_refuses_a_connection_without_a_transaction(
 def test_a_zombie_cannot_complete(app: sqlq.App, watch: Engine, database_url: str, mode: Mode) -> None:
     def pay() -> None:
         running = sqlq.current_job()
-        if running.attempts == 1:
+        if running.attempt == 1:
             with watch.begin() as conn:
                 conn.execute(text("UPDATE jobs SET lease_token = lease_token + 1"))
         with Caller(database_url, mode) as caller:
             caller.begin()
-            caller.order(running.attempts)
+            caller.order(running.attempt)
             with pytest.raises(sqlq.LeaseLostError):
                 complete(caller, running)
             caller.rollback()

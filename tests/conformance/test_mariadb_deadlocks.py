@@ -163,7 +163,7 @@ def test_a_handler_whose_transaction_was_undone_completes_nothing(app: sqlq.App,
         take = text(f"SELECT id FROM jobs WHERE id = {running.id} FOR UPDATE")
         with Session(watch) as session:
             session.execute(text("INSERT INTO orders VALUES (1)"))
-            if running.attempts > 1:
+            if running.attempt > 1:
                 running.complete(session)
                 session.commit()
                 return

@@ -232,7 +232,7 @@ def declare(app: sqlq.App, engine: Engine) -> dict[str, Any]:
 
     def moves(n: int = 0) -> None:
         job = sqlq.current_job()
-        if job.queue == "default" and job.attempts == 1:
+        if job.queue == "default" and job.attempt == 1:
             raise sqlq.Retry("0s", priority=3, queue="other")
 
     options: dict[str, Any] = {"max_attempts": 2, "backoff": "0s"}

@@ -175,7 +175,7 @@ def test_jobs_run_and_are_shown_whatever_is_set(
 
         @app.task(name="retry", backoff="0s")
         def retry() -> str:
-            if sqlq.current_job().attempts == 1:
+            if sqlq.current_job().attempt == 1:
                 raise ValueError(TEXT)
             return "retried"
 

@@ -37,7 +37,7 @@ def slow():
 @app.task(name="endless")
 def endless():
     logging.getLogger("shop").warning("look here")
-    while not sqlq.current_job().cancelled:
+    while not sqlq.current_job().should_stop():
         time.sleep(0.05)
 
 @app.task(name="dies", max_attempts=1)

@@ -26,15 +26,15 @@ app = sqlq.App()
 @app.task(max_attempts=5, backoff="10ms")
 def odd() -> str:
     job = sqlq.current_job()
-    if job.attempts == 1:
+    if job.attempt == 1:
         raise ValueError("no van\\nat all")
-    if job.attempts == 2:
+    if job.attempt == 2:
         os._exit(9)
     if not Path("snoozed").exists():
         Path("snoozed").touch()
         raise sqlq.Snooze("10ms")
     if not Path("mended").exists():
-        raise sqlq.Retry("0s") if job.attempts < 5 else LookupError("no box")
+        raise sqlq.Retry("0s") if job.attempt < 5 else LookupError("no box")
     return "sent"
 """
 

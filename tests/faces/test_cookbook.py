@@ -324,7 +324,7 @@ def test_a_recipe_makes_one_issue_of_a_failed_job(
         def charge(tenant: str) -> None:
             sentry_sdk.set_tag("tenant", tenant)
             sentry_sdk.capture_message("asking the bank")
-            raise ValueError(f"declined {sqlq.current_job().attempts}")
+            raise ValueError(f"declined {sqlq.current_job().attempt}")
 
         @app.task(name="shop.wait")
         def wait() -> None:

@@ -857,7 +857,7 @@ class TestPython:
 
         @app.task(name="shop.look")
         def look() -> str:
-            if name == "translate" and sqlq.current_job().attempts == 1:
+            if name == "translate" and sqlq.current_job().attempt == 1:
                 raise RateLimited
             return str(names["correlation_id"].get()) if name == "correlation" else ""
 

@@ -55,17 +55,17 @@ class Shop:
 
         @app.task(name="shop.bad", max_attempts=3, backoff="1h")
         def bad() -> None:
-            done.append(sqlq.current_job().attempts)
+            done.append(sqlq.current_job().attempt)
             raise LookupError("no such order")
 
         @app.task(name="shop.signal", max_attempts=3)
         def signal(which: str) -> None:
-            done.append(sqlq.current_job().attempts)
+            done.append(sqlq.current_job().attempt)
             match which:
                 case "retry":
                     raise sqlq.Retry("1h")
                 case "once":
-                    if sqlq.current_job().attempts == 1:
+                    if sqlq.current_job().attempt == 1:
                         raise sqlq.Retry("1h")
                 case "cause":
                     raise sqlq.Retry("1h") from LookupError("mail server")

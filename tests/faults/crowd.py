@@ -57,7 +57,7 @@ def enqueue_and_work(url: str, number: int, chance: random.Random, over: threadi
 
     @app.task(name="crowd", max_attempts=20, backoff="0s")
     def crowd(n: int) -> None:
-        if n % 10 == 0 and sqlq.current_job().attempts == 1:
+        if n % 10 == 0 and sqlq.current_job().attempt == 1:
             raise ValueError(n)
         ran(n)
 

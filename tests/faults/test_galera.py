@@ -70,7 +70,7 @@ def lost_transactions(nodes: Sequence[Node]) -> int:
 def test_a_single_node_works_as_a_server_alone(galera: Sequence[Node], urls: list[str]) -> None:
     before = lost_transactions(galera)
     with closing(sqlq.App(urls[1])) as app:
-        fails_once = app.task(name="fails", backoff="0s")(lambda: 1 // (sqlq.current_job().attempts - 1))
+        fails_once = app.task(name="fails", backoff="0s")(lambda: 1 // (sqlq.current_job().attempt - 1))
         plain = app.task(name="plain")(lambda n: n)
         app.enqueue_many([plain.new(n).set(unique_key=f"key {n}") for n in range(200)])
         assert not app.enqueue(plain.new(1).set(unique_key="key 1")).created

@@ -40,7 +40,7 @@ def note(what, key, n):
 def run(key, n):
     note("begin", key, n)
     threading.Event().wait(0.1)
-    if n % 7 == 3 and sqlq.current_job().attempts == 1:
+    if n % 7 == 3 and sqlq.current_job().attempt == 1:
         note("end", key, n)
         raise ValueError("not yet")
     note("end", key, n)

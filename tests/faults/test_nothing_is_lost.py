@@ -221,7 +221,7 @@ def test_settles_survive_a_lost_reply_to_commit(app: sqlq.App, monkeypatch: pyte
 
     @app.task(name="t", backoff="0s", max_attempts=9)
     def odd_at_first(n: int) -> None:
-        if n % 2 == 0 and sqlq.current_job().attempts == 1:
+        if n % 2 == 0 and sqlq.current_job().attempt == 1:
             raise ValueError(n)
         finished.append(n)
 

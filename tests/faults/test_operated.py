@@ -64,7 +64,7 @@ async def loop(n: int, card: str) -> str:
 @app.task(**often)
 def second(n: int, card: str) -> str:
     nap()
-    if sqlq.current_job().attempts == 1:
+    if sqlq.current_job().attempt == 1:
         raise ValueError("not yet")
     return f"{n} {card}"
 

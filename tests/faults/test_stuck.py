@@ -38,7 +38,7 @@ if os.path.exists("hangs"):
 def begin():
     job = sqlq.current_job()
     with open("ran.txt", "a") as file:
-        print(job.id, os.getpid(), job.attempts, file=file)
+        print(job.id, os.getpid(), job.attempt, file=file)
     return job
 
 def hold_the_interpreter():

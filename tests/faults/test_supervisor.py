@@ -53,11 +53,11 @@ def poison():
 def wait():
     """Runs until it is let go, in its first attempt."""
     note("wait")
-    if sqlq.current_job().attempts == 1:
+    if sqlq.current_job().attempt == 1:
         until("go")
 
 def until(file):
-    while not os.path.exists(file) and not sqlq.current_job().cancelled:
+    while not os.path.exists(file) and not sqlq.current_job().should_stop():
         time.sleep(0.01)
 
 @app.task(isolate=True, timeout="500ms", max_attempts=1)

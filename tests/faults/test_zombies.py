@@ -45,7 +45,7 @@ WAYS = {
     "retry": "raise sqlq.Retry('0s')",
     "snooze": "raise sqlq.Snooze('0s')",
     "cancel": "raise sqlq.Cancel('by the zombie')",
-    "heartbeat": "wait_until(lambda: sqlq.current_job().cancelled, timeout=60)",
+    "heartbeat": "wait_until(lambda: sqlq.current_job().should_stop(), timeout=60)",
     "release": "threading.Event().wait(60)",
 }
 """The actions of a handler once its worker has woken.

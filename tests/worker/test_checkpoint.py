@@ -95,12 +95,12 @@ def test_the_next_attempt_goes_on_where_the_last_one_committed(
             session.execute(insert(given).values(n=n))
             job.checkpoint(session, n + 1)
             assert job.cursor == n + 1
-            if n == job.attempts - 1 and dies == "before the commit":
+            if n == job.attempt - 1 and dies == "before the commit":
                 session.close() if kind != "scoped_session" else session.remove()
                 raise RuntimeError("no")
             session.commit()
             session.close()
-            if n == job.attempts - 1:
+            if n == job.attempt - 1:
                 raise RuntimeError("no")
 
     done = run_one(app, give, max_attempts=10)
@@ -123,7 +123,7 @@ def test_async_handlers_continue_at_their_checkpoint(
                     await session.execute(insert(given).values(n=n))
                     await job.acheckpoint(session, n + 1)
                     await session.commit()
-                if job.attempts == 1:
+                if job.attempt == 1:
                     raise RuntimeError("no")
 
     done = run_one(app, give)
@@ -148,7 +148,7 @@ def test_checkpoints_on_drivers_connections_continue(
                 caller.begin()
                 caller.execute(f"INSERT INTO given (n) VALUES ({n})")
                 checkpoint_by(caller, job, n + 1)
-                if n == 1 and job.attempts == 1:
+                if n == 1 and job.attempt == 1:
                     caller.rollback()
                     raise RuntimeError("no")
                 caller.commit()
@@ -227,7 +227,7 @@ def test_a_checkpoint_after_a_rolled_back_one_is_refused(app: sqlq.App, shop: En
             with Session(shop) as session:
                 session.execute(insert(given).values(n=n))
                 job.checkpoint(session, n + 1)
-                if n == 2 and job.attempts == 1:
+                if n == 2 and job.attempt == 1:
                     session.rollback()
                 else:
                     session.commit()
@@ -446,7 +446,7 @@ def test_a_handler_in_a_thread_sees_at_a_checkpoint_that_an_operator_cancels(
     def give() -> None:
         job = sqlq.current_job()
         for n in range(SLICES):
-            if job.cancelled:
+            if job.should_stop():
                 return
             with Session(shop) as session, session.begin():
                 session.execute(insert(given).values(n=n))
@@ -481,8 +481,8 @@ def test_each_step_is_done_once(app: sqlq.App, shop: Engine) -> None:
                     slices.finish(session)
                 else:
                     slices.checkpoint(session, n + 1)
-            seen.append((job.attempts, n))
-            if n == 10 + job.attempts - 1 and job.attempts < 3:
+            seen.append((job.attempt, n))
+            if n == 10 + job.attempt - 1 and job.attempt < 3:
                 raise RuntimeError("no")
         last = job.step("last")
         assert (first.done, slices.done, last.done, last.cursor) == (True, True, False, None)
@@ -509,7 +509,7 @@ def test_steps_of_async_handlers_run_once(app: sqlq.App, shop: Engine, database_
                     await step.acheckpoint(session, "half")
                 async with step.afinishing(engine) as session:
                     await session.execute(insert(given).values(n=n + 10))
-                if job.attempts == 1:
+                if job.attempt == 1:
                     raise RuntimeError("no")
 
     done = run_one(app, handler)
@@ -520,8 +520,8 @@ def test_an_exception_in_a_step_rolls_it_back(app: sqlq.App, shop: Engine) -> No
     def handler() -> None:
         job = sqlq.current_job()
         with job.step("one").finishing(shop) as session:
-            session.execute(insert(given).values(n=job.attempts))
-            if job.attempts == 1:
+            session.execute(insert(given).values(n=job.attempt))
+            if job.attempt == 1:
                 raise RuntimeError("no")
 
     done = run_one(app, handler)
@@ -574,7 +574,7 @@ def test_checkpoints_work_inline(app: sqlq.App, shop: Engine) -> None:
             with Session(shop) as session, session.begin():
                 session.execute(insert(given).values(n=n))
                 job.checkpoint(session, n + 1)
-            if n == 1 and job.attempts == 1:
+            if n == 1 and job.attempt == 1:
                 raise sqlq.Retry
 
     task = app.task(name="t")(give)
@@ -595,7 +595,7 @@ def test_a_rolled_back_savepoint_undoes_its_checkpoint_inline(app: sqlq.App, sho
             with session.begin_nested() as savepoint:
                 job.checkpoint(session, 2)
                 savepoint.rollback()
-        if job.attempts == 1:
+        if job.attempt == 1:
             raise sqlq.Retry
 
     with inline(app):
@@ -614,7 +614,7 @@ def test_an_eager_job_continues_at_its_committed_checkpoint(shop: Engine, kind: 
             for n in range(job.cursor or 0, SLICES):
                 session.execute(insert(given).values(n=n))
                 job.checkpoint(session, n + 1)
-                if n == 2 and job.attempts == 1:
+                if n == 2 and job.attempt == 1:
                     session.rollback()
                     session.execute(insert(given).values(n=100))
                     session.commit()

@@ -103,9 +103,9 @@ def test_async_handlers_complete_their_jobs(
 def test_a_rollback_after_complete_is_a_failed_attempt_with_the_reason(app: sqlq.App, shop: Engine) -> None:
     def pay() -> None:
         with Session(shop) as session:
-            session.execute(insert(payments).values(n=sqlq.current_job().attempts))
+            session.execute(insert(payments).values(n=sqlq.current_job().attempt))
             sqlq.current_job().complete(session)
-            if sqlq.current_job().attempts == 2:
+            if sqlq.current_job().attempt == 2:
                 session.commit()
 
     done = run_one(app, pay)
@@ -150,8 +150,8 @@ def test_effects_and_callbacks_commit_together_on_an_unconfigured_engine(
     @app.task(name="pay", max_attempts=2, backoff="0s")
     def pay() -> None:
         with sqlq.current_job().completing(plain) as session:
-            session.execute(insert(payments).values(n=sqlq.current_job().attempts))
-            if sqlq.current_job().attempts == 1:
+            session.execute(insert(payments).values(n=sqlq.current_job().attempt))
+            if sqlq.current_job().attempt == 1:
                 session.execute(text("INSERT INTO no_such_table VALUES (1)"))
 
     job = app.enqueue(pay.new().set(on_success=receipt))
@@ -245,12 +245,12 @@ def test_a_zombie_cannot_complete(app: sqlq.App, shop: Engine) -> None:
 
     def pay() -> None:
         job = sqlq.current_job()
-        if job.attempts == 1:
+        if job.attempt == 1:
             with shop.begin() as conn:
                 conn.execute(text("UPDATE jobs SET lease_token = lease_token + 1"))
         try:
             with job.completing(shop) as session:
-                session.execute(insert(payments).values(n=job.attempts))
+                session.execute(insert(payments).values(n=job.attempt))
         except sqlq.LeaseLostError as error:
             seen.append(error)
             raise
@@ -270,7 +270,7 @@ def test_a_zombie_cannot_complete(app: sqlq.App, shop: Engine) -> None:
 def test_a_completed_job_counts_as_completed_if_it_is_pruned_at_once(app: sqlq.App, shop: Engine) -> None:
     def pay() -> None:
         with sqlq.current_job().completing(shop) as session:
-            session.execute(insert(payments).values(n=sqlq.current_job().attempts))
+            session.execute(insert(payments).values(n=sqlq.current_job().attempt))
         assert app.jobs.prune(finished="0s").finished == 1
 
     app.enqueue(app.task(name="t")(pay).new())
@@ -303,7 +303,7 @@ def test_complete_at_mariadbs_own_level_reads_the_newest_row(app: sqlq.App, shop
                 assert list(lease.extend(heartbeat, [right], lease_ms=90_000)) == [right]
                 heartbeat.execute(text("UPDATE jobs SET label = 'newest'"))
             assert conn.scalar(text("SELECT lease_expires_at FROM jobs")) == before
-            conn.execute(insert(payments).values(n=running.attempts))
+            conn.execute(insert(payments).values(n=running.attempt))
             running.progress(1, of=2)
             running.checkpoint(conn, 1)
             running.complete(conn)
@@ -440,7 +440,7 @@ def test_a_running_job_sees_its_cancel_request_and_ends_cancelled(
     def in_a_thread() -> None:
         job = sqlq.current_job()
         began.set()
-        wait_until(lambda: job.cancelled, what="the handler being told")
+        wait_until(job.should_stop, what="the handler being told")
         raise RuntimeError("stopped half-way")
 
     async def on_the_loop() -> None:

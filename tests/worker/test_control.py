@@ -36,7 +36,7 @@ class Held:
         def held() -> None:
             self.started.set()
             while not self.go.wait(0.01):
-                if sqlq.current_job().cancelled:
+                if sqlq.current_job().should_stop():
                     self.stopped = True
                     return
 

@@ -29,7 +29,7 @@ def test_a_job_runs_before_enqueue_returns(eager: sqlq.App) -> None:
     @eager.task(name="t", queue="mail")
     def t(day: date, pair: Any) -> None:
         running = sqlq.current_job()
-        seen.append((day, pair, running.task, running.attempts, threading.current_thread()))
+        seen.append((day, pair, running.task, running.attempt, threading.current_thread()))
 
     job = eager.enqueue(t.new(date(2030, 1, 31), (1, 2)).set(delay="1h"))
     assert seen == [(date(2030, 1, 31), [1, 2], "t", 1, threading.current_thread())]
@@ -109,7 +109,7 @@ def failing(app: sqlq.App, error: Callable[[int], BaseException | None], **optio
     attempts: list[int] = []
 
     def t() -> None:
-        attempts.append(sqlq.current_job().attempts)
+        attempts.append(sqlq.current_job().attempt)
         if (raised := error(attempts[-1])) is not None:
             raise raised
 

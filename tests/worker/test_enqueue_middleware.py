@@ -93,7 +93,7 @@ def test_every_insert_has_headers_and_label(app: sqlq.App, engine: Engine) -> No
 def test_headers_and_label_survive_failure_and_retry(app: sqlq.App) -> None:
     @app.task(name="t", max_attempts=1)
     def fails() -> None:
-        assert sqlq.current_job().attempts == 2 or sqlq.current_job().headers == {"a": 1}
+        assert sqlq.current_job().attempt == 2 or sqlq.current_job().headers == {"a": 1}
         raise ValueError("no")
 
     id = app.enqueue(fails.new().set(headers={"a": 1}, label="mine", backoff="7s", retention="1h")).id

@@ -74,7 +74,7 @@ def test_a_failing_job_publishes_retried_and_failed(app: sqlq.App) -> None:
 
     @app.task(name="t", max_attempts=2, backoff="0s")
     def fails() -> None:
-        raise ValueError(f"attempt {sqlq.current_job().attempts}")
+        raise ValueError(f"attempt {sqlq.current_job().attempt}")
 
     app.enqueue(fails.new())
     drain(app)

@@ -200,7 +200,7 @@ def test_a_job_started_in_time_goes_on_after_snooze_and_retry(
 
     @app.task(name="goes on", max_attempts=5, backoff="0s")
     def goes_on() -> None:
-        seen.append(sqlq.current_job().attempts)
+        seen.append(sqlq.current_job().attempt)
         make_late(engine, "start_by IS NOT NULL")
         if len(seen) == 1:
             raise first

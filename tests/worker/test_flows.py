@@ -304,8 +304,8 @@ def test_steps_added_in_a_rolled_back_transaction_do_not_exist(shop: Shop, engin
     def split() -> None:
         job = sqlq.current_job()
         with job.completing(engine):
-            job.flow.add(shop.note.new(job.attempts))
-            if job.attempts == 1:
+            job.flow.add(shop.note.new(job.attempt))
+            if job.attempt == 1:
                 raise ValueError("no")
 
     shop.app.enqueue(sqlq.chain(split.new()))

@@ -81,7 +81,7 @@ def plain(how: str, thing: Thing):
     if how == "awaitable":
         return later("raises", mine)
     while how in ("times out", "is cancelled"):
-        if sqlq.current_job().cancelled:
+        if sqlq.current_job().should_stop():
             raise ValueError("stopped")
         time.sleep(0.01)
     return ends(how)

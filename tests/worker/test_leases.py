@@ -186,7 +186,7 @@ def test_a_handler_sees_cancelled_when_its_lease_is_lost(
 
     @app.task(name="t")
     def handler() -> None:
-        wait_until(lambda: sqlq.current_job().cancelled, what="being told")
+        wait_until(lambda: sqlq.current_job().should_stop(), what="being told")
         told.set()
 
     app.enqueue(handler.new())
@@ -379,7 +379,7 @@ def test_a_claim_whose_reply_was_lost_is_released_during_the_next_claim(app: sql
 def test_a_claim_whose_reply_is_late_keeps_its_jobs(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that stood still receives two renewals at once, and then the reply to its claim."""
     ran: list[int] = []
-    task = app.task(name="t")(lambda: ran.append(sqlq.current_job().attempts))
+    task = app.task(name="t")(lambda: ran.append(sqlq.current_job().attempt))
     reached, goes_on = threading.Event(), threading.Event()
     with working(app) as worker:
         readable = worker._intake.readable

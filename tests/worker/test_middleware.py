@@ -74,7 +74,7 @@ def test_middleware_runs_around_each_attempt_in_order_of_registration(
     @app.around
     def second(running: sqlq.JobContext) -> Iterator[None]:
         assert running is sqlq.current_job()
-        told.append(f"second before {running.task} {running.attempts}")
+        told.append(f"second before {running.task} {running.attempt}")
         yield
         told.append("second after")
 
@@ -234,13 +234,13 @@ def note(what):
 
 @app.around
 def around(running):
-    note(f"before-{running.task}-{running.attempts}")
+    note(f"before-{running.task}-{running.attempt}")
     try:
         yield
     except ZeroDivisionError as error:
         raise sqlq.Cancel("translated") from error
     finally:
-        note(f"after-{running.task}-{running.attempts}")
+        note(f"after-{running.task}-{running.attempt}")
 
 async def asynchronous(running):
     note(f"async-{running.task}")
@@ -259,7 +259,7 @@ async def aalone():
 @app.task(backoff="0s")
 def dies():
     note("handler")
-    if sqlq.current_job().attempts == 1:
+    if sqlq.current_job().attempt == 1:
         os._exit(1)
 """
 
@@ -301,7 +301,7 @@ def test_middleware_changes_the_outcome(app: sqlq.App, kind: str) -> None:
             raise sqlq.Retry("0s") from error
 
     def busy() -> str:
-        if sqlq.current_job().attempts == 1:
+        if sqlq.current_job().attempt == 1:
             raise BusyError("too many requests")
         return "done"
 
@@ -397,7 +397,7 @@ def test_a_timeout_covers_synchronous_middleware(app: sqlq.App) -> None:
     @app.around
     def slow(running: sqlq.JobContext) -> Iterator[None]:
         yield
-        wait_until(lambda: running.cancelled)
+        wait_until(running.should_stop)
 
     job = app.enqueue(app.task(name="t", timeout="100ms", max_attempts=1)(lambda: None).new())
     assert drain(app).failed == 1

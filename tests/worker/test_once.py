@@ -64,7 +64,7 @@ class Charge:
 
     def looks_and_returns(self) -> None:
         self._begin()
-        wait_until(lambda: sqlq.current_job().cancelled, what="it being asked to stop")
+        wait_until(lambda: sqlq.current_job().should_stop(), what="it being asked to stop")
 
 
 def outlast(app: sqlq.App, charge: Charge, **options: Any) -> Worker:

@@ -31,13 +31,13 @@ def test_a_job_finishes_with_its_result(app: sqlq.App, kind: str) -> None:
 
         @app.task(name="t")
         def handler(a: int, *, b: list[int]) -> Any:
-            return {"sum": a + sum(b), "job": sqlq.current_job().id, "attempts": sqlq.current_job().attempts}
+            return {"sum": a + sum(b), "job": sqlq.current_job().id, "attempts": sqlq.current_job().attempt}
     else:
 
         @app.task(name="t")
         async def handler(a: int, *, b: list[int]) -> Any:
             await asyncio.sleep(0)
-            return {"sum": a + sum(b), "job": sqlq.current_job().id, "attempts": sqlq.current_job().attempts}
+            return {"sum": a + sum(b), "job": sqlq.current_job().id, "attempts": sqlq.current_job().attempt}
 
     job = app.enqueue(handler.new(1, b=[2, 3]))
     assert drain(app).finished == 1
@@ -182,7 +182,7 @@ def test_retry_snooze_and_cancel(app: sqlq.App) -> None:
 
     @app.task(name="retry", backoff="1h")
     def retry() -> None:
-        seen.append(sqlq.current_job().attempts)
+        seen.append(sqlq.current_job().attempt)
         if len(seen) < 3:
             raise sqlq.Retry("0s") from ValueError("busy")
 
@@ -463,7 +463,7 @@ def test_a_job_whose_attempts_were_spent_by_hand_does_not_run_again(app: sqlq.Ap
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_timeout_counts_as_an_attempt(app: sqlq.App, asynchronous: bool) -> None:
     def slow() -> None:
-        wait_until(lambda: sqlq.current_job().cancelled, what="the handler being told of its timeout")
+        wait_until(lambda: sqlq.current_job().should_stop(), what="the handler being told of its timeout")
 
     async def aslow() -> None:
         await asyncio.Event().wait()
@@ -511,7 +511,7 @@ def test_a_timed_out_thread_is_settled_when_it_ends(app: sqlq.App) -> None:
 
     @app.task(name="t", timeout="50ms", max_attempts=1)
     def stubborn() -> str:
-        wait_until(lambda: sqlq.current_job().cancelled, what="the timeout")
+        wait_until(lambda: sqlq.current_job().should_stop(), what="the timeout")
         release.wait(10)
         return "too late"
 

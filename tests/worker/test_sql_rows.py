@@ -99,7 +99,7 @@ def test_a_timeout_of_zero_is_none(app: sqlq.App, engine: Engine) -> None:
     @app.task(name="t", timeout="1ms", max_attempts=1)
     async def slow() -> bool:
         await asyncio.sleep(0.05)
-        return sqlq.current_job().cancelled
+        return sqlq.current_job().should_stop()
 
     unlimited, limited = insert(engine, task="t", timeout_ms=0), insert(engine, task="t")
     drain(app)

@@ -349,7 +349,7 @@ def completes(end):
     sqlq.configure_sqlite(engine, immediate=True)
     with job.completing(engine, "done"):
         pass
-    while end == "late" and not job.cancelled:
+    while end == "late" and not job.should_stop():
         time.sleep(0.01)
     if end == "gone":
         os._exit(5)

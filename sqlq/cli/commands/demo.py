@@ -69,7 +69,7 @@ def _play(app: App, queue: str) -> None:
 
     @app.task(name="demo.charge_card", backoff="500ms")
     def charge_card(order_id: int) -> None:
-        if current_job().attempts == 1:
+        if current_job().attempt == 1:
             raise TimeoutError("the card company did not answer")
 
     @app.task(name="demo.ship_abroad", max_attempts=2, backoff="500ms")

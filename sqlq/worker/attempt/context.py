@@ -146,7 +146,7 @@ class JobContext:
         return self._attempt.claimed.queue
 
     @property
-    def attempts(self) -> int:
+    def attempt(self) -> int:
         """The number of this attempt; 1 in the first one."""
         return self._attempt.claimed.attempts
 
@@ -156,7 +156,7 @@ class JobContext:
 
     @property
     def releases(self) -> int:
-        """How often the job was released or snoozed, which `attempts` does not count. A checkpoint, or
+        """How often the job was released or snoozed, which `attempt` does not count. A checkpoint, or
         `sqlq retry`, begins the number anew."""
         return self._attempt.claimed.releases
 
@@ -229,8 +229,7 @@ class JobContext:
     def span_id(self, span_id: str | None) -> None:
         self._attempt.span_id = span_id
 
-    @property
-    def cancelled(self) -> bool:
+    def should_stop(self) -> bool:
         """Whether the handler should stop.
 
         True when its timeout has passed, its lease was lost, or an operator cancelled the job. True also when

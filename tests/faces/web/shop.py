@@ -32,7 +32,7 @@ def export(rows: int, seconds: float = 0.2) -> None:
     job = sqlq.current_job()
     for row in range(rows):
         job.progress(row, rows, note="writing orders.csv")
-        if job.cancelled:
+        if job.should_stop():
             raise sqlq.Cancel("an operator asked for it")
         time.sleep(seconds)  # noqa: TID251 - plays slow work
 
