@@ -58,7 +58,7 @@ def _listening(*names: Any) -> Callable[[sqlq.App], Make]:
 def _surrounded(times: int) -> Callable[[sqlq.App], Make]:
     def build(app: sqlq.App) -> Make:
         for _ in range(times):
-            app.around(_around())
+            app.middleware(_around())
         return app.task(number).new
 
     return build
@@ -77,7 +77,7 @@ def _set(**options: Any) -> Callable[[sqlq.App], Make]:
 
 
 def _stamped(app: sqlq.App) -> Make:
-    app.stamp(lambda job: {"request": "42"})
+    app.before_enqueue(lambda job: {"request": "42"})
     return app.task(number).new
 
 
@@ -107,14 +107,14 @@ FEATURES: dict[str, Callable[[sqlq.App], Make]] = {
     "backoff of the job": _set(backoff=["1s", "1m"]),
     "label": _set(label="export of May"),
     "headers": _set(headers={"request": "42"}),
-    "stamp": _stamped,
+    "before_enqueue": _stamped,
     "carried variable": _task(),
     "unique key": _unique,
     "expires": _set(expires="1h"),
     "by name": _named,
     "UUID and datetime": _typed,
-    "around": _surrounded(1),
-    "three arounds": _surrounded(3),
+    "middleware": _surrounded(1),
+    "three middlewares": _surrounded(3),
     "listener of enqueued": _listening("enqueued"),
     "listener of started": _listening("started"),
     "listener of finished": _listening("finished"),

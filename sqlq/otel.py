@@ -56,8 +56,8 @@ def instrument(app: App, *, tracer_provider: TracerProvider | None = None) -> No
     _instrumented.add(app)
     tracer = trace.get_tracer("sqlq", VERSION, tracer_provider)
     spans = _Spans(tracer)
-    app.stamp(spans)
-    app.around(spans.processing)
+    app.before_enqueue(spans)
+    app.middleware(spans.processing)
 
 
 class _Spans:

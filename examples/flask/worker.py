@@ -10,7 +10,7 @@ import sqlq
 web = create_app()
 
 
-@queue.around
+@queue.middleware
 def in_web_context(running: sqlq.JobContext) -> Iterator[None]:
     with web.app_context():
         yield

@@ -11,7 +11,7 @@ import sqlq
 web = get_app("development.ini")
 
 
-@queue.around
+@queue.middleware
 def in_request(running: sqlq.JobContext) -> Iterator[None]:
     with prepare(registry=web.registry) as made, made["request"].tm:
         yield

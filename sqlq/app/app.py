@@ -282,7 +282,7 @@ class App(Parts, Waits):
         if self._limits:
             new = [self._limited(job) for job in new]
         check_new(new)
-        adds = self._stamps.are_any or self._tasks.adds_to_jobs
+        adds = self._enqueue_middleware.are_any or self._tasks.adds_to_jobs
         return self._with_additions(new) if adds or any(job._by_name_alone for job in new) else new
 
     def _way(self, session: Any, eager: bool | None) -> tuple[Enqueuer | Here, Any]:

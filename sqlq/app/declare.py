@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypedDict, TypeVar,
 from sqlq.app.options import Defaults
 from sqlq.config.durations import Duration
 from sqlq.enqueue.enqueue import check_new
-from sqlq.enqueue.stamps import Stamp, Stamps
+from sqlq.enqueue.middleware import BeforeEnqueue, EnqueueMiddleware
 from sqlq.errors import ConfigurationError
 from sqlq.events import EventName, Events, Hear, checked_names
 from sqlq.model.backoff import BackoffOption
@@ -21,7 +21,7 @@ from sqlq.model.foreign_names import hints
 from sqlq.model.job import Follows, NewJob
 from sqlq.model.job_options import JobOptions, job_fields, option_fields
 from sqlq.model.limit import AnyLimit, DeclaredLimits, Limit, plain_key, suits
-from sqlq.model.middleware import Scope, around_scope, lifespan_scope
+from sqlq.model.middleware import Scope, lifespan_scope, middleware_scope
 from sqlq.model.schedule import Declarations, Declared, Options, Schedule, checked_template, planned
 from sqlq.model.task import AnyTask, Exceptions, Isolate, NamedTask, Registry, Task, make_task
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 Context: TypeAlias = (
     "AbstractContextManager[Any] | AbstractAsyncContextManager[Any] | Iterator[Any] | AsyncIterator[Any]"
 )
-Around: TypeAlias = "Callable[[JobContext], Context]"
-A = TypeVar("A", bound=Around)
+Middleware: TypeAlias = "Callable[[JobContext], Context]"
+A = TypeVar("A", bound=Middleware)
 H = TypeVar("H", bound=Hear)
 L = TypeVar("L", bound="Callable[[], Context]")
-S = TypeVar("S", bound=Stamp)
+S = TypeVar("S", bound=BeforeEnqueue)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -59,7 +59,7 @@ class TaskOptions(TypedDict, total=False):
     on_failure: Follows | None
     on_cancel: Follows | None
     aliases: Sequence[str]
-    around: Sequence[Around] | None
+    middleware: Sequence[Middleware] | None
     limit: AnyLimit | str | None
     schedule: Schedule | str | None
 
@@ -70,8 +70,8 @@ class Declares:
 
     def __init__(self, defaults: Defaults, carry: Sequence[ContextVar[Any]], service: str | None) -> None:
         self._defaults = defaults
-        self._stamps = Stamps(carry)
-        self._tasks = Registry(self, always=[scope] if (scope := self._stamps.scope()) else ())
+        self._enqueue_middleware = EnqueueMiddleware(carry)
+        self._tasks = Registry(self, always=[scope] if (scope := self._enqueue_middleware.scope()) else ())
         self._limits = DeclaredLimits()
         self._fair: Limit | None = None
         """The limit of tasks that have none of their own."""
@@ -119,11 +119,11 @@ class Declares:
         `headers` are defaults for their headers. `limit` is a `sqlq.Limit` or `sqlq.Serial`, or the name of
         one that `limit` has declared.
 
-        `around` lists middleware of this task, inside that of `App.around`; None leaves all middleware out.
-        `schedule` is a cron expression in UTC or a `sqlq.Schedule`: it enqueues a job without arguments at
-        each of its times. `def` handlers run in threads, `async def` handlers on an event loop. With
-        `isolate` they run in a subprocess, which is kept for the next such job. With "fresh" it runs this one
-        job alone.
+        `middleware` lists middleware of this task, inside that of `App.middleware`; None leaves all
+        middleware out. `schedule` is a cron expression in UTC or a `sqlq.Schedule`: it enqueues a job without
+        arguments at each of its times. `def` handlers run in threads, `async def` handlers on an event loop.
+        With `isolate` they run in a subprocess, which is kept for the next such job. With "fresh" it runs
+        this one job alone.
 
         Raises `ConfigurationError` for a function that no worker could find by its name. Raises it also for a
         name or alias that is taken, and any option out of range.
@@ -252,8 +252,8 @@ class Declares:
 
     # -- hooks -----------------------------------------------------------------------------------------------
 
-    def around(self, function: A) -> A:
-        """Add middleware for every attempt of every task: `@app.around`.
+    def middleware(self, function: A) -> A:
+        """Add middleware for every attempt of every task: `@app.middleware`.
 
         It goes on a generator function that yields once, or on anything else that makes a context manager of
         the `JobContext`.
@@ -266,12 +266,12 @@ class Declares:
         has finished, without a result. A task's timeout covers it. Raises `ConfigurationError` for an object
         that cannot be middleware, and for an asynchronous one with a `def` handler, whichever comes first.
 
-        >>> @app.around  # doctest: +SKIP
+        >>> @app.middleware  # doctest: +SKIP
         ... def in_web_context(running):
         ...     with web.app_context():
         ...         yield
         """
-        self._tasks.surround(around_scope(function))
+        self._tasks.surround(middleware_scope(function))
         return function
 
     def lifespan(self, function: L) -> L:
@@ -329,8 +329,8 @@ class Declares:
 
         return listen
 
-    def stamp(self, function: S) -> S:
-        """Add headers to every job that this App enqueues: `@app.stamp`.
+    def before_enqueue(self, function: S) -> S:
+        """Add headers to every job that this App enqueues: `@app.before_enqueue`.
 
         The function takes the job, and returns a mapping of names to JSON, or None.
 
@@ -338,19 +338,19 @@ class Declares:
         raises its exceptions. The last registered wins, and the job's own `.set(headers=…)` wins over all.
         Raises `ConfigurationError` for a function that cannot be called so.
 
-        >>> @app.stamp  # doctest: +SKIP
+        >>> @app.before_enqueue  # doctest: +SKIP
         ... def origin(job):
         ...     return {"request_id": request_id.get(None)}
         """
-        self._stamps.add(function)
+        self._enqueue_middleware.add(function)
         return function
 
     # -- what it adds to jobs --------------------------------------------------------------------------------
 
     def _with_additions(self, new: list[NewJob]) -> list[NewJob]:
         """Return jobs with the options of their queues, and all their headers."""
-        carried = self._stamps.carried()
-        return [self._stamps.stamped(*self._as_in_its_queue(job), carried) for job in new]
+        carried = self._enqueue_middleware.carried()
+        return [self._enqueue_middleware.with_headers(*self._as_in_its_queue(job), carried) for job in new]
 
     def _template(self, job: NewJob) -> NewJob:
         """Return the job of a schedule with the options that its task and queue have for jobs. Enqueue
@@ -359,7 +359,7 @@ class Declares:
         job = self._limited(job)  # guard: a-schedule-knows-its-limit
         check_new([job])
         job, first = self._as_in_its_queue(job)
-        return Stamps().stamped(job, first, {}) if first else job
+        return EnqueueMiddleware().with_headers(job, first, {}) if first else job
 
     def _as_in_its_queue(self, job: NewJob) -> tuple[NewJob, Mapping[str, Any]]:
         """Return a job with the options for its queue, and the headers that come with them. Where its task is

@@ -34,7 +34,7 @@ from sqlq.database.schemas import in_schema
 from sqlq.django.configuration import Configuration, is_testing, place_of, url_of
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import Job, JobOrFlow, NewJob
-from sqlq.model.middleware import around_scope
+from sqlq.model.middleware import middleware_scope
 from sqlq.payload.codec import TEXTS
 from sqlq.worker.attempt.context import JobContext, attempt_of
 
@@ -61,8 +61,8 @@ class DjangoApp(App):
         super().__init__(url_of(given.database), session=self.connection, **given.of_the_app())
         if is_testing():
             self._move_to(self._address_in_django())
-        self.around(fresh_connections)
-        self.tasks.surround(replace(around_scope(afresh_connections), skips_def=True))
+        self.middleware(fresh_connections)
+        self.tasks.surround(replace(middleware_scope(afresh_connections), skips_def=True))
 
     @property
     def _is_in_a_test(self) -> bool:

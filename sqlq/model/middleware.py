@@ -1,4 +1,4 @@
-"""Middleware of an attempt (`App.around`) or of the life of a worker process (`App.lifespan`).
+"""Middleware of an attempt (`App.middleware`) or of the life of a worker process (`App.lifespan`).
 
 Each is a function of the user's, checked when it is registered, that makes a context manager each time it is
 called.
@@ -30,11 +30,11 @@ class Scope:
     """Whether asynchronous middleware leaves out `def` handlers, which have one of their own."""
 
 
-def around_scope(function: Any) -> Scope:
+def middleware_scope(function: Any) -> Scope:
     """Return the scope of a function that is called with the running job. Raises `ConfigurationError` for a
     function that cannot be middleware."""
     rule = "takes one argument, the running job"
-    return _scope(function, "around", rule, "lambda running: tracing()", object())
+    return _scope(function, "middleware", rule, "lambda running: tracing()", object())
 
 
 def lifespan_scope(function: Any) -> Scope:
@@ -43,17 +43,17 @@ def lifespan_scope(function: Any) -> Scope:
     return _scope(function, "lifespan", "takes no arguments", "lambda: pool()")
 
 
-def task_arounds(given: Any, task: str) -> tuple[Scope, ...] | None:
-    """Return a task's own arounds, None where it declines all. Raises `ConfigurationError` for a function
+def task_middleware(given: Any, task: str) -> tuple[Scope, ...] | None:
+    """Return a task's own middleware, None where it declines all. Raises `ConfigurationError` for a function
     that cannot be middleware."""
     if given is None:
         return None
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise ConfigurationError(
-            f"around of {task} is {given!r}: it is a list of functions, as in around=[tracing], or None for "
-            "nothing around this task, the App's included"
+            f"middleware of {task} is {given!r}: it is a list of functions, as in middleware=[tracing], or "
+            "None for nothing around this task, the App's included"
         )
-    return tuple(map(around_scope, given))
+    return tuple(map(middleware_scope, given))
 
 
 def surrounding(scopes: Iterable[Scope], task: str, is_async: bool) -> tuple[Scope, ...]:
@@ -61,10 +61,10 @@ def surrounding(scopes: Iterable[Scope], task: str, is_async: bool) -> tuple[Sco
     `def` handler, around which it cannot run."""
     chosen = tuple(scope for scope in scopes if is_async or not scope.skips_def)
     for scope in chosen:
-        if scope.is_async and not is_async:  # guard: async-around-needs-async-def
+        if scope.is_async and not is_async:  # guard: async-middleware-needs-async-def
             raise ConfigurationError(
                 f"the asynchronous middleware {scope.name} cannot run around {task}, which is a def: make it "
-                "a def, or give it to async def tasks alone, by around= of @app.task"
+                "a def, or give it to async def tasks alone, by middleware= of @app.task"
             )
     return chosen
 

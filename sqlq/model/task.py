@@ -22,7 +22,7 @@ from sqlq.model.interface import Interface
 from sqlq.model.job import JobOutcome, NewJob
 from sqlq.model.job_options import checked_follow_up, job_fields, merge_cancel, option_fields
 from sqlq.model.limit import AnyLimit, check_parameters, key_for, plain_key, rule_of
-from sqlq.model.middleware import Scope, is_kind, surrounding, task_arounds
+from sqlq.model.middleware import Scope, is_kind, surrounding, task_middleware
 from sqlq.model.retry import RetryPolicy
 from sqlq.payload.annotations import hints_of, may_become, takes_object
 from sqlq.payload.codec import encode, encode_plain
@@ -69,7 +69,7 @@ class Task(Generic[P, R]):
     """How long after they are due its jobs may be started; None for no limit."""
     headers: Mapping[str, Any] = field(default_factory=lambda: NO_HEADERS, hash=False)
     """The headers of its jobs, where they do not set others."""
-    _around: tuple[Scope, ...] | None = field(default=(), repr=False)
+    _middleware: tuple[Scope, ...] | None = field(default=(), repr=False)
     """Its own middleware, beside that of all tasks; None where neither is to run."""
     _says_expires: bool = field(default=False, repr=False)
     """Whether the task itself defines when its jobs expire, and not its queue or the App."""
@@ -195,7 +195,8 @@ class Task(Generic[P, R]):
     def _surround(self, common: Sequence[Scope], always: Sequence[Scope] = ()) -> None:
         """Choose the middleware of the attempts: `always` outermost, inside it `common` to all tasks, and
         inside that the task's own."""
-        scopes = () if self._around is None else (*common, *self._around)  # guard: arounds-nest-in-order
+        # guard: middleware-nests-in-order
+        scopes = () if self._middleware is None else (*common, *self._middleware)
         object.__setattr__(self, "_surroundings", surrounding((*always, *scopes), self.name, self.is_async))
         for other in self._elsewhere.values():
             other._surround(common, always)
@@ -258,7 +259,7 @@ def make_task(handler: Callable[P, R], **options: Any) -> Task[P, R]:
         **follow_ups,
         limit=limit,
         aliases=_aliases(options.get("aliases", ())),
-        _around=task_arounds(options.get("around", ()), name),
+        _middleware=task_middleware(options.get("middleware", ()), name),
         headers=checked_headers(headers, "headers") if headers else NO_HEADERS,
     )
 
@@ -361,7 +362,7 @@ class Registry(Mapping[str, AnyTask]):
         far. Raises `ConfigurationError` for middleware that is there already, and for asynchronous middleware
         beside a `def` task."""
         if any(scope.function is other.function for other in self._arounds):
-            raise ConfigurationError(f"around is {scope.name} a second time: register it once")
+            raise ConfigurationError(f"middleware is {scope.name} a second time: register it once")
         for task in self._tasks.values():
             task._surround([*self._arounds, scope], self._always)
         self._arounds.append(scope)

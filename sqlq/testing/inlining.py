@@ -39,10 +39,10 @@ def inline(
     `enqueue` runs a `def` handler in the caller's thread, and an `async def` one on a new event loop.
     `aenqueue` awaits `async def` handlers on the caller's loop and runs the others in a thread. Handlers get
     their arguments by way of JSON, and `sqlq.current_job()` works. Jobs that they enqueue run inline, too,
-    and so do callbacks (`on_success`, `on_failure`). Middleware of `App.around` runs around them. The App's
-    lifespan is not entered: `current_job().lifespan` is the `lifespan` that you give. An exception comes out
-    of `enqueue`, at the first attempt: no retry hides it from the test. Delays, priorities, queues and
-    timeouts do not matter; a unique key holds while its job runs. The signals:
+    and so do callbacks (`on_success`, `on_failure`). Middleware of `App.middleware` runs around them. The
+    App's lifespan is not entered: `current_job().lifespan` is the `lifespan` that you give. An exception
+    comes out of `enqueue`, at the first attempt: no retry hides it from the test. Delays, priorities, queues
+    and timeouts do not matter; a unique key holds while its job runs. The signals:
 
     - `Retry`: the next attempt follows at once; when it was the last, the Retry, or its cause, is raised.
     - `Snooze`: the job is left alone, with state `scheduled`: what it waits for will not happen meanwhile.

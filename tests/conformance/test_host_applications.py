@@ -115,7 +115,7 @@ def test_a_package_index(app: sqlq.App, shop: Engine) -> None:
         config.add_view(view, route_name=name)
     web = config.make_wsgi_app()
 
-    @app.around
+    @app.middleware
     def in_request(running: sqlq.JobContext) -> Iterator[None]:
         with prepare(registry=web.registry) as made, made["request"].tm:
             yield
@@ -276,7 +276,7 @@ def test_a_blog(app: sqlq.App, database_url: str) -> None:
     blog = Blog(app)
     web = blog.create_app(database_url)
 
-    @app.around
+    @app.middleware
     def in_web_context(running: sqlq.JobContext) -> Iterator[None]:
         with web.app_context():
             yield

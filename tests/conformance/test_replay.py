@@ -126,7 +126,7 @@ def test_a_replay_emits_an_enqueued_event(play: Play) -> None:
 def test_a_replay_does_not_call_enqueue_middleware(play: Play) -> None:
     """Its headers stay those of the first enqueue. New ones would be about the operator who replays it."""
     who = ["web"]
-    play.app.stamp(lambda job: {"who": who[0]})
+    play.app.before_enqueue(lambda job: {"who": who[0]})
     (id,) = play.ended()
     who[0] = "operator"
     (replay,) = play.replays(play.app.jobs.replay(id))

@@ -188,7 +188,7 @@ def test_a_signal_of_a_handler_is_no_error_in_its_span(traced: Traced, signal: E
 def test_the_span_of_one_attempt_is_not_that_of_the_next_job(traced: Traced) -> None:
     seen: list[Any] = []
     task = traced.app.task(name="t")(lambda: None)
-    plain = traced.app.task(name="plain", around=None)(lambda: seen.append(trace.get_current_span()))
+    plain = traced.app.task(name="plain", middleware=None)(lambda: seen.append(trace.get_current_span()))
     for job in (task.new(), plain.new()) * 3:
         traced.app.enqueue(job)
     traced.app.worker(drain=True, concurrency=1).run()

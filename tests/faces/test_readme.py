@@ -637,7 +637,7 @@ class TestPython:
 
     def test_enqueue_middleware(self, names: dict[str, Any]) -> None:
         names["request"] = SimpleNamespace(id="r-7")
-        run_python("stamp", names)
+        run_python("before_enqueue", names)
         app: sqlq.App = names["app"]
         assert app.jobs.get(app.enqueue(names["send_receipt"].new(7)).id).headers == {"request_id": "r-7"}
         names["request"] = None
@@ -899,14 +899,14 @@ class TestPython:
 
         @app.task(name="shop.fail", max_attempts=1)
         def fail() -> None:
-            raise ValueError("no stamps")
+            raise ValueError("no paper")
 
         job = app.enqueue(fail.new())
         app.enqueue(names["send_receipt"].new(7))
         drain(app)
         assert {"event": "finished", "task": "shop.send_receipt"} in told
         assert {"event": "failed", "task": "shop.fail"} in told
-        assert f"shop.fail, job {job.id}: error (no stamps)" in told
+        assert f"shop.fail, job {job.id}: error (no paper)" in told
         assert len(told) == 3
 
     def test_metrics(self, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

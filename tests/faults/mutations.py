@@ -679,7 +679,7 @@ GUARDS = [
     Guard("idle-connections-are-looked-at", "True", "False", "tests/faces/django/test_connections.py::test_no_attempt_meets_a_connection_that_was_lost[pay-connections that stay-postgresql]"),
     Guard("jobs-are-flushed-in-tests-alone", "is_testing() and ", "", "tests/faces/django/test_manage.py::TestMigrate::test_a_flush_leaves_jobs_alone[sqlite]"),
     # middleware and lifespans
-    Guard("arounds-nest-in-order", "(*common, *self._around)", "(*self._around, *common)", AROUND + "test_middleware_runs_around_each_attempt_in_order_of_registration[sqlite-def]"),
+    Guard("middleware-nests-in-order", "(*common, *self._middleware)", "(*self._middleware, *common)", AROUND + "test_middleware_runs_around_each_attempt_in_order_of_registration[sqlite-def]"),
     Guard("a-context-for-each-attempt", None, "return _call_surrounded(running, call, run)", AROUND + "test_context_set_by_middleware_reaches_its_handler_alone[sqlite-def]"),
     Guard("a-swallowed-stop-is-not-finished", None, "pass", AROUND + "test_a_stopped_job_is_released_when_middleware_swallows_its_exception[sqlite]"),
     Guard("a-lifespan-does-not-outlive-the-grace", "may_wait", "lambda: True", LIFESPAN + "test_a_hanging_lifespan_ends_with_the_grace_time[sqlite-hanging_when_left]"),
@@ -706,7 +706,7 @@ GUARDS = [
     Guard("a-follow-up-fits", "not fits", "False", "tests/worker/test_follow_up_annotations.py::test_a_task_with_another_annotation_cannot_be_a_callback"),
     Guard("none-makes-no-key", None, "if False:", "tests/unit/test_limit.py::test_none_makes_no_key"),
     Guard("no-word-of-savepoints-undone", None, "pass", EVENTS + "test_a_rolled_back_savepoint_drops_its_events[sqlite-before]"),
-    Guard("async-around-needs-async-def", None, "if False:", AROUND + "test_wrong_middleware_of_a_task_is_refused"),
+    Guard("async-middleware-needs-async-def", None, "if False:", AROUND + "test_wrong_middleware_of_a_task_is_refused"),
     Guard("generators-are-no-results", None, "pass", KIT + "TestWhatHandlersReturn::test_a_generator_is_no_result[sqlite-aenqueue]"),
     # schedules
     Guard("a-moment-comes-once", None, "if True:", PLANS + "test_a_daily_schedule_is_neither_skipped_nor_doubled"),

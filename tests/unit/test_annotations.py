@@ -506,10 +506,10 @@ def declare(app):
         app.task()(by_type_checkers),
         app.task()(later),
         app.task()(returned),
-        app.task(around=[surround])(surrounded),
+        app.task(middleware=[surround])(surrounded),
         app.task(limit=app.limit("of:{n}", running=1))(limited),
         app.task(name="shop.Service")(Service()),
-        app.around(surround),
+        app.middleware(surround),
     )
 
 def by_type_checkers(n: int, order: Nowhere) -> None: ...

@@ -60,27 +60,27 @@ def called() -> None: ...
 @app.task
 def typed(id: UUID, *, at: datetime | None = None) -> UUID:
     return id
-@app.around
+@app.middleware
 def traced(running: sqlq.JobContext) -> Iterator[None]:
     assert_type(running.id, int)
     yield
 
 
-@app.around
+@app.middleware
 async def atraced(running: sqlq.JobContext) -> AsyncIterator[None]:
     yield
 
 
-@app.around  # wrong
+@app.middleware  # wrong
 def untraced(running: str) -> Iterator[None]:
     yield
 
 
-@app.task(around=[traced])
+@app.task(middleware=[traced])
 def surrounded() -> None: ...
 
 
-@app.task(around=None)
+@app.task(middleware=None)
 def declined() -> None: ...
 
 
@@ -108,7 +108,7 @@ def deaf(events: list[sqlq.JobEvent]) -> None: ...
 def singly(event: sqlq.JobEvent) -> None: ...
 
 
-@app.task(around=traced)  # wrong
+@app.task(middleware=traced)  # wrong
 def wrong_around() -> None: ...
 
 

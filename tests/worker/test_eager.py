@@ -93,7 +93,7 @@ def test_a_stop_iteration_of_a_handler_reaches_the_awaiting_caller(eager: sqlq.A
 def test_middleware_runs_around_eager_jobs(eager: sqlq.App) -> None:
     said: list[str] = []
 
-    @eager.around
+    @eager.middleware
     @contextmanager
     def around(running: sqlq.JobContext) -> Iterator[None]:
         said.append("in")

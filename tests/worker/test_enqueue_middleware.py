@@ -224,22 +224,23 @@ def test_bytes_in_a_row_do_not_block_the_rescue_of_others(
     assert [ended[name] for name in ("task", "queue", "label")] == [r"b'\xfa'", r"b'\xfb'", r"b'\xfc'"]
 
 
-# -- stamps --------------------------------------------------------------------------------------------------
+# -- before_enqueue
+# ----------------------------------------------------------------------------------------------
 
 
 def test_enqueue_middleware_adds_headers_and_those_of_the_job_win(app: sqlq.App, engine: Engine) -> None:
     asked: list[sqlq.NewJob] = []
 
-    @app.stamp
+    @app.before_enqueue
     def origin(job: sqlq.NewJob) -> Mapping[str, Any]:
         asked.append(job)
         return {"origin": "web", "of": job.task, "a": "first"}
 
-    @app.stamp
+    @app.before_enqueue
     def nothing(job: sqlq.NewJob) -> None:
         pass
 
-    app.stamp(lambda job: {"a": "second"})
+    app.before_enqueue(lambda job: {"a": "second"})
     task = app.task(name="t", headers={"service": "shop", "a": "task"})(lambda: None)
     job = task.new().set(headers={"origin": "mine"})
     with Session(engine) as session, session.begin():
@@ -256,10 +257,10 @@ def test_enqueue_middleware_adds_headers_and_those_of_the_job_win(app: sqlq.App,
 
 
 def test_a_wrong_return_of_enqueue_middleware_is_refused(app: sqlq.App, engine: Engine) -> None:
-    stamp: Any = lambda job: ["a"]  # noqa: E731
-    app.stamp(stamp)
+    function: Any = lambda job: ["a"]  # noqa: E731
+    app.before_enqueue(function)
     task = app.task(name="t")(lambda: None)
-    said = pytest.raises(EnqueueError, match=r"what the stamp .*<lambda> returned is \['a'\]")
+    said = pytest.raises(EnqueueError, match=r"what the function .*<lambda> returned is \['a'\]")
     with Session(engine) as session, session.begin(), said:
         app.enqueue(task.new(), session)
     with pytest.raises(EnqueueError, match=r"^enqueue takes what task\.new"):
@@ -268,7 +269,7 @@ def test_a_wrong_return_of_enqueue_middleware_is_refused(app: sqlq.App, engine: 
 
 
 def test_an_exception_of_enqueue_middleware_comes_out_of_enqueue(app: sqlq.App) -> None:
-    @app.stamp
+    @app.before_enqueue
     def fails(job: sqlq.NewJob) -> None:
         raise LookupError("no request")
 
@@ -283,22 +284,22 @@ def _without_argument() -> None: ...
 
 
 @pytest.mark.parametrize(
-    ("stamp", "message"),
+    ("function", "message"),
     [
-        (7, "stamp is 7, which cannot be called"),
+        (7, "before_enqueue is 7, which cannot be called"),
         (_coroutine, "_coroutine, which cannot be called here and now"),
         (_without_argument, "_without_argument, which cannot be called here and now with one argument"),
     ],
 )
-def test_wrong_enqueue_middleware_is_refused(app: sqlq.App, stamp: Any, message: str) -> None:
+def test_wrong_enqueue_middleware_is_refused(app: sqlq.App, function: Any, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        app.stamp(stamp)
+        app.before_enqueue(function)
 
 
 def test_enqueue_middleware_is_registered_once(app: sqlq.App) -> None:
-    stamp: Any = app.stamp(lambda job: None)
+    function: Any = app.before_enqueue(lambda job: None)
     with pytest.raises(ConfigurationError, match="a second time"):
-        app.stamp(stamp)
+        app.before_enqueue(function)
 
 
 # -- carry ---------------------------------------------------------------------------------------------------
@@ -311,7 +312,7 @@ def carrying(database_url: str) -> Iterator[sqlq.App]:
     app.close()
 
 
-@pytest.mark.parametrize("kind", ["def", "async def", "a coroutine of def", "around=None"])
+@pytest.mark.parametrize("kind", ["def", "async def", "a coroutine of def", "middleware=None"])
 def test_context_variables_travel_and_are_gone_for_the_next_job(carrying: sqlq.App, kind: str) -> None:
     seen: list[tuple[Any, Any]] = []
 
@@ -324,7 +325,7 @@ def test_context_variables_travel_and_are_gone_for_the_next_job(carrying: sqlq.A
         await asyncio.sleep(0)
         plain(follow)
 
-    options: dict[str, Any] = {"around": None} if kind == "around=None" else {}
+    options: dict[str, Any] = {"middleware": None} if kind == "middleware=None" else {}
     handler: Any = {
         "async def": asynchronous,
         "a coroutine of def": lambda follow=False: asynchronous(follow),

@@ -41,7 +41,7 @@ def begins(how, thing):
     if how == "is cancelled":
         open(f"begun/{thing.name}", "w").close()
 
-@app.around
+@app.middleware
 @contextmanager
 def around(job):
     if job.task.startswith("m.inside"):

@@ -63,15 +63,15 @@ def noting(told: list[Any], name: str) -> Any:
 def test_middleware_runs_around_each_attempt_in_order_of_registration(
     app: sqlq.App, kind: str, told: list[Any]
 ) -> None:
-    app.around(noting(told, "first"))
+    app.middleware(noting(told, "first"))
 
-    @app.task(name="own", around=[noting(told, "own"), noting(told, "inner")])
+    @app.task(name="own", middleware=[noting(told, "own"), noting(told, "inner")])
     def own() -> None:
         told.append("handler")
 
     task = app.task(name="t", max_attempts=2, backoff="0s")(handler_of(kind, lambda: told.append("handler")))
 
-    @app.around
+    @app.middleware
     def second(running: sqlq.JobContext) -> Iterator[None]:
         assert running is sqlq.current_job()
         told.append(f"second before {running.task} {running.attempt}")
@@ -109,10 +109,10 @@ def test_every_kind_of_middleware_is_accepted(app: sqlq.App, kind: str, told: li
             told.append("object")
             yield
 
-    app.around(Tracing)
-    app.around(lambda running: noting(told, f"lambda {running.task}")(running))
-    app.around(noting(told, "contextmanager"))
-    app.around(Calling())
+    app.middleware(Tracing)
+    app.middleware(lambda running: noting(told, f"lambda {running.task}")(running))
+    app.middleware(noting(told, "contextmanager"))
+    app.middleware(Calling())
     task = app.task(name="t")(handler_of(kind, lambda: told.append("handler")))
     job = app.enqueue(task.new())
     assert drain(app).finished == 1
@@ -123,7 +123,7 @@ def test_every_kind_of_middleware_is_accepted(app: sqlq.App, kind: str, told: li
 
 
 def test_asynchronous_middleware_runs_around_async_def_handlers(app: sqlq.App, told: list[Any]) -> None:
-    @app.around
+    @app.middleware
     async def generator(running: sqlq.JobContext) -> AsyncIterator[None]:
         await asyncio.sleep(0)
         told.append(threading.current_thread().name)
@@ -131,13 +131,13 @@ def test_asynchronous_middleware_runs_around_async_def_handlers(app: sqlq.App, t
         await asyncio.sleep(0)
         told.append("after")
 
-    @app.around
+    @app.middleware
     @asynccontextmanager
     async def decorated(running: sqlq.JobContext) -> AsyncIterator[None]:
         told.append("decorated")
         yield
 
-    @app.around
+    @app.middleware
     class Entered:
         def __init__(self, running: sqlq.JobContext) -> None: ...
 
@@ -152,7 +152,7 @@ def test_asynchronous_middleware_runs_around_async_def_handlers(app: sqlq.App, t
 
 
 def test_context_set_by_middleware_reaches_its_handler_alone(app: sqlq.App, kind: str) -> None:
-    @app.around
+    @app.middleware
     def setting(running: sqlq.JobContext) -> Iterator[None]:
         assert SETTING.get() == "unset"
         SETTING.set(f"job {running.id}")  # and does not reset it
@@ -166,7 +166,7 @@ def test_context_set_by_middleware_reaches_its_handler_alone(app: sqlq.App, kind
 
 
 def test_middleware_runs_around_a_coroutine_of_a_def_handler(app: sqlq.App, told: list[Any]) -> None:
-    @app.around
+    @app.middleware
     def setting(running: sqlq.JobContext) -> Iterator[None]:
         SETTING.set("seen")
         told.append("before")
@@ -185,20 +185,20 @@ def test_middleware_runs_around_a_coroutine_of_a_def_handler(app: sqlq.App, told
 
 
 def test_a_task_may_decline_middleware(app: sqlq.App, told: list[Any]) -> None:
-    app.around(noting(told, "app"))
-    app.enqueue(app.task(name="t", around=None)(lambda: told.append("handler")).new())
+    app.middleware(noting(told, "app"))
+    app.enqueue(app.task(name="t", middleware=None)(lambda: told.append("handler")).new())
     assert drain(app).finished == 1
     assert told == ["handler"]
 
 
 def test_middleware_runs_inline(kind: str, told: list[Any]) -> None:
     app = sqlq.App("sqlite://")
-    app.around(noting(told, "app"))
+    app.middleware(noting(told, "app"))
 
     async def enqueue() -> None:
         await app.aenqueue(task.new())
 
-    @app.around
+    @app.middleware
     def translating(running: sqlq.JobContext) -> Iterator[None]:
         try:
             yield
@@ -232,7 +232,7 @@ def note(what):
     os.write(fd, f"{what} {os.getpid()}\\n".encode())
     os.close(fd)
 
-@app.around
+@app.middleware
 def around(running):
     note(f"before-{running.task}-{running.attempt}")
     try:
@@ -251,7 +251,7 @@ def alone():
     note("handler")
     1 / 0
 
-@app.task(isolate=True, around=[asynchronous])
+@app.task(isolate=True, middleware=[asynchronous])
 async def aalone():
     note("handler")
     1 / 0
@@ -293,7 +293,7 @@ class BusyError(Exception):
 
 
 def test_middleware_changes_the_outcome(app: sqlq.App, kind: str) -> None:
-    @app.around
+    @app.middleware
     def translating(running: sqlq.JobContext) -> Iterator[None]:
         try:
             yield
@@ -316,7 +316,7 @@ def test_middleware_changes_the_outcome(app: sqlq.App, kind: str) -> None:
 def test_an_exception_of_middleware_is_the_outcome_with_its_traceback(
     app: sqlq.App, kind: str, when: str, told: list[Any]
 ) -> None:
-    @app.around
+    @app.middleware
     def failing(running: sqlq.JobContext) -> Iterator[None]:
         if when == "before":
             raise BusyError("no context")
@@ -333,7 +333,7 @@ def test_an_exception_of_middleware_is_the_outcome_with_its_traceback(
 
 
 def test_an_exception_swallowed_by_middleware_finishes_the_job(app: sqlq.App, kind: str) -> None:
-    @app.around
+    @app.middleware
     def swallowing(running: sqlq.JobContext) -> Iterator[None]:
         try:
             yield
@@ -351,7 +351,7 @@ def test_an_exception_swallowed_by_middleware_finishes_the_job(app: sqlq.App, ki
 def test_a_stopped_job_is_released_when_middleware_swallows_its_exception(app: sqlq.App) -> None:
     started = threading.Event()
 
-    @app.around
+    @app.middleware
     def swallowing(running: sqlq.JobContext) -> Iterator[None]:
         try:
             yield
@@ -376,7 +376,7 @@ def test_a_stopped_job_is_released_when_middleware_swallows_its_exception(app: s
 
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_a_timeout_cancels_asynchronous_middleware(app: sqlq.App, where: str, told: list[Any]) -> None:
-    @app.around
+    @app.middleware
     async def slow(running: sqlq.JobContext) -> AsyncIterator[None]:
         if where == "before":
             await asyncio.sleep(60)
@@ -394,7 +394,7 @@ def test_a_timeout_cancels_asynchronous_middleware(app: sqlq.App, where: str, to
 
 
 def test_a_timeout_covers_synchronous_middleware(app: sqlq.App) -> None:
-    @app.around
+    @app.middleware
     def slow(running: sqlq.JobContext) -> Iterator[None]:
         yield
         wait_until(running.should_stop)
@@ -447,46 +447,46 @@ def two(running: sqlq.JobContext, more: int) -> Iterator[None]:
 @for_each(
     ("given", "sentence"),
     [
-        (7, "around is 7, not a function: it takes one argument, the running job"),
+        (7, "middleware is 7, not a function: it takes one argument, the running job"),
         (nullcontext(), "not a function.*each time it is called"),
         (noting([], "x")(None), "not a function"),
         (coroutine, "coroutine, a coroutine function: it has to yield once"),
-        (nothing, r"nothing\(\) -> .* cannot be called: around takes one argument"),
-        (two, "cannot be called: around takes one argument, the running job"),
+        (nothing, r"nothing\(\) -> .* cannot be called: middleware takes one argument"),
+        (two, "cannot be called: middleware takes one argument, the running job"),
         (int, "the class builtins.int, whose objects are no context managers"),
     ],
 )
 def test_wrong_middleware_is_refused(given: Any, sentence: str) -> None:
     app = sqlq.App("sqlite://")
     with pytest.raises(sqlq.errors.ConfigurationError, match=sentence):
-        app.around(given)
+        app.middleware(given)
     with pytest.raises(sqlq.errors.ConfigurationError, match=sentence):
-        app.task(name="t", around=[given])(lambda: None)
+        app.task(name="t", middleware=[given])(lambda: None)
     assert not app.tasks
 
 
 @for_each(
     ("given", "sentence"),
     [
-        (two, "around of t is .*: it is a list of functions"),
-        ("two", "around of t is 'two': it is a list of functions"),
-        (False, "around of t is False: .*or None for nothing around this task"),
+        (two, "middleware of t is .*: it is a list of functions"),
+        ("two", "middleware of t is 'two': it is a list of functions"),
+        (False, "middleware of t is False: .*or None for nothing around this task"),
         ([asynchronous], r"middleware .*\.asynchronous cannot run around t, which is a def: make"),
     ],
 )
 def test_wrong_middleware_of_a_task_is_refused(given: Any, sentence: str) -> None:
     app = sqlq.App("sqlite://")
     with pytest.raises(sqlq.errors.ConfigurationError, match=sentence):
-        app.task(name="t", around=given)(lambda: None)
+        app.task(name="t", middleware=given)(lambda: None)
 
 
 @pytest.mark.parametrize("first", ["task", "middleware"])
 def test_asynchronous_middleware_is_refused_beside_a_def_task(first: str) -> None:
     app = sqlq.App("sqlite://")
-    app.task(name="without", around=None)(lambda: None)
+    app.task(name="without", middleware=None)(lambda: None)
     declare: list[Callable[[], Any]] = [
         lambda: app.task(name="t")(lambda: None),
-        lambda: app.around(asynchronous),
+        lambda: app.middleware(asynchronous),
     ]
     one, other = declare if first == "task" else reversed(declare)
     one()
@@ -496,17 +496,18 @@ def test_asynchronous_middleware_is_refused_beside_a_def_task(first: str) -> Non
 
 
 def test_middleware_that_does_not_yield_is_named_by_the_failed_attempt(app: sqlq.App) -> None:
-    app.around(cast("Any", lambda running: None))
+    app.middleware(cast("Any", lambda running: None))
     job = app.enqueue(app.task(name="shop.send", max_attempts=1)(lambda: None).new())
     drain(app)
     message = app.jobs.get(job).message or ""
     assert re.fullmatch(
-        r"the around tests\..*lambda> returned None, which is no context manager: let it yield once", message
+        r"the middleware tests\..*lambda> returned None, which is no context manager: let it yield once",
+        message,
     )
 
 
 def test_middleware_cannot_be_registered_twice() -> None:
     app = sqlq.App("sqlite://")
-    assert app.around(asynchronous) is asynchronous
+    assert app.middleware(asynchronous) is asynchronous
     with pytest.raises(sqlq.errors.ConfigurationError, match=r"asynchronous a second time: register it once"):
-        app.around(asynchronous)
+        app.middleware(asynchronous)

@@ -1,7 +1,7 @@
 """Adds to an App's jobs when they are enqueued: headers, and the context variables that the App carries.
 
 Where several set a header, the job's own counts (`.set(headers=…)`). Next come the functions registered by
-`App.stamp`, the last of them first, then the task's headers.
+`App.before_enqueue`, the last of them first, then the task's headers.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from sqlq.model.job import NewJob
 from sqlq.model.middleware import Scope, check_plain, name_of
 from sqlq.payload import headers
 
-Stamp = Callable[[NewJob], Mapping[str, Any] | None]
+BeforeEnqueue = Callable[[NewJob], Mapping[str, Any] | None]
 
 
-class Stamps:
+class EnqueueMiddleware:
     """The enqueue middleware of one App."""
 
     def __init__(self, carry: Sequence[ContextVar[Any]] = ()) -> None:
@@ -32,7 +32,7 @@ class Stamps:
                 f"carry is {carry!r}: it is a list of context variables with different names, made by "
                 "contextvars.ContextVar, as in carry=[tenant]"
             )
-        self._functions: list[Stamp] = []
+        self._functions: list[BeforeEnqueue] = []
         self._carry = {var.name: var for var in carry}
         self.are_any = bool(carry)
         """Whether there is anything to add to a job."""
@@ -40,9 +40,9 @@ class Stamps:
     def add(self, function: Any) -> None:
         """Register a function that returns headers for each job. Raises `ConfigurationError` for one that
         cannot."""
-        check_plain(function, "stamp", "def origin(job), which returns headers", object())
+        check_plain(function, "before_enqueue", "def origin(job), which returns headers", object())
         if function in self._functions:
-            raise ConfigurationError(f"stamp is {name_of(function)} a second time: register it once")
+            raise ConfigurationError(f"before_enqueue is {name_of(function)} a second time: register it once")
         self._functions.append(function)
         self.are_any = True
 
@@ -58,7 +58,7 @@ class Stamps:
                 headers.check(value, f"the context variable {name!r}, which the App carries,")
         return values
 
-    def stamped(self, job: NewJob, first: Mapping[str, Any], carried: Mapping[str, Any]) -> NewJob:
+    def with_headers(self, job: NewJob, first: Mapping[str, Any], carried: Mapping[str, Any]) -> NewJob:
         """Return a job with all its headers, `first` being its task's. Raises `EnqueueError` for one that is
         no valid header."""
         found = dict(first)
@@ -66,7 +66,7 @@ class Stamps:
             said = function(job)
             if said is not None:
                 with refusing_by(EnqueueError):
-                    found |= headers.checked(said, f"what the stamp {name_of(function)} returned")
+                    found |= headers.checked(said, f"what the function {name_of(function)} returned")
         found |= job.headers  # guard: what-a-job-says-wins
         if carried:
             found[headers.CARRY] = carried
