@@ -73,5 +73,5 @@ def place(session: Session, order_id: int) -> sqlq.EnqueuedFlow:
     paid = flow.add(charge.new(order_id))
     packed = flow.add(pack.map(["teapot", "cup"]))
     flow.add(ship.new(order_id, paid.result, packed.results))
-    paid.on_failure(alarm.new(order_id))
+    paid.catch(alarm.new(order_id))
     return app.enqueue(flow, session=session)

@@ -179,10 +179,10 @@ class Jobs(Facet):
     def of_group(self, group: str) -> builtins.list[Job[Any]]:
         """Return the jobs of a group that are there now, in whatever state, in the order of their ids.
 
-        They are as `enqueue` has returned them, to be given to `app.wait`, `app.as_completed`, `app.result`
-        and `cancel`. Jobs that are kept no more are not among them.
+        They are as `enqueue` has returned them, to be given to `app.wait_all`, `app.as_completed`,
+        `app.result` and `cancel`. Jobs that are kept no more are not among them.
 
-        >>> done = app.wait(app.jobs.of_group("import-42"), timeout="5m")  # doctest: +SKIP
+        >>> done = app.wait_all(app.jobs.of_group("import-42"), timeout="5m")  # doctest: +SKIP
         """
         here = self._results.here()
         jobs = [] if here is None else [job for job in here.jobs if job.new.group_key == group]

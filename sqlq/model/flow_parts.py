@@ -55,11 +55,11 @@ class Step(Generic[R_co]):
         """
         return cast(R_co, Result(self, is_list=False))
 
-    def on_success(self, job: NewJob[T]) -> Step[T]:
+    def then(self, job: NewJob[T]) -> Step[T]:
         """Add a step that runs when this one has finished; the same as `flow.add(job, after=[step])`."""
         return self._flow.add(job, after=[self])
 
-    def on_failure(self, job: NewJob[T]) -> Step[T]:
+    def catch(self, job: NewJob[T]) -> Step[T]:
         """Add a step that runs when this one has failed for good."""
         return self._flow.add(job, after=[self], when="failure")
 

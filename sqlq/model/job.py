@@ -269,7 +269,7 @@ NameOfAnotherQueue.answer(
     Job,
     {
         "get result return_value": "app.result(job, timeout=…)",
-        "wait join": "app.wait([job])",
+        "wait join": "app.wait_all([job])",
         "refresh reload info": "app.jobs.get(job.id)",
         "get_status status": "job.state, or app.jobs.get(job.id).state for what it is now",
         "cancel revoke abort": "app.jobs.cancel([job.id])",

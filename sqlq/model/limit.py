@@ -22,7 +22,7 @@ from sqlq.model.checks import Rule, checked_name, checked_whole, checked_word, r
 from sqlq.payload.signatures import signature_of
 
 Key = str | Callable[..., str]
-OnFailure: TypeAlias = Literal["go on", "hold"]
+OnFailure: TypeAlias = Literal["continue", "hold"]
 
 MOST_RUNNING = 1_000_000
 _RATE = re.compile(r"\s*([0-9_]{1,20})\s*/(.+)", re.DOTALL)
@@ -79,11 +79,11 @@ class Serial:
     The order is that of ids, among committed jobs. Raises `ConfigurationError` for another word.
 
     >>> Serial("account:{id}")
-    Serial(key='account:{id}', on_failure='go on')
+    Serial(key='account:{id}', on_failure='continue')
     """
 
     key: Key
-    on_failure: OnFailure = "go on"
+    on_failure: OnFailure = "continue"
 
     def __post_init__(self) -> None:
         _check_key(self)

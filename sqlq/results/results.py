@@ -57,8 +57,8 @@ class JobRunHere(Job[R]):
 
 @dataclass(frozen=True, slots=True)
 class Waited(Generic[R]):
-    """The answer of `wait`: the jobs that have `ended` in any way, and those still `pending`. Each list is in
-    the order given, with the state that was seen last."""
+    """The answer of `wait_all`: the jobs that have `ended` in any way, and those still `pending`. Each list
+    is in the order given, with the state that was seen last."""
 
     ended: list[Job[R]]
     pending: list[Job[R]]
@@ -416,7 +416,7 @@ class Waits:
         return end.value(raw=raw)
 
     @checks_arguments
-    def wait(self, jobs: AnyJobs[R], timeout: Duration | None = None, *, all: bool = True) -> Waited[R]:
+    def wait_all(self, jobs: AnyJobs[R], timeout: Duration | None = None, *, all: bool = True) -> Waited[R]:
         """Wait for jobs; return those that have ended in any way, and those that have not.
 
         - `jobs`: jobs, their ids, or a flow.
@@ -425,7 +425,7 @@ class Waits:
 
         Raises `JobNotFoundError` for one that is not there, or kept no more.
 
-        >>> done = app.wait(app.enqueue_many([ask.new(shop) for shop in shops]), "5s")  # doctest: +SKIP
+        >>> done = app.wait_all(app.enqueue_many([ask.new(shop) for shop in shops]), "5s")  # doctest: +SKIP
         >>> prices = [app.result(job) for job in done.ended]  # doctest: +SKIP
         """
         ends = self.as_completed(jobs, timeout)
@@ -434,12 +434,12 @@ class Waits:
         return ends.waited()
 
     @checks_arguments
-    async def await_(
+    async def await_all(
         self, jobs: AnyJobs[R], timeout: Duration | None = None, *, all: bool = True
     ) -> Waited[R]:
-        """`wait`, awaited. (Without the underscore its name would be Python's keyword.)
+        """`wait_all`, awaited.
 
-        >>> done = await app.await_(jobs, "5s")  # doctest: +SKIP
+        >>> done = await app.await_all(jobs, "5s")  # doctest: +SKIP
         """
         ends = self.as_completed(jobs, timeout)
         with suppress(WaitTimeoutError):
@@ -451,7 +451,7 @@ class Waits:
         """Return these jobs as they end in any way, for `for` or `async for`: each once, in its final state.
 
         Raises `WaitTimeoutError` where not all have ended when the time is over, which begins with the first
-        step of the loop. Raises `JobNotFoundError` as `wait` does.
+        step of the loop. Raises `JobNotFoundError` as `wait_all` does.
 
         >>> for job in app.as_completed(jobs, timeout="1m"):  # doctest: +SKIP
         ...     print(app.result(job))
@@ -466,7 +466,7 @@ def distinct(jobs: AnyJobs[Any]) -> dict[int, AnyJob]:
     elif isinstance(jobs, FlowDetails):
         jobs = [step.id for step in jobs.steps]
     elif isinstance(jobs, (str, Handle)) or not isinstance(jobs, Iterable):
-        raise ConfigurationError(f"{jobs!r:.99} is no list of jobs: write app.wait([job])")
+        raise ConfigurationError(f"{jobs!r:.99} is no list of jobs: write app.wait_all([job])")
     found: dict[int, AnyJob] = {}
     for job in jobs:
         id = id_of(job)

@@ -50,7 +50,7 @@ def test_a_group_has_the_jobs_of_separate_calls_in_all_tables(app: sqlq.App, loa
 def test_a_group_is_waited_for_and_has_results(app: sqlq.App, load: Any) -> None:
     enqueued(app, load, 1, 2, 3)
     with working(app):
-        done = app.wait(app.jobs.of_group(IMPORT), timeout="30s")
+        done = app.wait_all(app.jobs.of_group(IMPORT), timeout="30s")
     assert len(done.ended) == 3
     assert not done.pending
     group = app.jobs.of_group(IMPORT)

@@ -45,16 +45,16 @@ def refuses(app: sqlq.App, job: sqlq.Job[Any], *, all_uses: bool = False) -> Non
     """Expect that every call with a handle reports that its job is not there."""
     uses: list[Callable[[], Any]] = [
         lambda: app.result(job),
-        lambda: app.wait([job], "1s"),
+        lambda: app.wait_all([job], "1s"),
         lambda: app.jobs.get(job),
         lambda: app.jobs.cancel([job]),
     ]
     more: list[Callable[[], Any]] = [
         lambda: app.result(job, timeout="1s"),
         lambda: asyncio.run(app.aresult(job, timeout="1s")),
-        lambda: asyncio.run(app.await_([job], "1s")),
+        lambda: asyncio.run(app.await_all([job], "1s")),
         lambda: list(app.as_completed([job], "1s")),
-        lambda: app.wait([job.id, job], "1s"),
+        lambda: app.wait_all([job.id, job], "1s"),
         lambda: asyncio.run(app.jobs.aget(job)),
         lambda: app.jobs.cancel([job], force=True),
         lambda: app.jobs.cancel({job.id, job}),
@@ -72,7 +72,7 @@ def refuses(app: sqlq.App, job: sqlq.Job[Any], *, all_uses: bool = False) -> Non
 def serves(app: sqlq.App, job: sqlq.Job[Any], result: Any) -> None:
     assert app.jobs.get(job).id == job.id
     assert app.result(job) == result
-    assert app.wait([job]).ended[0].id == job.id
+    assert app.wait_all([job]).ended[0].id == job.id
     assert app.jobs.cancel([job]) == {job.id: "ended"}
     assert app.jobs.replay(job)
 

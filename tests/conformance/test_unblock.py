@@ -150,7 +150,7 @@ def test_one_of_many_concurrent_settles_unblocks_the_step(seam: Seam) -> None:
 
 def test_a_delay_counts_from_the_enqueue(seam: Seam) -> None:
     flow = sqlq.Flow()
-    flow.add(seam.task.new()).on_success(seam.task.new().set(delay="1h"))
+    flow.add(seam.task.new()).then(seam.task.new().set(delay="1h"))
     first, second = seam.app.enqueue(flow).jobs
     seam.end()
     unblock.after(seam.claims, [first.id])

@@ -161,7 +161,7 @@ def test_unknown_options_are_one_error(app: sqlq.App, monkeypatch: pytest.Monkey
 
 
 def test_no_number_counts_up_to_an_id(app: sqlq.App) -> None:
-    for look in (app.jobs.get, app.flows.get, app.flows.skip, app.result, lambda id: app.wait([id])):
+    for look in (app.jobs.get, app.flows.get, app.flows.skip, app.result, lambda id: app.wait_all([id])):
         with pytest.raises(JobNotFoundError, match=str(2**40)):
             look(Number.LARGE)
     assert app.jobs.cancel([Number.LARGE]) == {2**40: "unknown"}
@@ -173,7 +173,7 @@ def test_waiting_takes_true_or_false_and_a_duration(app: sqlq.App) -> None:
             with pytest.raises(ConfigurationError, match="raw is"):
                 app.result(7, raw=wrong)
             with pytest.raises(ConfigurationError, match="all is"):
-                app.wait([7], all=wrong)
+                app.wait_all([7], all=wrong)
         if not isinstance(wrong, str | timedelta | None):
             with pytest.raises(ConfigurationError, match="timeout is"):
                 app.as_completed([7], wrong)

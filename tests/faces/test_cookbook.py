@@ -114,7 +114,7 @@ def test_a_recipe_keeps_the_rate_of_an_api(names: dict[str, Any], app: sqlq.App)
         begin = time.monotonic()
         jobs = app.enqueue_many([recipe.update_contact.new(id) for id in range(5)])
         with working(app):
-            assert not app.wait(jobs, timeout="30s").pending
+            assert not app.wait_all(jobs, timeout="30s").pending
         assert time.monotonic() - begin > 0.5  # six starts, one each 0.1 s
         assert len(crm.requests) == 6
         assert {path for path, _, _ in crm.requests} == {f"/contacts/{id}" for id in range(5)}
@@ -268,7 +268,7 @@ def test_a_recipe_keeps_each_customers_order(names: dict[str, Any], app: sqlq.Ap
         for customer in (1, 2):
             recipe.request(customer, amount)
     with working(app):
-        assert not app.wait([job.id for job in app.jobs.list()], timeout="30s").pending
+        assert not app.wait_all([job.id for job in app.jobs.list()], timeout="30s").pending
     with engine.connect() as conn:
         rows = conn.execute(text("SELECT customer_id, amount FROM bookings ORDER BY id")).all()
     for customer in (1, 2):
@@ -287,7 +287,7 @@ def test_a_recipe_deploys_green_beside_blue(desk: Desk) -> None:
             assert "asked blue" in desk.run(pause)
             wait_until(lambda: "paused" in desk.run(lists), 10)
             jobs = green.enqueue_many([which.new() for _ in range(20)])
-            assert not green.wait(jobs, timeout="30s").pending
+            assert not green.wait_all(jobs, timeout="30s").pending
             assert {green.result(job) for job in jobs} == {"green"}
             assert "no failed jobs" in desk.run(look)
             assert "asked blue" in desk.run(stop)

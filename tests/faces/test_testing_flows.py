@@ -30,8 +30,8 @@ def test_steps_after_a_failed_step_stay_blocked(shop: Shop) -> None:
     shop.broken.add("pay")
     flow = sqlq.Flow()
     paid = flow.add(shop.note.new("pay"))
-    paid.on_success(shop.note.new("ship"))
-    paid.on_failure(shop.note.new("alarm")).on_failure(shop.note.new("never"))
+    paid.then(shop.note.new("ship"))
+    paid.catch(shop.note.new("alarm")).catch(shop.note.new("never"))
     flow.add(shop.note.new("pack"))
     with inline(shop.app) as ran, pytest.raises(ValueError, match="pay is broken"):
         shop.app.enqueue(flow)
@@ -43,7 +43,7 @@ def test_a_step_that_takes_a_result_that_is_not_there_fails_alone(shop: Shop) ->
     lost = shop.app.task(name="lost")(lambda: {1})
     flow = sqlq.Flow()
     taking: Any = flow.add(shop.note.new(flow.add(lost.new()).result))
-    taking.on_failure(shop.note.new("alarm"))
+    taking.catch(shop.note.new("alarm"))
     flow.add(shop.note.new("pack"))
     refusal = "note takes a result that is not there: its result is not JSON"
     with inline(shop.app) as ran, pytest.raises(sqlq.NoResultError, match=refusal):

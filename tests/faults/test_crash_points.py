@@ -322,8 +322,8 @@ def test_dying_before_and_while_unblocking(points: Callable[[str], Points]) -> N
     for n in range(1, MOST):
         flow = sqlq.Flow()
         first = flow.add(task.new(n).set(queue=f"q{n}"))
-        first.on_success(task.new(n).set(queue=f"q{n}"))
-        first.on_failure(task.new(n).set(queue=f"q{n}")).on_success(task.new(n).set(queue=f"q{n}"))
+        first.then(task.new(n).set(queue=f"q{n}"))
+        first.catch(task.new(n).set(queue=f"q{n}")).then(task.new(n).set(queue=f"q{n}"))
         made[n] = [job.id for job in crash.app.enqueue(flow).jobs]
         crash.made += len(made[n])
         with crash.app.database.begin() as conn:

@@ -95,7 +95,7 @@ def test_a_waiter_leaves_a_primary_that_was_demoted(pair: Pair) -> None:
     with closing(sqlq.App(standby.list_url(name))) as app, ThreadPoolExecutor(1) as pool:
         job = app.enqueue(app.task(name="t")(lambda: None).new().set(delay="1h"))
         waiting = app._connected.results.waiter
-        waiter = pool.submit(app.wait, [job], "30s")
+        waiter = pool.submit(app.wait_all, [job], "30s")
         wait_until(lambda: any(watch.seen for watch in list(waiting._watches)), what="a poll")
         standby.catch_up()
         standby.configure("default_transaction_read_only = on")
@@ -104,7 +104,7 @@ def test_a_waiter_leaves_a_primary_that_was_demoted(pair: Pair) -> None:
             newer = other.enqueue(other.task(name="t")(lambda: None).new())
             other.jobs.cancel([job.id, newer.id])
         # of which the old one knows nothing
-        assert [each.id for each in app.wait([newer], "30s").ended] == [newer.id]
+        assert [each.id for each in app.wait_all([newer], "30s").ended] == [newer.id]
         assert [each.id for each in waiter.result(30).ended] == [job.id]
 
 
@@ -126,7 +126,7 @@ def test_a_waiter_does_not_trust_an_old_primary_that_wakes(pair: Pair) -> None:
     ):
         job = other.enqueue(other.task(name="t")(lambda: None).new())
         other.jobs.cancel([job.id])
-        waiter = pool.submit(app.wait, [job], "60s")
+        waiter = pool.submit(app.wait_all, [job], "60s")
         wait_until(
             lambda: waiter.done() or conn.execute(waits).fetchone() != (0,), what="a COMMIT that waits"
         )

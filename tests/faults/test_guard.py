@@ -189,10 +189,10 @@ def scene(app: sqlq.App, engine: Engine) -> dict[str, int]:
         assert claim.claim(conn, ["limits"], limit=9, owner="me", lease_ms=60_000)
         flow = sqlq.Flow()
         failing = flow.add(NewJob("failing", "{}", "flows", 5))
-        failing.on_success(NewJob("blocked", "{}", "flows", 5))
+        failing.then(NewJob("blocked", "{}", "flows", 5))
         passing = flow.add(NewJob("passing", "{}", "flows", 5))
-        passing.on_failure(NewJob("alarm", "{}", "flows", 5))
-        passing.on_success(NewJob("delayed", "{}", "flows", 5, delay_ms=60_000))
+        passing.catch(NewJob("alarm", "{}", "flows", 5))
+        passing.then(NewJob("delayed", "{}", "flows", 5, delay_ms=60_000))
         flows.insert_flow(conn, plan_of(flow))
         held = {job.task: job for job in claim.claim(conn, ["flows"], limit=9, owner="me", lease_ms=60_000)}
         for name, outcome in (("passing", Finished()), ("failing", Failed("error", ERROR))):

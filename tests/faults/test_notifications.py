@@ -148,7 +148,7 @@ def test_a_flood_of_notifications_delays_no_job(
 
     def run() -> None:
         job = app.enqueue(app.named("shop.send").new(7).set(queue="mail"))
-        assert app.wait([job], "60s").ended
+        assert app.wait_all([job], "60s").ended
 
     with command.working("-p", processes, anew=True) as started:
         process = psutil.Process(started.pid)

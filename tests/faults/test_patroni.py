@@ -334,7 +334,7 @@ def test_failovers_lose_and_double_no_job(cluster: Cluster, shop: Shop) -> None:
             wait_until(shop.is_done, timeout=120, what=f"all jobs done after {fault.__name__}")
             for queue in ("one", "two") * 5:
                 job, _, at = shop.enqueue(queue=queue)
-                shop.app.wait([job], "30s")
+                shop.app.wait_all([job], "30s")
                 lone[job.id] = queue, at
             assert shop.missing() == [], f"after {fault.__name__}"
             assert one.children() + two.children() == pids, "a process was started anew"

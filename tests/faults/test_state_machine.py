@@ -184,7 +184,7 @@ class Contract(Model, RuleBasedStateMachine):
         first = [flow.add(NewJob("t", "{}", "q", 2)) for _ in range(width)]
         edges = dict(zip(first, whens, strict=False))
         join = flow.add(NewJob("t", "{}", "q", 2, delay_ms=delay * HOUR), after=edges)
-        join.on_success(NewJob("t", "{}", "q", 2))
+        join.then(NewJob("t", "{}", "q", 2))
         with self.transaction(crash) as conn:
             made = [job.id for job in flows.insert_flow(conn, plan_of(flow)).jobs]
         if crash:

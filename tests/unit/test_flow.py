@@ -104,7 +104,7 @@ def test_an_impossible_flow_is_refused_in_a_sentence(wrong: Callable[[Any, Any],
             "say: text is the result of count, which returns int, and it is annotated",
         ),
         (
-            lambda s: count.new(s.on_success(say.new("a")).result),
+            lambda s: count.new(s.then(say.new("a")).result),
             "n is the result of say, which returns NoneType",
         ),
         (lambda s: untyped["total"].new([1], by={"a": s.result}), "which is not JSON"),
@@ -149,7 +149,7 @@ def test_steps_that_come_after_another_way_of_ending_are_taken() -> None:
     flow.add(say.new("a"), after=[one], when="failure")
     flow.add(say.new("a"), after={one: "ended"})
     flow.add(say.new("a"), after=[])
-    one.on_failure(say.new("a"))
+    one.catch(say.new("a"))
     assert [edge.when for edge in flows.plan_of(flow).edges] == ["failure", "ended", "failure"]
 
 
@@ -170,7 +170,7 @@ def test_a_flow_is_enqueued_once_and_takes_no_steps_after_that(app_here: sqlq.Ap
         with pytest.raises(EnqueueError):
             app_here.enqueue(flow, session=engine)  # type: ignore[arg-type]
         enqueue(flow)
-        for late in (step.on_success, step.on_failure, flow.add):
+        for late in (step.then, step.catch, flow.add):
             with pytest.raises(EnqueueError, match="say is added to the flow 'a', which is enqueued already"):
                 late(say.new("a"))
         for again in (flow, copy.copy(flow), copy.deepcopy(flow)):

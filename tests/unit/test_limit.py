@@ -151,7 +151,7 @@ def test_a_template_that_names_no_parameter_is_refused_at_the_decorator(
         (lambda: Limit("", running=1), "the key of a limit is '': it must be text that is not blank"),
         (lambda: Limit(7, running=1), "the key of a limit is 7"),  # type: ignore[arg-type]
         (lambda: Limit("a{", running=1), "is no template"),
-        (lambda: Serial("a", on_failure="stop"), 'on_failure is \'stop\': it is "go on" or "hold"'),  # type: ignore[arg-type]
+        (lambda: Serial("a", on_failure="stop"), 'on_failure is \'stop\': it is "continue" or "hold"'),  # type: ignore[arg-type]
     ],
 )
 def test_a_wrong_limit_is_refused(make: Any, sentence: str) -> None:

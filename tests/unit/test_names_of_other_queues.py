@@ -36,7 +36,7 @@ APP: Any = app
             r"^the task shop.send_receipt has no 'delay': write app.enqueue\(task.new\(…\)\)$",
         ),
         (lambda: APP.send_task, r"^App has no 'send_task': write app.enqueue\(app.named\(name\).new\(…\)\)$"),
-        (lambda: JOB.wait, r"^Job has no 'wait': write app.wait\(\[job\]\)$"),
+        (lambda: JOB.wait, r"^Job has no 'wait': write app.wait_all\(\[job\]\)$"),
         (lambda: TASK.perform_async, r"has no 'perform_async': write app.enqueue\(task.new\(…\)\)$"),
         (lambda: TASK.call_local, r"has no 'call_local': write task\(…\), which runs the handler here$"),
         (lambda: TASK.starmap, r"has no 'starmap': write task.map\(items\)$"),

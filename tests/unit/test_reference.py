@@ -94,7 +94,7 @@ def test_the_reference_has_each_public_name_with_its_docstring() -> None:
 
 
 DESCRIBED = {
-    *(sqlq.App, sqlq.App.use, sqlq.App.worker, sqlq.App.result, sqlq.App.wait, sqlq.Flow.add, sqlq.Limit),
+    *(sqlq.App, sqlq.App.use, sqlq.App.worker, sqlq.App.result, sqlq.App.wait_all, sqlq.Flow.add, sqlq.Limit),
     *(sqlq.Serial, sqlq.Schedule, sqlq.Retry, sqlq.exponential, sqlq.linear, sqlq.fibonacci),
 }
 

@@ -204,10 +204,10 @@ def sync(one: Session, two: scoped_session[Session], three: Connection, engine: 
     assert_type(app.result(app.enqueue(typed.new(UUID(int=7))), timeout="10s"), UUID)
     for done in app.as_completed(app.enqueue_many([typed.new(UUID(int=7))]), timeout=None):
         assert_type(app.result(done), UUID)
-    for waited in app.wait(app.enqueue_many([typed.new(UUID(int=7))]), timedelta(seconds=1), all=False).ended:
+    for waited in app.wait_all(app.enqueue_many([typed.new(UUID(int=7))]), timedelta(seconds=1), all=False).ended:
         assert_type(waited, Job[UUID])
     app.result(typed.new(UUID(int=7)))  # wrong
-    app.wait(app.enqueue(job))  # wrong
+    app.wait_all(app.enqueue(job))  # wrong
     assert_type(app.jobs.get(7), JobDetails)
     assert_type(app.jobs.list(state="failed"), list[JobDetails])
     assert_type(app.jobs.retry([7]), list[int])
@@ -229,7 +229,7 @@ async def asynchronous(one: AsyncSession, two: AsyncConnection, three: async_sco
     assert_type(await app.aenqueue_many([job], session=one), list[Job[None]])
     assert_type(app.result(await app.aenqueue(plain_async.new(7))), str)
     assert_type(await app.aresult(await app.aenqueue(plain_async.new(7)), timeout="10s"), str)
-    assert_type((await app.await_([7])).pending, list[Job[Any]])
+    assert_type((await app.await_all([7])).pending, list[Job[Any]])
     async for done in app.as_completed(await app.aenqueue_many([job])):
         assert_type(await app.aresult(done), None)
     sqlq.App(engine=engine)

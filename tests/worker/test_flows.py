@@ -160,8 +160,8 @@ def test_followers_of_a_failed_step_wait_for_its_retry(shop: Shop) -> None:
     flow = sqlq.Flow()
     paid = flow.add(shop.note.new("pay"))
     flow.add(shop.note.new("ship"), after=[paid])
-    paid.on_failure(shop.note.new("alarm"))
-    paid.on_success(shop.note.new("thank"))
+    paid.catch(shop.note.new("alarm"))
+    paid.then(shop.note.new("thank"))
     flow.add(shop.note.new("file"), after=[paid], when="ended")
     shop.app.enqueue(flow)
     called = shop.work()
@@ -182,8 +182,8 @@ def test_followers_of_a_failed_step_wait_for_its_retry(shop: Shop) -> None:
 def test_a_step_that_cannot_run_is_cancelled_with_its_followers(shop: Shop) -> None:
     flow = sqlq.Flow()
     paid = flow.add(shop.note.new("pay"))
-    alarm = paid.on_failure(shop.note.new("alarm"))
-    refund = alarm.on_success(shop.note.new("refund"))
+    alarm = paid.catch(shop.note.new("alarm"))
+    refund = alarm.then(shop.note.new("refund"))
     flow.add(shop.note.new("close"), after=[paid, refund], when="ended")
     shop.app.enqueue(flow)
     assert shop.work() == ["pay", "close"]
@@ -195,8 +195,8 @@ def test_a_step_that_cannot_run_is_cancelled_with_its_followers(shop: Shop) -> N
 def test_a_cancelled_step_cancels_steps_that_need_it(shop: Shop) -> None:
     flow = sqlq.Flow()
     paid = flow.add(shop.note.new("pay"))
-    paid.on_success(shop.note.new("ship"))
-    paid.on_failure(shop.note.new("alarm"))
+    paid.then(shop.note.new("ship"))
+    paid.catch(shop.note.new("alarm"))
     flow.add(shop.note.new("file"), after=[paid], when="ended")
     done = shop.app.enqueue(flow)
     shop.app.jobs.cancel([done.job(paid).id])
@@ -212,7 +212,7 @@ def test_a_cancelled_step_cancels_steps_that_need_it(shop: Shop) -> None:
 def test_a_deleted_step_cancels_steps_that_need_its_success(shop: Shop) -> None:
     shop.broken.add("pay")
     flow = sqlq.Flow()
-    flow.add(shop.note.new("pay")).on_success(shop.note.new("ship"))
+    flow.add(shop.note.new("pay")).then(shop.note.new("ship"))
     done = shop.app.enqueue(flow)
     shop.work()
     shop.app.jobs.delete([done.jobs[0].id])

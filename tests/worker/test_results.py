@@ -215,8 +215,8 @@ def test_waiting_for_a_job_ends_when_its_row_is_deleted(
         (lambda app: app.result("7"), "'7' is not the id of a job: give what app.enqueue has returned"),
         (lambda app: app.result([None]), "None is not the id of a job"),
         (lambda app: app.result(7, timeout=5), "timeout is 5: give a timedelta"),
-        (lambda app: app.wait("jobs"), "'jobs' is no list of jobs"),
-        (lambda app: app.wait(7), r"7 is no list of jobs: write app.wait\(\[job\]\)"),
+        (lambda app: app.wait_all("jobs"), "'jobs' is no list of jobs"),
+        (lambda app: app.wait_all(7), r"7 is no list of jobs: write app.wait_all\(\[job\]\)"),
         (lambda app: app.as_completed([None]), "None is not the id of a job"),
     ],
 )
@@ -251,28 +251,28 @@ def test_all_of_several_jobs_are_waited_for(app: sqlq.App, tasks: dict[str, Any]
     jobs = app.enqueue_many([tasks["answer"].new(1), tasks["fails"].new(), tasks["cancels"].new()])
     later = app.enqueue(tasks["answer"].new(7).set(delay="1h"))
     with working(app):
-        done = app.wait([*jobs, jobs[0].id], timeout="30s")
+        done = app.wait_all([*jobs, jobs[0].id], timeout="30s")
         assert [(job.id, job.state) for job in done.ended] == [
             (1, "finished"),
             (2, "failed"),
             (3, "cancelled"),
         ]
         assert done.pending == []
-        late = app.wait([later.id, *jobs], timeout="50ms")
+        late = app.wait_all([later.id, *jobs], timeout="50ms")
         assert [job.id for job in late.ended] == [1, 2, 3]
         assert [(job.id, job.task, job.state) for job in late.pending] == [(later.id, "answer", "scheduled")]
-        assert app.wait([later, *jobs], timeout="0s").pending[0].id == later.id
-        assert asyncio.run(app.await_([later.id, *jobs], timeout="50ms")) == late
-    assert app.wait([]).ended == []
+        assert app.wait_all([later, *jobs], timeout="0s").pending[0].id == later.id
+        assert asyncio.run(app.await_all([later.id, *jobs], timeout="50ms")) == late
+    assert app.wait_all([]).ended == []
 
 
 def test_the_first_of_several_jobs_is_waited_for(app: sqlq.App, tasks: dict[str, Any]) -> None:
     later = app.enqueue(tasks["answer"].new(7).set(delay="1h"))
     with working(app):
         job = app.enqueue(tasks["answer"].new(1))
-        assert [each.id for each in app.wait([later, job], all=False).ended] == [job.id]
+        assert [each.id for each in app.wait_all([later, job], all=False).ended] == [job.id]
         again = app.enqueue(tasks["answer"].new(1))
-        first = asyncio.run(app.await_([later, again], all=False))
+        first = asyncio.run(app.await_all([later, again], all=False))
     assert [each.id for each in first.ended] == [again.id]
     assert watched(app) == set()
 
@@ -344,7 +344,7 @@ def test_a_job_or_flow_as_looked_at_is_waited_for_like_the_enqueued_one(shop: Sh
     with working(app):
         assert app.result(single, "30s") == app.result([single])[0] == 7
         assert app.result(flow, "30s") == app.result(placed) == 3
-        assert [len(app.wait(jobs, "30s").ended) for jobs in ([single], placed, flow)] == [1, 2, 2]
+        assert [len(app.wait_all(jobs, "30s").ended) for jobs in ([single], placed, flow)] == [1, 2, 2]
     with pytest.raises(sqlq.errors.ConfigurationError, match=r"^id is Job\(.*: it must be a whole number"):
         app.flows.cancel(cast("Any", placed.jobs[0]))
     assert app.jobs.get(single).state == "finished"

@@ -32,7 +32,7 @@ def test_a_job_that_ran_eagerly_has_its_result_at_once(tmp_path: Any) -> None:
     job = app.enqueue(answer.new(7))
     assert app.result(job) == app.result(job, timeout=None) == ID
     assert asyncio.run(app.aresult(job, timeout="1s")) == ID
-    assert app.wait([job]).ended == [job]
+    assert app.wait_all([job]).ended == [job]
     assert [app.result(done) for done in app.as_completed([job])] == [ID]
     with pytest.raises(sqlq.JobCancelledError):
         app.result(app.enqueue(cancels.new()))

@@ -104,7 +104,7 @@ def _play(app: App, queue: str) -> None:
     )
     _narrate()
     with app.worker([queue], concurrency=4):
-        app.wait([*(job.id for job in jobs), charged.id, shipped.id], "1m")
+        app.wait_all([*(job.id for job in jobs), charged.id, shipped.id], "1m")
     states = Counter(job.state.value for job in app.jobs.list(queue=queue, limit=1_000))
     click.echo("  " + ", ".join(f"{number} {state}" for state, number in states.items()))
     click.echo("\nsqlq status shows the failed job, and sqlq retry would run it again:\n")
