@@ -39,7 +39,7 @@ class Cancellation(StrEnum):
     UNKNOWN = "unknown"
     """There is no such job (any more)."""
     PASSED_OVER = "passed over"
-    """It is not of the task, queue or group named with its id."""
+    """It is not of the task, queue or batch named with its id."""
     LOCKED = "locked"
     """Another transaction held its row for long: nothing was changed; try again."""
 

@@ -131,11 +131,11 @@ class Jobs(Facet):
         state: str | None = None,
         queue: str | None = None,
         task: str | None = None,
-        group: str | None = None,
+        batch: str | None = None,
         limit: Rows = 100,
     ) -> builtins.list[JobDetails]:
-        """Return the newest jobs, of a state, queue, task or group if given, at most `limit`."""
-        listing = self.listing(state=state, limit=limit, within=None, queue=queue, task=task, group=group)
+        """Return the newest jobs, of a state, queue, task or batch if given, at most `limit`."""
+        listing = self.listing(state=state, limit=limit, within=None, queue=queue, task=task, batch=batch)
         return listing.jobs
 
     alist = for_asyncio(list)
@@ -176,31 +176,31 @@ class Jobs(Facet):
             lookup.ids, wanted, meant, within=within, limit=limit, encryption=self._database.encryption
         )
 
-    def of_group(self, group: str) -> builtins.list[Job[Any]]:
-        """Return the jobs of a group that are there now, in whatever state, in the order of their ids.
+    def of_batch(self, batch: str) -> builtins.list[Job[Any]]:
+        """Return the jobs of a batch that are there now, in whatever state, in the order of their ids.
 
         They are as `enqueue` has returned them, to be given to `app.wait_all`, `app.as_completed`,
         `app.result` and `cancel`. Jobs that are kept no more are not among them.
 
-        >>> done = app.wait_all(app.jobs.of_group("import-42"), timeout="5m")  # doctest: +SKIP
+        >>> done = app.wait_all(app.jobs.of_batch("import-42"), timeout="5m")  # doctest: +SKIP
         """
         here = self._results.here()
-        jobs = [] if here is None else [job for job in here.jobs if job.new.group_key == group]
+        jobs = [] if here is None else [job for job in here.jobs if job.new.batch_key == batch]
         if jobs:
             return [job.answer(created=False) for job in jobs]
-        return self._query(lookup.handles, Selection(group=group))
+        return self._query(lookup.handles, Selection(batch=batch))
 
-    aof_group = for_asyncio(of_group)
+    aof_batch = for_asyncio(of_batch)
 
-    def counts(self, *, group: str) -> dict[State, int]:
-        """Return how many jobs of a group are in each state; states of no job are missing.
+    def counts(self, *, batch: str) -> dict[State, int]:
+        """Return how many jobs of a batch are in each state; states of no job are missing.
 
-        >>> app.jobs.counts(group="import-42")  # doctest: +SKIP
+        >>> app.jobs.counts(batch="import-42")  # doctest: +SKIP
         {<State.FINISHED: 'finished'>: 311, <State.FAILED: 'failed'>: 2}
         """
         if self._results.here() is not None:
-            return dict(Counter(job.state for job in self.of_group(group)))
-        return self._query(lookup.counts, Selection(group=group))
+            return dict(Counter(job.state for job in self.of_batch(batch)))
+        return self._query(lookup.counts, Selection(batch=batch))
 
     acounts = for_asyncio(counts)
 
@@ -209,14 +209,14 @@ class Jobs(Facet):
         *,
         task: str | None = None,
         queue: str | None = None,
-        group: str | None = None,
+        batch: str | None = None,
         exact: bool = False,
     ) -> tuple[builtins.list[Failures], bool]:
         """Group failed jobs by task and error, the most frequent first; return also whether all were
         counted. Unless `exact`, it reads the newest 10,000."""
         within = None if exact else health.MOST
         with self._read() as conn:
-            rows = failed.errors(conn, Selection(task=task, queue=queue, group=group), within=within)
+            rows = failed.errors(conn, Selection(task=task, queue=queue, batch=batch), within=within)
             found = grouped(rows, self._marks.of(conn, rows))
             return found, within is None or not failed.more_than(conn, within)
 
@@ -268,13 +268,13 @@ class Jobs(Facet):
         reason: str | None = None,
         **chosen: Unpack[Chosen],
     ) -> dict[int, Cancellation]:
-        """Cancel live jobs, by ids, task, queue or group, or `all=True`, and return the effect on each. But
+        """Cancel live jobs, by ids, task, queue or batch, or `all=True`, and return the effect on each. But
         for ids it cancels those that were there when the call began.
 
         A waiting job is "cancelled". A running one is "requested": its worker sees that within 2 s, and
         requests the handler to stop. With `force` it is cancelled here and now, and no write of its worker
         counts any more. The other effects on ids are "ended", "unknown", "passed over" (not of the task,
-        queue or group named) and "locked" (try again). The cancelled job has the `reason`, a text of at most
+        queue or batch named) and "locked" (try again). The cancelled job has the `reason`, a text of at most
         255 characters, in place of "cancelled on request". `JobCancelledError` has it, too.
 
         >>> app.jobs.cancel([42, 43]) == {42: "cancelled", 43: "requested"}  # doctest: +SKIP
@@ -299,7 +299,7 @@ class Jobs(Facet):
         """Move waiting jobs to another time: to `at`, a time with a time zone, or by `delay` from now, or
         with neither to now. Return the ids moved.
 
-        By ids, task, queue or group, or `all=True`. A job that waits for a retry counts as waiting. For one
+        By ids, task, queue or batch, or `all=True`. A job that waits for a retry counts as waiting. For one
         that waits under a limit or in a flow this is the time before which it does not start. Running and
         ended jobs stay as they are. A limit on the start (`expires`) stays, too.
 
@@ -352,7 +352,7 @@ class Jobs(Facet):
         """Move failed jobs back to be run again with all their attempts, under the same id; return the ids
         moved.
 
-        By ids, task, queue or group, or `all=True`; those given together must all fit. A job whose unique
+        By ids, task, queue or batch, or `all=True`; those given together must all fit. A job whose unique
         key a live job holds stays failed: `move_back` returns which.
         """
         return self.move_back(ids, **chosen).moved
@@ -371,15 +371,15 @@ class Jobs(Facet):
         *,
         task: str | None = None,
         queue: str | None = None,
-        group: str | None = None,
+        batch: str | None = None,
         since: datetime | Duration | None = None,
         until: datetime | Duration | None = None,
     ) -> dict[int, int]:
         """Enqueue copies of ended jobs, all or none; return the new ids by those of the originals.
 
-        By ids, task, queue, group, or the time of their end; those given together must all fit. `since` and
+        By ids, task, queue, batch, or the time of their end; those given together must all fit. `since` and
         `until` are times with a time zone, or ages, as in "2h". Cancelled jobs are copied by id only, steps
-        of flows never. A replay has the task, arguments, queue, options, headers, label, group and limit of
+        of flows never. A replay has the task, arguments, queue, options, headers, label, batch and limit of
         its original (`app.jobs.get(id).replay_of`). It has no unique key, no time limit for its start, and no
         cursor.
 
@@ -387,13 +387,13 @@ class Jobs(Facet):
         {42: 97, 43: 98}
         """
         chosen = sorted(set(ids_of(ids, self._read)))
-        if not chosen and all(each is None for each in (task, queue, group, since, until)):
+        if not chosen and all(each is None for each in (task, queue, batch, since, until)):
             raise ConfigurationError(
-                "name the jobs to replay: by id, task, queue or group, or by when they ended (since=, until=)"
+                "name the jobs to replay: by id, task, queue or batch, or by when they ended (since=, until=)"
             )
         work = partial(
             operate.replay,
-            selections=portions(chosen, task, queue, group),
+            selections=portions(chosen, task, queue, batch),
             since=ended(since, "since"),
             until=ended(until, "until"),
         )
@@ -408,7 +408,7 @@ class Jobs(Facet):
 
     @audited("delete")
     def delete(self, ids: AnyJobs = (), **chosen: Unpack[Chosen]) -> builtins.list[int]:
-        """Delete ended jobs by their ids, or failed ones by task, queue or group, or `all=True`. Return the
+        """Delete ended jobs by their ids, or failed ones by task, queue or batch, or `all=True`. Return the
         ids deleted. A finished step stays while another step of its flow may take its result."""
         deleted: builtins.list[int] = []
         for some in self._meant(ids, "failed jobs", **chosen):

@@ -31,7 +31,7 @@ class Search(TypedDict, total=False):
     task: str | None
     queue: str | None
     label: str | None
-    group: str | None
+    batch: str | None
     key: str | None
     limit_key: str | None
     header: str | None
@@ -43,11 +43,11 @@ class Search(TypedDict, total=False):
 
 
 class Chosen(TypedDict, total=False):
-    """Which jobs are meant, beside ids: those of a task, queue or group, which must all fit, or `all`."""
+    """Which jobs are meant, beside ids: those of a task, queue or batch, which must all fit, or `all`."""
 
     task: str | None
     queue: str | None
-    group: str | None
+    batch: str | None
     all: bool
 
 
@@ -61,25 +61,25 @@ def selections(
     *,
     task: str | None = None,
     queue: str | None = None,
-    group: str | None = None,
+    batch: str | None = None,
     all: bool = False,
 ) -> Sequence[Selection]:
-    is_named = bool(ids) or any(value is not None for value in (task, queue, group))
+    is_named = bool(ids) or any(value is not None for value in (task, queue, batch))
     if is_named == all:
         raise ConfigurationError(
-            f"all {what} are meant, but ids, a task, a queue or a group are named too: give one of the two"
+            f"all {what} are meant, but ids, a task, a queue or a batch are named too: give one of the two"
             if all
-            else f"name the {what} that are meant: by id, task, queue or group, or all of them"
+            else f"name the {what} that are meant: by id, task, queue or batch, or all of them"
         )
-    return portions(sorted(set(ids)), task, queue, group)
+    return portions(sorted(set(ids)), task, queue, batch)
 
 
 def portions(
-    ids: Sequence[int], task: str | None, queue: str | None, group: str | None
+    ids: Sequence[int], task: str | None, queue: str | None, batch: str | None
 ) -> Sequence[Selection]:
     """Return the selected jobs in portions: a statement takes some ten thousand parameters at most."""
     starts = range(0, max(len(ids), 1), lookup.BATCH)
-    return [Selection(tuple(ids[i : i + lookup.BATCH]), task, queue, group=group) for i in starts]
+    return [Selection(tuple(ids[i : i + lookup.BATCH]), task, queue, batch=batch) for i in starts]
 
 
 def checked_state(state: str) -> State:

@@ -21,9 +21,9 @@ ENDED = ("finished", "failed", "cancelled")
 IDS_SHOWN = 20
 TASK = Option("task", "Those of one task.")
 QUEUE = Option("queue", "Those of one queue.")
-GROUP = Option("group", "Those of one group.")
-ONES = (TASK, QUEUE, GROUP)
-"""Options that choose jobs. Ids, task, queue and group given together must all fit."""
+BATCH = Option("batch", "Those of one batch.")
+ONES = (TASK, QUEUE, BATCH)
+"""Options that choose jobs. Ids, task, queue and batch given together must all fit."""
 OTHER_QUEUE = Option("queue", "Another queue than the task's own.")
 PRIORITY = Option("priority", "-100 to 100; larger runs first.", "number")
 ERROR = Option("error", "Those with this error, as sqlq failed has it.", metavar="FINGERPRINT")
@@ -57,8 +57,8 @@ def listed(ids: Sequence[int | str]) -> str:
 
 
 def of(options: Mapping[str, Any]) -> str:
-    """Return " of task … in queue … of group … of flow …" for the jobs that the options choose."""
-    names = {"task": "of task", "queue": "in queue", "group": "of group", "flow": "of flow"}
+    """Return " of task … in queue … of batch … of flow …" for the jobs that the options choose."""
+    names = {"task": "of task", "queue": "in queue", "batch": "of batch", "flow": "of flow"}
     return "".join(f" {words} {options[name]}" for name, words in names.items() if options.get(name))
 
 
@@ -113,7 +113,7 @@ def on_jobs(
 def retry(app: Any, ids: Sequence[int], *, flow: int | None = None, **options: Any) -> Outcome:
     """Run failed jobs again.
 
-    Choose them by id, --task, --queue, --group, --error, --flow, or --all. They keep their ids and get
+    Choose them by id, --task, --queue, --batch, --error, --flow, or --all. They keep their ids and get
     all their attempts anew. A job whose unique key a live job holds stays failed. Exits with 1 if one of
     the ids was not moved back.
     """
@@ -162,9 +162,9 @@ _NOT_NAMED = "it has failed, but is not of those named, or is locked by another 
     confirms=("all",),
 )
 def cancel(app: Any, ids: Sequence[int], *, flow: int | None = None, **options: Any) -> Outcome:
-    """Cancel jobs: by id, --task, --queue, --group, --flow or --all.
+    """Cancel jobs: by id, --task, --queue, --batch, --flow or --all.
 
-    Ids, task, queue and group given together must all fit. A job that waits is cancelled at once. One
+    Ids, task, queue and batch given together must all fit. A job that waits is cancelled at once. One
     that runs gets a request to stop, which its worker sees within 2 seconds. With --force it is cancelled
     at once, too; its handler may go on, but nothing it returns or raises counts. Exits with 1 if one of
     the ids could not be cancelled.
@@ -209,7 +209,7 @@ def reschedule(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
 
     Without --at or --in it is now.
 
-    Choose them by id, --task, --queue, --group, or --all. Jobs that wait for a retry are moved, too.
+    Choose them by id, --task, --queue, --batch, or --all. Jobs that wait for a retry are moved, too.
     Those that wait under a limit or in a flow do not start before that time. Exits with 1 if one of the
     ids was not moved.
     """
@@ -270,12 +270,12 @@ def _why_not_waiting(job: JobDetails) -> str:
     states=("failed",),
     button="Delete…",
     asks=True,
-    confirms=("all", "task", "queue", "group", "error"),
+    confirms=("all", "task", "queue", "batch", "error"),
 )
 def delete(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
     """Delete failed jobs for good, and ended ones by id.
 
-    Choose failed jobs by id, --task, --queue, --group, --error, or --all. Unless they are named by their
+    Choose failed jobs by id, --task, --queue, --batch, --error, or --all. Unless they are named by their
     ids, it counts them, and wants a yes. An id may also be that of a finished or cancelled job.
     """
 
@@ -303,7 +303,7 @@ def delete(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
 def replay(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
     """Enqueue copies of ended jobs, as new jobs.
 
-    By id, --task, --queue, --group, --from and --to; all that is given must fit. Each copy has an id of
+    By id, --task, --queue, --batch, --from and --to; all that is given must fit. Each copy has an id of
     its own, and no unique key. Cancelled jobs are copied by id only, steps of flows never. Exits with 1
     if one of the ids was not copied.
 

@@ -55,7 +55,7 @@ def _run(
         if not named:
             raise ConfigurationError(f"no failed job has the error {error!r}: see {quoted('failed')}")
     if not yes and not subjects and any(each.name in verb.confirms for each in choices):
-        search = {name: options[name] for name in ("task", "queue", "group")}
+        search = {name: options[name] for name in ("task", "queue", "batch")}
         number = len(JobSelection(named, search).states(app, verb.states, MOST_COUNTED))
         if number:
             more = "at least " if number >= MOST_COUNTED else ""

@@ -147,7 +147,7 @@ class NewJob(HasArguments, Generic[R_co]):
     on_failure: str | None = None
     """The same after a failure, with what follows a cancel inside it."""
     label: str | None = None
-    group_key: str | None = None
+    batch_key: str | None = None
     headers_text: str | None = None
     """Its own headers, as JSON; the App adds its own when the job is enqueued."""
     backoff: str | None = None
@@ -211,7 +211,7 @@ class NewJob(HasArguments, Generic[R_co]):
         - `on_failure`: the same when it has failed for good.
         - `on_cancel`: the same when it was cancelled.
         - `label`: a short text for people; None takes it away.
-        - `group`: a text by which `app.jobs` finds jobs of separate calls; None takes it away.
+        - `batch`: a text by which `app.jobs` finds jobs of separate calls; None takes it away.
         - `headers`: a mapping of names to JSON that travels with the job, beside those set before.
         - `limit`: a `sqlq.Limit` or `sqlq.Serial` with a plain key, or a declared name; None takes it away.
 
@@ -337,7 +337,7 @@ class JobDetails(HasArguments, AsJson, Handle):
     unique_until: UniqueUntil = "finish"
     cancel_requested_at: datetime | None = None
     label: str | None = None
-    group_key: str | None = None
+    batch_key: str | None = None
     headers: Any = field(default_factory=dict)
     progress: Progress | None = None
     """The last progress that its handler has set. The progress of an earlier attempt stays until the next one

@@ -62,7 +62,7 @@ class JobOptions(TypedDict, total=False):
     on_failure: Follows | Kept | None
     on_cancel: Follows | Kept | None
     label: str | None
-    group: str | None
+    batch: str | None
     headers: Mapping[str, Any] | None
     limit: AnyLimit | str | Kept | None
 
@@ -174,7 +174,7 @@ _OPTIONS: Mapping[str, JobOption] = {
     "on_failure": JobOption("on_failure", checked_follow_up),
     "on_cancel": JobOption("on_cancel", checked_follow_up),
     "label": JobOption("label", checked_name, none={"label": None}),
-    "group": JobOption("group_key", checked_name, none={"group_key": None}),
+    "batch": JobOption("batch_key", checked_name, none={"batch_key": None}),
     "headers": JobOption("headers", headings.checked, none=UNSET),
     "limit": JobOption("limit", checked_limit, none={"limit_key": None, "rule": None}),
 }

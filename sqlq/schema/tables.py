@@ -102,7 +102,7 @@ jobs = Table(
     _of_job("errors", Text, "forgotten", "reset"),
     _of_job("headers", Text, *USUAL, "plain", "viewed"),
     _of_job("label", NAME, *USUAL, "plain", "viewed"),
-    _of_job("group_key", NAME, *USUAL, "viewed"),
+    _of_job("batch_key", NAME, *USUAL, "viewed"),
     _of_job("backoff", Text, *USUAL, "plain"),
     _of_job("retention_ms", BigInteger, *USUAL, "plain"),
     _of_job("progress", DOUBLE_PRECISION, "forgotten", "reset", "viewed"),
@@ -338,13 +338,13 @@ replaces a view only if it changes its definition.
 
 INDEXES = frozenset(
     (
-        *("jobs_claim", "jobs_unique_key", "jobs_rescue", "jobs_flow", "jobs_group"),
+        *("jobs_claim", "jobs_unique_key", "jobs_rescue", "jobs_flow", "jobs_batch"),
         *("jobs_admitted", "jobs_line", "jobs_line_by_id", "failed_jobs_limit"),
         *("sqlq_schedules_due", "sqlq_edges_parent", "sqlq_limits_used", "sqlq_wakes_at"),
         *(
             f"{ended}_jobs_{by}"
             for ended in ("finished", "failed")
-            for by in ("prune", "expire", "unique_key", "unblock", "flow", "group")
+            for by in ("prune", "expire", "unique_key", "unblock", "flow", "batch")
         ),
     )
 )

@@ -92,7 +92,7 @@ def _findings(app: App) -> list[Finding]:
 # -- jobs ----------------------------------------------------------------------------------------------------
 
 
-RARE = ("group", "header", "key", "limit_key", "since", "until")
+RARE = ("batch", "header", "key", "limit_key", "since", "until")
 """The fields that a page shows on request."""
 FIELDS = ("state", "queue", "task", "label", "text", *RARE)
 

@@ -156,7 +156,7 @@ def test_an_idle_worker_starts_a_job_that_is_moved_to_now(app: sqlq.App) -> None
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda jobs: jobs.reschedule(), "by id, task, queue or group, or all of them"),
+        (lambda jobs: jobs.reschedule(), "by id, task, queue or batch, or all of them"),
         (lambda jobs: jobs.reschedule([1], all=True), "all waiting jobs are meant"),
         (lambda jobs: jobs.reschedule([1], at=datetime.now(UTC), delay="1h"), "give one of the two"),
         (lambda jobs: jobs.reschedule([1], at=datetime(2030, 1, 1)), "has no time zone"),  # noqa: DTZ001

@@ -58,7 +58,7 @@ GIVEN: dict[str, Any] = {
     "until": datetime(2026, 1, 2, tzinfo=UTC),
     "older_than": "90d",
     "finished": "7d",
-    "group": "import",
+    "batch": "import",
     "job": None,
 }
 """The arguments beside the wrong one, by name: those that are required, and one that chooses."""

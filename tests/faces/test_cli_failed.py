@@ -239,7 +239,7 @@ def test_retry_by_id_task_queue_or_all(sqlq_: Command, engine: Engine) -> None:
         (105, "c", "z"),
     ):
         _failed(engine, id, queue=queue, task=task)
-    assert sqlq_("retry").misuse() == "name the jobs: by id, --task, --queue, --group, --error, --flow, --all"
+    assert sqlq_("retry").misuse() == "name the jobs: by id, --task, --queue, --batch, --error, --flow, --all"
     assert "leave out the rest" in sqlq_("retry", "101", "--all").misuse()
     nothing: dict[str, list[int]] = {"held_back": [], "not_failed": []}
     assert sqlq_("retry", "101", "--json").json() == {"retried": [101], **nothing}
@@ -280,7 +280,7 @@ def test_delete_by_id_task_queue_or_all(sqlq_: Command, engine: Engine, app: sql
         (105, "c", "z"),
     ):
         _failed(engine, id, queue=queue, task=task)
-    assert sqlq_("delete").misuse() == "name the jobs: by id, --task, --queue, --group, --error, --all"
+    assert sqlq_("delete").misuse() == "name the jobs: by id, --task, --queue, --batch, --error, --all"
     assert sqlq_("delete", "101", "--json").json() == {"deleted": [101], "not_deleted": []}
     assert sqlq_.ok("delete", "--task", "x", "--yes") == "deleted 1 job of task x: 103\n"
     assert sqlq_("delete", "102", "--queue", "b").code == 1, "ids and queue must both fit"

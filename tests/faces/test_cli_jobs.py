@@ -609,12 +609,12 @@ def _fail_strangely(app: sqlq.App) -> None:
     assert drain(app).failed == 1
 
 
-def test_a_group_is_listed_counted_and_cancelled(desk: Desk) -> None:
-    mine = [desk.enqueue(n, group="import-42") for n in range(2)]
+def test_a_batch_is_listed_counted_and_cancelled(desk: Desk) -> None:
+    mine = [desk.enqueue(n, batch="import-42") for n in range(2)]
     other = desk.enqueue(7)
-    assert [job["id"] for job in desk.json("jobs", "--group", "import-42")] == mine[::-1]
-    assert desk("jobs", "--group", "import-42").endswith("\ngroup import-42: 2 available\n")
-    assert desk("jobs", "--group", "none") == "no jobs of group none\n\ngroup none: no jobs\n"
-    assert "\n  group         import-42\n" in desk("show", str(mine[0]))
-    assert desk.json("cancel", "--group", "import-42")["cancelled"] == mine
+    assert [job["id"] for job in desk.json("jobs", "--batch", "import-42")] == mine[::-1]
+    assert desk("jobs", "--batch", "import-42").endswith("\nbatch import-42: 2 available\n")
+    assert desk("jobs", "--batch", "none") == "no jobs of batch none\n\nbatch none: no jobs\n"
+    assert "\n  batch         import-42\n" in desk("show", str(mine[0]))
+    assert desk.json("cancel", "--batch", "import-42")["cancelled"] == mine
     assert desk.app.jobs.get(other).state == "available"

@@ -243,8 +243,8 @@ def test_bad_input_is_one_sentence_and_changes_nothing(sqlq_: Command, app: sqlq
     ):
         assert complaint in sqlq_(*arguments).sentence(), arguments
     misuses: list[tuple[tuple[str, ...], str]] = [
-        (("cancel",), "name the jobs: by id, --task, --queue, --group, --flow, --all"),
-        (("cancel", "--force"), "name the jobs: by id, --task, --queue, --group, --flow, --all"),
+        (("cancel",), "name the jobs: by id, --task, --queue, --batch, --flow, --all"),
+        (("cancel", "--force"), "name the jobs: by id, --task, --queue, --batch, --flow, --all"),
         (("cancel", "--queue", ""), "--queue is ''"),
         (("cancel", "--task", "x" * 300), "--task has 300 characters"),
         (("prune",), "say what to prune: --finished, --failed or both, each with an age such as 7d"),

@@ -127,7 +127,7 @@ def test_replay_explains_each_id_that_it_leaves_out(sqlq_: Command) -> None:
 
 
 def test_a_wrong_command_line_of_replay_is_reported_in_one_sentence(sqlq_: Command) -> None:
-    assert "name the jobs: by id, --task, --queue, --group, --from, --to" in sqlq_("replay").misuse()
+    assert "name the jobs: by id, --task, --queue, --batch, --from, --to" in sqlq_("replay").misuse()
     assert "--from is 'yesterday'" in sqlq_("replay", "--from", "yesterday").misuse()
     assert "has no time zone" in sqlq_("replay", "--from", "2026-01-01").misuse()
 

@@ -719,10 +719,10 @@ class TestPython:
     def test_results(self, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
         names["Decimal"] = Decimal
         with working(names["app"]):
-            for name in ("result", "outcomes", "several", "group_key", "pruned", "hard_to_guess"):
+            for name in ("result", "outcomes", "several", "batch", "pruned", "hard_to_guess"):
                 run_python(name, names)
         assert names["price"] == Decimal("24.50")
-        assert [job.group_key for job in names["app"].jobs.list(group="import-42")] == ["import-42"] * 2
+        assert [job.batch_key for job in names["app"].jobs.list(batch="import-42")] == ["import-42"] * 2
         assert (names["job"].args, len(names["key"])) == (["ink"], 43)
         assert names["prices"] == [Decimal("24.50")] * 2
         assert capsys.readouterr().out.count("24.50") == 2

@@ -113,7 +113,7 @@ def columns(engine: Engine) -> set[tuple[object, ...]]:
     return keys | {row for row in rows if row[0] in own}
 
 
-_CARRIED = """backoff cursor errors flow_id group_key headers label limit_key max_attempts on_failure
+_CARRIED = """backoff cursor errors flow_id batch_key headers label limit_key max_attempts on_failure
     on_success progress progress_note progress_of replay_of reserved_at reserved_by retention_ms schedule
     scheduled_for start_by timeout_ms unique_key"""
 NULLABLE = {

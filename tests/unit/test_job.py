@@ -52,9 +52,9 @@ def test_set_keeps_options_that_are_not_given() -> None:
 
 
 def test_none_takes_a_key_a_label_and_a_group_away() -> None:
-    named = JOB.set(unique_key="k", on_conflict="debounce", max_wait="1h", label="ada", group="import")
-    assert named.set(unique_key=None, label=None, group=None) == JOB
-    for option in ("unique_key", "label", "group"):
+    named = JOB.set(unique_key="k", on_conflict="debounce", max_wait="1h", label="ada", batch="import")
+    assert named.set(unique_key=None, label=None, batch=None) == JOB
+    for option in ("unique_key", "label", "batch"):
         with pytest.raises(EnqueueError, match=f"{option} is ''"):
             JOB.set(**{option: ""})  # type: ignore[arg-type]
 

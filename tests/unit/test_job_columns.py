@@ -55,7 +55,7 @@ def upgrade(op, schema):
         op.execute(f"ALTER TABLE {table} ADD COLUMN note VARCHAR(255)")
     view = op.get_bind().exec_driver_sql("SELECT sql FROM sqlite_master WHERE name = 'job_states'").scalar()
     op.execute("DROP VIEW job_states")
-    op.execute(view.replace("replay_of, group_key", "replay_of, group_key, note"))
+    op.execute(view.replace("replay_of, batch_key", "replay_of, batch_key, note"))
 """
 PROGRAM = """
 import re, sqlq, sqlq.tables, sqlq.testing

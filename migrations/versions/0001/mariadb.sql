@@ -24,7 +24,7 @@ CREATE TABLE IF NOT EXISTS {prefix}jobs (
     errors LONGTEXT CHECK (CHAR_LENGTH(errors) >= 2),
     headers LONGTEXT CHECK (OCTET_LENGTH(headers) <= 65536),
     label VARCHAR(255),
-    group_key VARCHAR(255),
+    batch_key VARCHAR(255),
     backoff LONGTEXT CHECK (OCTET_LENGTH(backoff) <= 65536),
     retention_ms BIGINT CHECK (retention_ms BETWEEN 0 AND 3162240000000),
     progress DOUBLE,
@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS {prefix}jobs (
     KEY jobs_rescue (reserved_by, id),
     KEY jobs_unique_key (unique_key, queue),
     KEY jobs_flow (flow_id),
-    KEY jobs_group (group_key),
+    KEY jobs_batch (batch_key),
     KEY jobs_line (blocked_by, limit_key, priority DESC, due_at, id),
     KEY jobs_line_by_id (blocked_by, limit_key, id),
     CONSTRAINT jobs_blocked_is_far CHECK ((blocked_by IS NULL) = (available_at < '9998-01-01')),
@@ -86,7 +86,7 @@ CREATE TABLE IF NOT EXISTS {prefix}finished_jobs (
     errors LONGTEXT,
     headers LONGTEXT,
     label VARCHAR(255),
-    group_key VARCHAR(255),
+    batch_key VARCHAR(255),
     backoff LONGTEXT,
     retention_ms BIGINT CHECK (retention_ms BETWEEN 0 AND 3162240000000),
     progress DOUBLE,
@@ -110,7 +110,7 @@ CREATE TABLE IF NOT EXISTS {prefix}finished_jobs (
     PRIMARY KEY (id),
     KEY finished_jobs_prune (expires_at, finished_at),
     KEY finished_jobs_flow (flow_id),
-    KEY finished_jobs_group (group_key),
+    KEY finished_jobs_batch (batch_key),
     KEY finished_jobs_unblock (unblocks_at),
     KEY finished_jobs_unique_key (unique_key, unique_until, queue),
     CONSTRAINT finished_jobs_moments_in_range CHECK (
@@ -144,7 +144,7 @@ CREATE TABLE IF NOT EXISTS {prefix}failed_jobs (
     errors LONGTEXT,
     headers LONGTEXT,
     label VARCHAR(255),
-    group_key VARCHAR(255),
+    batch_key VARCHAR(255),
     backoff LONGTEXT,
     retention_ms BIGINT CHECK (retention_ms BETWEEN 0 AND 3162240000000),
     progress DOUBLE,
@@ -170,7 +170,7 @@ CREATE TABLE IF NOT EXISTS {prefix}failed_jobs (
     PRIMARY KEY (id),
     KEY failed_jobs_prune (expires_at, failed_at),
     KEY failed_jobs_flow (flow_id),
-    KEY failed_jobs_group (group_key),
+    KEY failed_jobs_batch (batch_key),
     KEY failed_jobs_unblock (unblocks_at),
     KEY failed_jobs_unique_key (unique_key, unique_until, queue),
     KEY failed_jobs_limit (limit_key, id),
@@ -316,7 +316,7 @@ SELECT id, queue, task, CASE WHEN reserved_at IS NOT NULL THEN _utf8mb4'running'
        created_at, NULLIF(available_at, '9998-01-01') AS available_at, reserved_at, reserved_by,
        CAST(NULL AS DATETIME(6)) AS ended_at, CASE WHEN reserved_at IS NOT NULL THEN TIMESTAMPDIFF(MICROSECOND, available_at, reserved_at) / 1000000e0 WHEN available_at <= UTC_TIMESTAMP(6) THEN TIMESTAMPDIFF(MICROSECOND, available_at, UTC_TIMESTAMP(6)) / 1000000e0 END AS wait_seconds, CAST(NULL AS CHAR CHARACTER SET utf8mb4) AS error,
        label, headers, progress, progress_of, progress_note,
-       schedule, scheduled_for, start_by, flow_id, limit_key, blocked_by AS blocked_by, replay_of, group_key
+       schedule, scheduled_for, start_by, flow_id, limit_key, blocked_by AS blocked_by, replay_of, batch_key
   FROM {prefix}jobs
 UNION ALL
 SELECT id, queue, task, outcome AS state,
@@ -324,7 +324,7 @@ SELECT id, queue, task, outcome AS state,
        created_at, NULLIF(available_at, '9998-01-01') AS available_at, reserved_at, reserved_by,
        finished_at AS ended_at, TIMESTAMPDIFF(MICROSECOND, available_at, reserved_at) / 1000000e0 AS wait_seconds, reason AS error,
        label, headers, progress, progress_of, progress_note,
-       schedule, scheduled_for, start_by, flow_id, limit_key, NULL AS blocked_by, replay_of, group_key
+       schedule, scheduled_for, start_by, flow_id, limit_key, NULL AS blocked_by, replay_of, batch_key
   FROM {prefix}finished_jobs
 UNION ALL
 SELECT id, queue, task, _utf8mb4'failed' COLLATE utf8mb4_nopad_bin AS state,
@@ -332,7 +332,7 @@ SELECT id, queue, task, _utf8mb4'failed' COLLATE utf8mb4_nopad_bin AS state,
        created_at, NULLIF(available_at, '9998-01-01') AS available_at, reserved_at, reserved_by,
        failed_at AS ended_at, TIMESTAMPDIFF(MICROSECOND, available_at, reserved_at) / 1000000e0 AS wait_seconds, CASE WHEN exception IS NULL THEN reason ELSE CONCAT(exception, ': ', COALESCE(message, '')) END AS error,
        label, headers, progress, progress_of, progress_note,
-       schedule, scheduled_for, start_by, flow_id, limit_key, NULL AS blocked_by, replay_of, group_key
+       schedule, scheduled_for, start_by, flow_id, limit_key, NULL AS blocked_by, replay_of, batch_key
   FROM {prefix}failed_jobs;
 
 CREATE OR REPLACE SQL SECURITY INVOKER VIEW {prefix}queue_stats AS

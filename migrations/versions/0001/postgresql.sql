@@ -68,7 +68,7 @@ CREATE TABLE {prefix}jobs (
     errors {prefix}sqlq_errors,
     headers {prefix}sqlq_short,
     label VARCHAR(255),
-    group_key VARCHAR(255),
+    batch_key VARCHAR(255),
     backoff {prefix}sqlq_short,
     retention_ms {prefix}sqlq_timeout,
     progress DOUBLE PRECISION,
@@ -109,7 +109,7 @@ CREATE TABLE {prefix}finished_jobs (
     errors {prefix}sqlq_errors,
     headers {prefix}sqlq_short,
     label VARCHAR(255),
-    group_key VARCHAR(255),
+    batch_key VARCHAR(255),
     backoff {prefix}sqlq_short,
     retention_ms {prefix}sqlq_timeout,
     progress DOUBLE PRECISION,
@@ -153,7 +153,7 @@ CREATE TABLE {prefix}failed_jobs (
     errors {prefix}sqlq_errors,
     headers {prefix}sqlq_short,
     label VARCHAR(255),
-    group_key VARCHAR(255),
+    batch_key VARCHAR(255),
     backoff {prefix}sqlq_short,
     retention_ms {prefix}sqlq_timeout,
     progress DOUBLE PRECISION,
@@ -291,15 +291,15 @@ CREATE INDEX jobs_line_by_id ON {prefix}jobs (limit_key, id) WHERE blocked_by = 
 
 CREATE INDEX jobs_flow ON {prefix}jobs (flow_id, id) WHERE flow_id IS NOT NULL;
 
-CREATE INDEX jobs_group ON {prefix}jobs (group_key, id) WHERE group_key IS NOT NULL;
+CREATE INDEX jobs_batch ON {prefix}jobs (batch_key, id) WHERE batch_key IS NOT NULL;
 
 CREATE INDEX finished_jobs_flow ON {prefix}finished_jobs (flow_id, id) WHERE flow_id IS NOT NULL;
 
-CREATE INDEX finished_jobs_group ON {prefix}finished_jobs (group_key, id) WHERE group_key IS NOT NULL;
+CREATE INDEX finished_jobs_batch ON {prefix}finished_jobs (batch_key, id) WHERE batch_key IS NOT NULL;
 
 CREATE INDEX failed_jobs_flow ON {prefix}failed_jobs (flow_id, id) WHERE flow_id IS NOT NULL;
 
-CREATE INDEX failed_jobs_group ON {prefix}failed_jobs (group_key, id) WHERE group_key IS NOT NULL;
+CREATE INDEX failed_jobs_batch ON {prefix}failed_jobs (batch_key, id) WHERE batch_key IS NOT NULL;
 
 CREATE INDEX finished_jobs_unblock ON {prefix}finished_jobs (finished_at)
     WHERE flow_id IS NOT NULL OR limit_key IS NOT NULL;
@@ -346,7 +346,7 @@ SELECT id, queue, task,
        CAST(NULL AS TEXT) AS error,
        label, headers, progress, progress_of, progress_note,
        schedule, scheduled_for AS scheduled_for, start_by AS start_by,
-       flow_id, limit_key, blocked_by, replay_of, group_key
+       flow_id, limit_key, blocked_by, replay_of, batch_key
   FROM {prefix}jobs
 UNION ALL
 SELECT id, queue, task,
@@ -356,7 +356,7 @@ SELECT id, queue, task,
        finished_at, CAST(EXTRACT(EPOCH FROM (reserved_at - available_at)) AS DOUBLE PRECISION), reason,
        label, headers, progress, progress_of, progress_note,
        schedule, scheduled_for, start_by,
-       flow_id, limit_key, NULL, replay_of, group_key
+       flow_id, limit_key, NULL, replay_of, batch_key
   FROM {prefix}finished_jobs
 UNION ALL
 SELECT id, queue, task, 'failed',
@@ -366,7 +366,7 @@ SELECT id, queue, task, 'failed',
        CASE WHEN exception IS NULL THEN reason ELSE exception || ': ' || COALESCE(message, '') END,
        label, headers, progress, progress_of, progress_note,
        schedule, scheduled_for, start_by,
-       flow_id, limit_key, NULL, replay_of, group_key
+       flow_id, limit_key, NULL, replay_of, batch_key
   FROM {prefix}failed_jobs;
 
 CREATE VIEW {prefix}queue_stats AS

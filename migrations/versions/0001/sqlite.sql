@@ -28,7 +28,7 @@ CREATE TABLE jobs (
     errors TEXT,
     headers TEXT,
     label VARCHAR(255),
-    group_key VARCHAR(255),
+    batch_key VARCHAR(255),
     backoff TEXT,
     retention_ms BIGINT,
     progress DOUBLE PRECISION,
@@ -116,7 +116,7 @@ CREATE TABLE finished_jobs (
     errors TEXT,
     headers TEXT,
     label VARCHAR(255),
-    group_key VARCHAR(255),
+    batch_key VARCHAR(255),
     backoff TEXT,
     retention_ms BIGINT,
     progress DOUBLE PRECISION,
@@ -177,7 +177,7 @@ CREATE TABLE failed_jobs (
     errors TEXT,
     headers TEXT,
     label VARCHAR(255),
-    group_key VARCHAR(255),
+    batch_key VARCHAR(255),
     backoff TEXT,
     retention_ms BIGINT,
     progress DOUBLE PRECISION,
@@ -436,15 +436,15 @@ CREATE INDEX jobs_line_by_id ON jobs (limit_key, id) WHERE blocked_by = 'limit';
 
 CREATE INDEX jobs_flow ON jobs (flow_id, id) WHERE flow_id IS NOT NULL;
 
-CREATE INDEX jobs_group ON jobs (group_key, id) WHERE group_key IS NOT NULL;
+CREATE INDEX jobs_batch ON jobs (batch_key, id) WHERE batch_key IS NOT NULL;
 
 CREATE INDEX finished_jobs_flow ON finished_jobs (flow_id, id) WHERE flow_id IS NOT NULL;
 
-CREATE INDEX finished_jobs_group ON finished_jobs (group_key, id) WHERE group_key IS NOT NULL;
+CREATE INDEX finished_jobs_batch ON finished_jobs (batch_key, id) WHERE batch_key IS NOT NULL;
 
 CREATE INDEX failed_jobs_flow ON failed_jobs (flow_id, id) WHERE flow_id IS NOT NULL;
 
-CREATE INDEX failed_jobs_group ON failed_jobs (group_key, id) WHERE group_key IS NOT NULL;
+CREATE INDEX failed_jobs_batch ON failed_jobs (batch_key, id) WHERE batch_key IS NOT NULL;
 
 CREATE INDEX finished_jobs_unblock ON finished_jobs (finished_at)
     WHERE flow_id IS NOT NULL OR limit_key IS NOT NULL;
@@ -490,7 +490,7 @@ SELECT id, queue, task,
        label, headers, progress, progress_of, progress_note,
        schedule, strftime('%Y-%m-%dT%H:%M:%fZ', scheduled_for / 1000.0, 'unixepoch') AS scheduled_for,
        strftime('%Y-%m-%dT%H:%M:%fZ', start_by / 1000.0, 'unixepoch') AS start_by,
-       flow_id, limit_key, blocked_by, replay_of, group_key
+       flow_id, limit_key, blocked_by, replay_of, batch_key
   FROM jobs
 UNION ALL
 SELECT id, queue, task,
@@ -504,7 +504,7 @@ SELECT id, queue, task,
        label, headers, progress, progress_of, progress_note,
        schedule, strftime('%Y-%m-%dT%H:%M:%fZ', scheduled_for / 1000.0, 'unixepoch'),
        strftime('%Y-%m-%dT%H:%M:%fZ', start_by / 1000.0, 'unixepoch'),
-       flow_id, limit_key, NULL, replay_of, group_key
+       flow_id, limit_key, NULL, replay_of, batch_key
   FROM finished_jobs
 UNION ALL
 SELECT id, queue, task, 'failed',
@@ -518,7 +518,7 @@ SELECT id, queue, task, 'failed',
        label, headers, progress, progress_of, progress_note,
        schedule, strftime('%Y-%m-%dT%H:%M:%fZ', scheduled_for / 1000.0, 'unixepoch'),
        strftime('%Y-%m-%dT%H:%M:%fZ', start_by / 1000.0, 'unixepoch'),
-       flow_id, limit_key, NULL, replay_of, group_key
+       flow_id, limit_key, NULL, replay_of, batch_key
   FROM failed_jobs;
 
 CREATE VIEW queue_stats AS

@@ -56,7 +56,7 @@ class _Enqueue(click.Command):
 @duration("--expires", help="Cancelled if it was not started so long after it was due.")
 @duration("--retention", help="How long it is kept after its end; none for ever.")
 @click.option("--label", help="A short text for people, shown by sqlq jobs and sqlq show.")
-@click.option("--group", help="A text that it shares with other jobs, as in sqlq jobs --group.")
+@click.option("--batch", help="A text that it shares with other jobs, as in sqlq jobs --batch.")
 @json_option("Headers", "--headers", {"tenant": "blue"})
 @click.option("--unique-key", metavar="KEY", help="At most one live job of this key in its queue.")
 @click.option(

@@ -54,10 +54,10 @@ def jobs(
         show_rows(names, [[*_row(job), *_more(job, more_names)] for job in found])
     else:
         click.echo(plain(f"no {state + ' ' if state else ''}jobs{of(chosen)}"))
-    if (group := chosen["group"]) is not None and not as_json:
-        numbers = app.jobs.counts(group=group)
+    if (batch := chosen["batch"]) is not None and not as_json:
+        numbers = app.jobs.counts(batch=batch)
         said = ", ".join(f"{numbers[state]:,} {state}" for state in State if state in numbers)
-        click.echo(f"\ngroup {plain(group)}: {said or 'no jobs'}")
+        click.echo(f"\nbatch {plain(batch)}: {said or 'no jobs'}")
     if more and not as_json:
         click.echo(
             f"\nthese are the newest {limit:,}; --limit N shows more, {command('show ID')} all about one"

@@ -90,7 +90,7 @@ def _fields(job: JobDetails) -> dict[str, object]:
     cursor = _said(job.cursor)
     return {
         "label": job.label,
-        "group": job.group_key,
+        "batch": job.batch_key,
         "task": job.task,
         "queue": queue_name(job.queue),
         "arguments": _said(job.payload),

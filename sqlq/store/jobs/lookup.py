@@ -67,7 +67,7 @@ class Selection:
     queue: str | None = None
     flow_id: int | None = None
     label: str | None = None
-    group: str | None = None
+    batch: str | None = None
     key: str | None = None
     limit_key: str | None = None
     header: str | None = None
@@ -81,7 +81,7 @@ class Selection:
         columns = source.c
         parts: list[Condition] = [columns.id.in_(possible(self.ids))] if self.ids else []
         equal = {name: getattr(self, name) for name in ("task", "queue", "flow_id", "label", "limit_key")}
-        equal |= {"group_key": self.group, "unique_key": self.key}
+        equal |= {"batch_key": self.batch, "unique_key": self.key}
         parts += [columns[name] == value for name, value in equal.items() if value is not None]
         if self.header is not None:
             name, _, value = self.header.partition("=")
@@ -103,7 +103,7 @@ class Selection:
     @property
     def is_rare(self) -> bool:
         """Whether few jobs may be in it, so that a search must end somewhere."""
-        return replace(self, ids=(), flow_id=None, group=None, before=None, visible=None) != EVERY
+        return replace(self, ids=(), flow_id=None, batch=None, before=None, visible=None) != EVERY
 
 
 EVERY = Selection()
@@ -120,7 +120,7 @@ def ids(
 ) -> list[int]:
     """Return the ids of the selected jobs in these states, the newest first, among the newest `within` of
     each table."""
-    bound = None if chosen.group is not None or chosen.ids else within
+    bound = None if chosen.batch is not None or chosen.ids else within
     found: set[int] = set()
     for source, belongs in (_SOURCES[state] for state in states):
         query = _selected(source, belongs, chosen, bound, limit)
@@ -189,7 +189,7 @@ def listing(
     sources = [_SOURCES[state]] if state else [(source, true()) for source in _DETAILS]
     found: list[JobDetails] = []
     rare = chosen.is_rare or state not in (None, State.RUNNING, State.FAILED)
-    if not rare or chosen.group is not None:  # every job matches, or an index finds those that do
+    if not rare or chosen.batch is not None:  # every job matches, or an index finds those that do
         within = None
     floors: list[int] = []
     for source, belongs in sources:
@@ -252,7 +252,7 @@ def position_of(conn: Connection, source: Table, place: int, chosen: Selection =
 
 
 _SEARCHED = {
-    *("id", "queue", "task", "flow_id", "label", "group_key", "unique_key", "limit_key", "headers"),
+    *("id", "queue", "task", "flow_id", "label", "batch_key", "unique_key", "limit_key", "headers"),
     *("payload", "message", "reason", "created_at"),
 }
 
@@ -307,7 +307,7 @@ def _job(row: RowMapping, encryption: Encryption | None = None) -> JobDetails:
 
 _READ: tuple[tuple[Callable[[Any], Any], Sequence[str]], ...] = (
     (decoded, ("headers", "on_success", "on_failure", "cursor")),
-    (str, ("label", "group_key")),
+    (str, ("label", "batch_key")),
 )
 """How columns are read where they are not NULL; on SQLite they may hold anything."""
 

@@ -176,7 +176,7 @@ def test_the_api_and_the_commands_return_the_same_bytes(shop: sqlq.App, sqlq_: C
     flow = sqlq.Flow("parcel")
     flow.add(send.new(2), after=[flow.add(send.new(1))])
     shop.enqueue(flow)
-    shop.enqueue(send.new(3).set(limit=sqlq.Limit("stripe", running=2), label="red", group="g"))
+    shop.enqueue(send.new(3).set(limit=sqlq.Limit("stripe", running=2), label="red", batch="g"))
     admit.look(shop.database)
     end(shop, Finished('{"token": 1}'))
     end(shop, failed())

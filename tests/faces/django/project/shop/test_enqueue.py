@@ -67,12 +67,12 @@ class InATestsTransaction(TestCase):
         self.assertEqual(found.created_at.tzinfo is not None, True)
 
     def test_the_parts_of_the_app_see_and_change_what_its_transaction_does(self):
-        new = pay.new(7).set(group="g", unique_key="k", delay="1h")
+        new = pay.new(7).set(batch="g", unique_key="k", delay="1h")
         job, other = app.enqueue(new), app.enqueue(fail.new().set(delay="1h"))
-        self.assertEqual([each.id for each in app.jobs.list(group="g")], [job.id])
+        self.assertEqual([each.id for each in app.jobs.list(batch="g")], [job.id])
         self.assertEqual(app.jobs.get_by_key("mail", "k").state, "scheduled")
-        self.assertEqual([each.id for each in app.jobs.of_group("g")], [job.id])
-        self.assertEqual(app.jobs.counts(group="g"), {"scheduled": 1})
+        self.assertEqual([each.id for each in app.jobs.of_batch("g")], [job.id])
+        self.assertEqual(app.jobs.counts(batch="g"), {"scheduled": 1})
         self.assertEqual(app.jobs.change([job], queue="bulk"), {job.id: "changed"})
         self.assertEqual(app.jobs.get(job.id).queue, "bulk")
         self.assertEqual(app.jobs.reschedule([job]), [job.id])
