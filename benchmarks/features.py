@@ -110,7 +110,7 @@ FEATURES: dict[str, Callable[[sqlq.App], Make]] = {
     "before_enqueue": _stamped,
     "carried variable": _task(),
     "unique key": _unique,
-    "expires": _set(expires="1h"),
+    "start_within": _set(start_within="1h"),
     "by name": _named,
     "UUID and datetime": _typed,
     "middleware": _surrounded(1),

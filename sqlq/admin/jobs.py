@@ -301,7 +301,7 @@ class Jobs(Facet):
 
         By ids, task, queue or batch, or `all=True`. A job that waits for a retry counts as waiting. For one
         that waits under a limit or in a flow this is the time before which it does not start. Running and
-        ended jobs stay as they are. A limit on the start (`expires`) stays, too.
+        ended jobs stay as they are. A limit on the start (`start_within`) stays, too.
 
         >>> app.jobs.reschedule(task="shop.send_receipt", delay="1h")  # doctest: +SKIP
         [42, 43]

@@ -86,9 +86,9 @@ class App(Parts, Waits):
 
     Without any URL the database is sqlite:///sqlq.db. None is refused, since `os.environ.get` returns it for
     a missing variable. Defaults are options of `task`: queue, priority, max_attempts, timeout, backoff,
-    retention, expires and headers. Workers of a service without other queues serve those that this App names.
-    The service owns the schedules that its code declares; see `schedule`. A row with a wrong signature fails
-    as `bad_signature`, and so does a plain one that is refused.
+    retention, start_within and headers. Workers of a service without other queues serve those that this App
+    names. The service owns the schedules that its code declares; see `schedule`. A row with a wrong signature
+    fails as `bad_signature`, and so does a plain one that is refused.
 
     A call of a task, as in `send_receipt(7)`, runs its handler here and now. "warn" and "refuse" find such
     calls, which another queue would have enqueued. Both do nothing in a handler, in `sqlq work` and in tests.

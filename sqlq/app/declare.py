@@ -50,7 +50,7 @@ class TaskOptions(TypedDict, total=False):
     timeout: Duration | None
     backoff: BackoffOption | None
     retention: Duration | None
-    expires: Duration | None
+    start_within: Duration | None
     headers: Mapping[str, Any] | None
     retry_on: Exceptions | None
     fail_on: Exceptions
@@ -115,7 +115,7 @@ class Declares:
 
         `on_success`, `on_failure` and `on_cancel` are tasks. A job of the fitting one follows the end of each
         job, in the same transaction. Its argument is a `sqlq.JobOutcome`. `retention` is how long jobs are
-        kept after their end, None for ever. `expires` is how long after their due time they may start.
+        kept after their end, None for ever. `start_within` is how long after their due time they may start.
         `headers` are defaults for their headers. `limit` is a `sqlq.Limit` or `sqlq.Serial`, or the name of
         one that `limit` has declared.
 
@@ -164,7 +164,7 @@ class Declares:
             queue: make_task(function, **self._defaults.over(options, queue))
             for queue in self._defaults.queues - {task.queue}
         }
-        task = replace(task, _elsewhere=elsewhere, _says_expires=options.get("expires") is not None)
+        task = replace(task, _elsewhere=elsewhere, _says_expires=options.get("start_within") is not None)
         plan = None if when is None else planned(when)
         if plan is not None and (misfit := task._interface.misfit((), {})) is not None:
             raise ConfigurationError(
@@ -218,9 +218,9 @@ class Declares:
 
         `.new(…)` takes any arguments: JSON, or values with a form in JSON, such as a UUID, a datetime or a
         dataclass. The worker checks whether they fit. The worker's task also sets attempts, backoff and
-        timeout. Its queue, priority, retention, expires and headers are not known here: this App's `queues`
-        and `defaults` count, and `.set(…)`. A task that is registered here makes its jobs as ever. Raises
-        `EnqueueError` for a name that cannot be one.
+        timeout. Its queue, priority, retention, start_within and headers are not known here: this App's
+        `queues` and `defaults` count, and `.set(…)`. A task that is registered here makes its jobs as ever.
+        Raises `EnqueueError` for a name that cannot be one.
 
         >>> job = sqlq.App().named("shop.send_receipt").new(7).set(queue="mail")
         """

@@ -186,10 +186,10 @@ class Flow(AnyFlow):
                 "a job that is there already may be a step of another flow; enqueue the flow from a job that "
                 "has the key"
             )
-        if job.start_by is not None or (job.expires_ms is not None and "expires_ms" in job._given):
+        if job.start_by is not None or (job.start_within_ms is not None and "start_within_ms" in job._given):
             raise EnqueueError(
                 f"{job.task} has a time by which it has to start: a step of a flow cannot have one, since "
-                "it waits for others; say .set(expires=None), or let the step look at its moment itself"
+                "it waits for others; say .set(start_within=None), or let the step look at its moment itself"
             )
         job = without_expiry(job)  # a start deadline of queue or App is for jobs that wait for nothing
         if len(self.steps) >= MOST_STEPS:
@@ -343,7 +343,7 @@ class EnqueuedFlow(NamedTuple):
 
 def without_expiry(job: NewJob[R]) -> NewJob[R]:
     """Return a step without a time by which it has to start, which its queue may have for jobs."""
-    return job if job.expires_ms is None else replace(job, expires_ms=None)
+    return job if job.start_within_ms is None else replace(job, start_within_ms=None)
 
 
 def _with_results(job: NewJob[R], places: list[tuple[int | str, int | list[int]]]) -> NewJob[R]:

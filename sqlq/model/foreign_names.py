@@ -53,7 +53,8 @@ _OPTIONS = {
     "throws": "fail_on",
     "time_limit": "timeout",
     "tries": "max_attempts",
-    "ttl": "expires",
+    "expires": "start_within",
+    "ttl": "start_within",
 }
 """Options of other job queues, by the name here."""
 

@@ -31,7 +31,7 @@ from sqlq.model.checks import OnConflict, Rule, UniqueUntil, refusing_by
 from sqlq.model.foreign_names import NameOfAnotherQueue, refuse_unknown_options
 from sqlq.model.handle import Handle
 from sqlq.model.history import AttemptRecord
-from sqlq.model.job_options import OF_A_KEY, JobOptions, changed_fields, merge_cancel
+from sqlq.model.job_options import EXCLUSIVE, OF_A_KEY, JobOptions, changed_fields, merge_cancel
 from sqlq.payload import headers as headings
 from sqlq.payload.codec import HasArguments
 from sqlq.payload.encryption import Encryption
@@ -138,7 +138,7 @@ class NewJob(HasArguments, Generic[R_co]):
     on_conflict: OnConflict = "keep"
     max_wait_ms: int | None = None
     """How long after it was first enqueued a debounced job may be due at the latest."""
-    expires_ms: int | None = None
+    start_within_ms: int | None = None
     """How long after it is due the job may be started; None where the row has no such time."""
     start_by: datetime | None = None
     """Until when it may be started."""
@@ -206,7 +206,8 @@ class NewJob(HasArguments, Generic[R_co]):
         - `unique_until`: the end of that: "finish", "start" for its first claim, or "pruned".
         - `on_conflict`: "keep" the live job; "replace" it while it waits; "debounce" it to this one's time.
         - `max_wait`: how long after its first enqueue a debounced job is due at the latest.
-        - `expires`: how long after it is due it may be started, or until when; else it is cancelled.
+        - `start_within`: how long after it is due it may be started, else it is cancelled; None for any time.
+        - `start_by`: until when it may be started, in place of `start_within`.
         - `on_success`: a task of which a job follows when this one has finished; None for none.
         - `on_failure`: the same when it has failed for good.
         - `on_cancel`: the same when it was cancelled.
@@ -221,8 +222,9 @@ class NewJob(HasArguments, Generic[R_co]):
 
         >>> send_receipt.new(7).set(delay="5m", priority=10)  # doctest: +SKIP
         """
-        if options.get("delay") is not None and options.get("available_at") is not None:
-            raise EnqueueError("both delay and available_at are set: give one of them")
+        for one, other in EXCLUSIVE:
+            if options.get(one) is not None and options.get(other) is not None:
+                raise EnqueueError(f"both {one} and {other} are set: give one of them")
         with refusing_by(EnqueueError):
             changes = changed_fields(options)
             if "headers" in changes:

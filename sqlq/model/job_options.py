@@ -57,7 +57,8 @@ class JobOptions(TypedDict, total=False):
     unique_until: UniqueUntil | None
     on_conflict: OnConflict | None
     max_wait: Duration | None
-    expires: Duration | datetime | Kept | None
+    start_within: Duration | Kept | None
+    start_by: datetime | None
     on_success: Follows | Kept | None
     on_failure: Follows | Kept | None
     on_cancel: Follows | Kept | None
@@ -137,11 +138,11 @@ JOB_OPTIONS: Mapping[str, JobOption] = {
     "max_attempts": JobOption("max_attempts", partial(checked_whole, choice=range(1, 1_000_001))),
     "timeout": JobOption("timeout_ms", _checked_span, none_is_unset=True, none={"timeout_ms": NO_TIMEOUT_MS}),
     "retention": JobOption("retention_ms", _checked_retention),
-    "expires": JobOption(
-        *("expires_ms", _checked_span),
+    "start_within": JobOption(
+        *("start_within_ms", _checked_span),
         none_is_unset=True,
         instead_of={"start_by": None},
-        none={"expires_ms": None, "start_by": None},
+        none={"start_within_ms": None, "start_by": None},
     ),
 }
 """The options of a job that its task, its queue and the App have, too."""
@@ -159,7 +160,7 @@ def job_fields(options: Mapping[str, Any]) -> dict[str, Any]:
 
 _OPTIONS: Mapping[str, JobOption] = {
     **JOB_OPTIONS,
-    "start_by": JobOption("start_by", aware, instead_of={"expires_ms": None}),
+    "start_by": JobOption("start_by", aware, instead_of={"start_within_ms": None}, none=UNSET),
     "delay": JobOption("delay_ms", milliseconds, instead_of={"available_at": None}, none=UNSET),
     "available_at": JobOption("available_at", aware, instead_of={"delay_ms": 0}, none=UNSET),
     "backoff": JobOption("backoff", backoffs.stored, none=UNSET),
@@ -178,6 +179,8 @@ _OPTIONS: Mapping[str, JobOption] = {
     "headers": JobOption("headers", headings.checked, none=UNSET),
     "limit": JobOption("limit", checked_limit, none={"limit_key": None, "rule": None}),
 }
+EXCLUSIVE = (("delay", "available_at"), ("start_within", "start_by"))
+"""Two options for one time each."""
 OF_A_KEY = {"unique_until": "finish", "on_conflict": "keep", "max_wait": None}
 """The options that need a unique key, and their values without one."""
 
@@ -192,8 +195,7 @@ def changed_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     value."""
     changes: dict[str, Any] = {}
     for name, value in options.items():
-        is_deadline = name == "expires" and isinstance(value, datetime)
-        option = _OPTIONS["start_by" if is_deadline else name]
+        option = _OPTIONS[name]
         if value is None and option.none is not None:
             changes |= option.none
         elif not isinstance(value, Kept):

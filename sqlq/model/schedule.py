@@ -344,8 +344,8 @@ def checked_template(job: Any, name: str) -> NewJob:
         )
     if job.available_at is not None or job.start_by is not None:
         raise ConfigurationError(
-            f"the job of the schedule {name!r} has an available_at of its own, or one moment to start by: "
-            'the schedule says when, and expires="90s" how long after that'
+            f"the job of the schedule {name!r} has an available_at of its own, or a start_by: "
+            'the schedule says when, and start_within="90s" how long after that'
         )
     return job
 

@@ -65,7 +65,7 @@ class Task(Generic[P, R]):
     """Names it had before, under which its jobs may still wait."""
     retention_ms: int | None = None
     """How long its jobs are kept after their end; None where the App defines it."""
-    expires_ms: int | None = None
+    start_within_ms: int | None = None
     """How long after they are due its jobs may be started; None for no limit."""
     headers: Mapping[str, Any] = field(default_factory=lambda: NO_HEADERS, hash=False)
     """The headers of its jobs, where they do not set others."""
@@ -167,7 +167,7 @@ class Task(Generic[P, R]):
             on_failure=self.on_failure,
             limit_key=None if self.limit is None else plain_key(self.limit),
             rule=None if self.limit is None else rule_of(self.limit),
-            _given=frozenset({"expires_ms"} if self._says_expires else ()),
+            _given=frozenset({"start_within_ms"} if self._says_expires else ()),
         )
 
     def _as_follow_up(self, option: str) -> str:

@@ -193,7 +193,7 @@ def _is_call(job: Enqueued, task: AnyTask | str, args: Sequence[Any], kwargs: Ma
 def _has(options: JobOptions, job: NewJob) -> bool:
     """Whether a job stays as it is if it gets the options. Its times are compared in their form."""
     other: dict[str, Any] = {"available_at": None} if "delay" in options else {"delay_ms": 0}
-    other["expires_ms" if isinstance(options.get("expires"), datetime) else "start_by"] = None
+    other["start_within_ms" if "start_by" in options else "start_by"] = None
     job = replace(job, **other)
     return _comparable(job.set(**options)) == _comparable(job)
 

@@ -143,7 +143,7 @@ def test_a_job_is_copied_by_each_replay(play: Play) -> None:
 
 
 def test_a_replay_has_no_cursor_and_no_progress(play: Play, engine: Engine) -> None:
-    (id,) = play.enqueue(expires="1h")
+    (id,) = play.enqueue(start_within="1h")
     with engine.begin() as conn:
         options = {"schema_translate_map": {TOKEN_SCHEMA: None}}
         conn.execute(update(jobs).values(cursor="7"), execution_options=options)

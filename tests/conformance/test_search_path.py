@@ -282,7 +282,7 @@ def work_through(app: sqlq.App, url: str) -> None:
         conn.execute(*app.statement(plain.new().set(unique_key="statement")))
     app.schedule("beat", plain.new(), every="1s")
     waiting = app.enqueue(plain.new().set(delay="1h"))
-    late = app.enqueue(plain.new().set(queue="late", expires="1ms"))
+    late = app.enqueue(plain.new().set(queue="late", start_within="1ms"))
     with app.worker() as worker:
         assert app.result(app.enqueue(plain.new(0)), timeout="30s") == 0
         wait_until(lambda: any(job.schedule for job in app.jobs.list(state="finished")), what="a tick")

@@ -745,7 +745,7 @@ class TestPython:
         assert ((second - first).total_seconds(), (last - first).total_seconds()) == (1, 299)
 
     def test_expires(self, names: dict[str, Any]) -> None:
-        run_python("expires", names)
+        run_python("start_within", names)
         late, soon = names["app"].jobs.list()
         assert (soon.start_by - soon.available_at).total_seconds() == 90
         assert (late.start_by - late.created_at).total_seconds() == 70 * 60
@@ -1349,7 +1349,7 @@ def enqueue_as(url: str) -> None:
         assert app.jobs.get(first.id).state == "available"
         app.enqueue(sqlq.chain(task.new("in a flow").set(delay="1h"), task))
         app.enqueue(task.new("in line").set(limit=sqlq.Limit("one", running=1), delay="1h"))
-        app.enqueue(task.new("in time").set(unique_key="e", unique_until="pruned", expires="1h"))
+        app.enqueue(task.new("in time").set(unique_key="e", unique_until="pruned", start_within="1h"))
         with Session(engine) as session, session.begin():
             key = str(uuid4())
             assert app.enqueue(task.new("c").set(unique_key=key), session=session).created
@@ -1367,7 +1367,7 @@ def enqueue_plainly_as(url: str) -> None:
         "backoff": "1s",
         "retention": "1h",
     }
-    said |= {"headers": {"a": 1}, "label": "l", "expires": "1h"}
+    said |= {"headers": {"a": 1}, "label": "l", "start_within": "1h"}
     with closing(sqlq.App(url)) as app:
         new = app.task(name="shop.note")(lambda text: text).new("a")
         for options in (

@@ -448,8 +448,8 @@ class TestAsserting:
         noon = datetime(2098, 1, 1, 12, 0, 0, 123_456, tzinfo=timezone(timedelta(hours=2)))
         options: list[JobOptions] = [
             {"queue": "other", "priority": 5, "max_attempts": 2, "timeout": "7s", "retention": "1d"},
-            {"delay": "5m", "expires": "1h", "label": "blue", "batch": "import-42", "backoff": "3s"},
-            {"available_at": noon, "expires": noon + timedelta(hours=1), "on_failure": failed},
+            {"delay": "5m", "start_within": "1h", "label": "blue", "batch": "import-42", "backoff": "3s"},
+            {"available_at": noon, "start_by": noon + timedelta(hours=1), "on_failure": failed},
             {"unique_key": "k", "unique_until": "start", "headers": {"tenant": 7}, "timeout": None},
             {"limit": sqlq.Limit("stripe", running=5), "delay": "7m"},
         ]
@@ -462,7 +462,8 @@ class TestAsserting:
                     one: Any = {"unique_key": each.get("unique_key"), name: value}
                     assert_enqueued(shop.note, **one)
             wrong: list[JobOptions] = [
-                {"queue": "mail"}, {"priority": 6}, {"timeout": "8s"}, {"delay": "6m"}, {"expires": "2h"},
+                {"queue": "mail"}, {"priority": 6}, {"timeout": "8s"}, {"delay": "6m"},
+                {"start_within": "2h"},
                 {"available_at": noon + timedelta(seconds=1)}, {"label": "red"}, {"batch": "import"},
                 {"unique_key": "l"}, {"headers": {"tenant": 8}}, {"limit": "other"}, {"backoff": "4s"},
                 {"delay": "5m", "label": "red"}, {"retention": None}, {"on_failure": None},

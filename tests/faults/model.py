@@ -16,7 +16,7 @@ LIMITS = {"two": Rule(max_running=2), "serial": Rule(max_running=1, in_order=Tru
 
 @dataclass
 class Modelled:
-    """A job as it should be. `due` and `expires` are hours by the model's clock."""
+    """A job as it should be. `due` and `start_within` are hours by the model's clock."""
 
     id: int
     place: str

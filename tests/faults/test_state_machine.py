@@ -134,7 +134,7 @@ class Contract(Model, RuleBasedStateMachine):
         if followed:
             new = replace(new, on_success=FOLLOWER, on_failure=FOLLOWER)
         payload = f"[{self.clock}]"
-        new = replace(new, payload=payload, expires_ms=None if expires is None else expires * HOUR)
+        new = replace(new, payload=payload, start_within_ms=None if expires is None else expires * HOUR)
         if key is not None:
             new = replace(new, on_conflict=conflict, max_wait_ms=2 * HOUR if conflict == "debounce" else None)
         due = self.clock + delay

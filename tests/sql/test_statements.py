@@ -143,7 +143,7 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
         conn,
         [new(unique_key="a", on_conflict="debounce", max_wait_ms=60_000, delay_ms=1_000)],
     ),
-    "insert_expiring": lambda conn, held: inserting.insert(conn, [new(expires_ms=1_000)]),
+    "insert_expiring": lambda conn, held: inserting.insert(conn, [new(start_within_ms=1_000)]),
     "checkpoint": lambda conn, held: lease.save(conn, (held[0].id, held[0].lease_token), None, "7"),
     "due_in": lambda conn, held: due_in(conn, ["mail"]),
     "due_in_window": lambda conn, held: due_in(conn, ["mail"], ""),

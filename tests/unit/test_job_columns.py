@@ -34,7 +34,7 @@ def test_each_column_that_an_enqueue_writes_is_shown_by_details() -> None:
 
 
 def test_each_job_option_has_its_check() -> None:
-    assert job_options._OPTIONS.keys() - {"start_by"} == job_options.JobOptions.__annotations__.keys()
+    assert job_options._OPTIONS.keys() == job_options.JobOptions.__annotations__.keys()
 
 
 def test_each_reason_to_wait_is_explained() -> None:

@@ -53,48 +53,58 @@ def task(app: sqlq.App, ran: list[int]) -> sqlq.Task[..., None]:
 # -- until when ----------------------------------------------------------------------------------------------
 
 
-def test_expires_counts_from_when_the_job_is_due(app: sqlq.App, task: sqlq.Task[..., None]) -> None:
+def test_start_within_counts_from_when_the_job_is_due(app: sqlq.App, task: sqlq.Task[..., None]) -> None:
     moment = datetime(2040, 1, 1, tzinfo=UTC)
     new = task.new(1)
     seconds = timedelta(seconds=1)
     for job, waits in (
-        (new.set(expires="90s"), 90 * seconds),
-        (new.set(expires="90s", delay="1h"), 90 * seconds),
-        (new.set(expires=timedelta(days=2), available_at=moment), timedelta(days=2)),
-        (new.set(expires="90s", unique_key="k", label="keyed"), 90 * seconds),
+        (new.set(start_within="90s"), 90 * seconds),
+        (new.set(start_within="90s", delay="1h"), 90 * seconds),
+        (new.set(start_within=timedelta(days=2), available_at=moment), timedelta(days=2)),
+        (new.set(start_within="90s", unique_key="k", label="keyed"), 90 * seconds),
     ):
         found = app.jobs.get(app.enqueue(job).id)
         assert found.start_by is not None
         assert found.start_by - due(found) == waits
-    assert app.jobs.get(app.enqueue(new.set(expires=moment)).id).start_by == moment
-    assert app.jobs.get(app.enqueue(new.set(expires=moment).set(expires=None)).id).start_by is None
-    batch = [new.set(expires="1s"), new, new.set(expires=moment), new.set(delay="1h", expires="1h")]
+    assert app.jobs.get(app.enqueue(new.set(start_by=moment)).id).start_by == moment
+    assert app.jobs.get(app.enqueue(new.set(start_by=moment).set(start_within=None)).id).start_by is None
+    batch = [
+        new.set(start_within="1s"),
+        new,
+        new.set(start_by=moment),
+        new.set(delay="1h", start_within="1h"),
+    ]
     many = [app.jobs.get(job.id) for job in app.enqueue_many(batch)]
     assert [job.start_by and job.start_by - due(job) for job in many[:2]] == [seconds, None]
     assert many[2].start_by == moment
     assert many[3].start_by == due(many[3]) + timedelta(hours=1)
-    alike = [app.jobs.get(job.id) for job in app.enqueue_many([new.set(expires="5s")] * 3)]
+    alike = [app.jobs.get(job.id) for job in app.enqueue_many([new.set(start_within="5s")] * 3)]
     assert {job.start_by - due(job) for job in alike if job.start_by} == {5 * seconds}
 
 
 @common_modes
-def test_expires_is_stored_on_drivers_connections(
+def test_start_within_is_stored_on_drivers_connections(
     app: sqlq.App, task: sqlq.Task[..., None], database_url: str, mode: Mode
 ) -> None:
     moment = datetime(2040, 1, 1, tzinfo=UTC)
     with Caller(database_url, mode) as caller:
         caller.begin()
-        jobs = [caller.enqueue(app, task.new(1).set(expires=expires)) for expires in ("90s", moment)]
-        jobs += caller.enqueue_many(app, [task.new(1).set(expires="1h"), task.new(2).set(expires=moment)])
+        jobs = [
+            caller.enqueue(app, new)
+            for new in (task.new(1).set(start_within="90s"), task.new(1).set(start_by=moment))
+        ]
+        jobs += caller.enqueue_many(
+            app, [task.new(1).set(start_within="1h"), task.new(2).set(start_by=moment)]
+        )
         caller.commit()
     waits = [(found := app.jobs.get(job.id)).start_by - found.available_at for job in jobs]  # type: ignore[operator]
     assert (waits[0], waits[2]) == (timedelta(seconds=90), timedelta(hours=1))
     assert [app.jobs.get(jobs[i].id).start_by for i in (1, 3)] == [moment, moment]
 
 
-def test_expires_of_the_job_comes_before_task_queue_and_app(database_url: str) -> None:
-    app = sqlq.App(database_url, defaults={"expires": "1h"}, queues={"mail": {"expires": "1m"}})
-    plain, own = app.task(name="plain")(lambda: None), app.task(name="own", expires="5s")(lambda: None)
+def test_start_within_of_the_job_comes_before_task_queue_and_app(database_url: str) -> None:
+    app = sqlq.App(database_url, defaults={"start_within": "1h"}, queues={"mail": {"start_within": "1m"}})
+    plain, own = app.task(name="plain")(lambda: None), app.task(name="own", start_within="5s")(lambda: None)
 
     def waits(job: sqlq.NewJob) -> float | None:
         found = app.jobs.get(app.enqueue(job).id)
@@ -103,28 +113,32 @@ def test_expires_of_the_job_comes_before_task_queue_and_app(database_url: str) -
     assert waits(plain.new()) == 3_600
     assert waits(plain.new().set(queue="mail")) == 60
     assert waits(own.new()) == 5
-    assert waits(own.new().set(expires="7s")) == 7
-    assert waits(own.new().set(expires=None)) is None
+    assert waits(own.new().set(start_within="7s")) == 7
+    assert waits(own.new().set(start_within=None)) is None
     app.close()
 
 
 @for_each(
-    ("expires", "says"),
+    ("start_within", "says"),
     [
-        ("0s", "expires is zero: no job could be started or finished in it"),
-        (90, "expires is 90: give a timedelta or text"),
-        ("-1s", "expires is '-1s': give a timedelta"),
-        (datetime(2040, 1, 1), "expires is 2040-01-01 00:00:00, which has no time zone"),  # noqa: DTZ001
+        ("0s", "start_within is zero: no job could be started or finished in it"),
+        (90, "start_within is 90: give a timedelta or text"),
+        ("-1s", "start_within is '-1s': give a timedelta"),
+        (datetime(2040, 1, 1, tzinfo=UTC), "give a timedelta or text"),
     ],
 )
-def test_a_bad_value_of_expires_is_refused(expires: Any, says: str) -> None:
+def test_a_bad_value_of_start_within_is_refused(start_within: Any, says: str) -> None:
     with pytest.raises(sqlq.EnqueueError) as refused:
-        sqlq.NewJob("t", "{}", "default", 5).set(expires=expires)
+        sqlq.NewJob("t", "{}", "default", 5).set(start_within=start_within)
     assert says in str(refused.value)
-    with pytest.raises(sqlq.errors.ConfigurationError, match="expires"):
-        sqlq.App("sqlite:///x.db").task(name="t", expires="0s")(lambda: None)
-    with pytest.raises(sqlq.errors.ConfigurationError, match="defaults: expires is zero"):
-        sqlq.App("sqlite:///x.db", defaults={"expires": "0s"})
+    with pytest.raises(sqlq.EnqueueError, match="start_by is 2040-01-01 00:00:00, which has no time zone"):
+        sqlq.NewJob("t", "{}", "default", 5).set(start_by=datetime(2040, 1, 1))  # noqa: DTZ001
+    with pytest.raises(sqlq.EnqueueError, match="both start_within and start_by are set: give one of them"):
+        sqlq.NewJob("t", "{}", "default", 5).set(start_by=datetime(2040, 1, 1, tzinfo=UTC), start_within="1h")
+    with pytest.raises(sqlq.errors.ConfigurationError, match="start_within"):
+        sqlq.App("sqlite:///x.db").task(name="t", start_within="0s")(lambda: None)
+    with pytest.raises(sqlq.errors.ConfigurationError, match="defaults: start_within is zero"):
+        sqlq.App("sqlite:///x.db", defaults={"start_within": "0s"})
 
 
 # -- a worker finds it ---------------------------------------------------------------------------------------
@@ -135,7 +149,7 @@ def test_a_late_worker_cancels_an_expired_job(
     app: sqlq.App, engine: Engine, ran: list[int], isolate: bool
 ) -> None:
     task = app.task(name="t", isolate=isolate)(ran.append)
-    late, in_time = (app.enqueue(task.new(n).set(expires="1h")) for n in (1, 2))
+    late, in_time = (app.enqueue(task.new(n).set(start_within="1h")) for n in (1, 2))
     make_late(engine, f"id = {late.id}")
     app.worker(drain=True).run()
     assert ran == [2]
@@ -146,7 +160,7 @@ def test_a_late_worker_cancels_an_expired_job(
 
 def test_an_expired_job_waits_until_a_worker_claims_it(app: sqlq.App, engine: Engine, ran: list[int]) -> None:
     task = app.task(name="t")(ran.append)
-    late = app.enqueue(task.new(1).set(expires="1h", queue="other"))
+    late = app.enqueue(task.new(1).set(start_within="1h", queue="other"))
     make_late(engine)
     app.worker(drain=True, queues=["default"]).run()
     assert app.jobs.get(late.id).state == "available"
@@ -155,7 +169,7 @@ def test_an_expired_job_waits_until_a_worker_claims_it(app: sqlq.App, engine: En
 
 
 def test_an_operator_may_have_an_expired_job_run(app: sqlq.App, engine: Engine, ran: list[int]) -> None:
-    job = app.enqueue(app.task(name="t")(ran.append).new(1).set(expires="1h"))
+    job = app.enqueue(app.task(name="t")(ran.append).new(1).set(start_within="1h"))
     make_late(engine)
     (held,) = claim(app)
     settle(app, held, Failed("error", ErrorText("ValueError", "no")))
@@ -166,7 +180,7 @@ def test_an_operator_may_have_an_expired_job_run(app: sqlq.App, engine: Engine, 
 
 
 def test_an_expired_job_of_an_unknown_task_is_cancelled(app: sqlq.App, engine: Engine) -> None:
-    late = app.enqueue(app.named("nobody.knows").new().set(expires="1h"))
+    late = app.enqueue(app.named("nobody.knows").new().set(start_within="1h"))
     make_late(engine)
     app.worker(drain=True).run()
     assert app.jobs.get(late.id).reason == REASON
@@ -179,7 +193,7 @@ def test_a_job_may_expire_while_it_waits_for_a_slot(app: sqlq.App, engine: Engin
     from sqlq.worker.attempt.call import execute
 
     task = app.task(name="t")(ran.append)
-    app.enqueue(task.new(1).set(expires="1h"))
+    app.enqueue(task.new(1).set(start_within="1h"))
     (claimed,) = claim(app)
     assert claimed.late_ms is not None
     assert -3_600_000 <= claimed.late_ms < -3_500_000
@@ -207,7 +221,7 @@ def test_a_job_started_in_time_goes_on_after_snooze_and_retry(
         if len(seen) == 2:
             raise ValueError("no")
 
-    job = app.enqueue(goes_on.new().set(expires="1h"))
+    job = app.enqueue(goes_on.new().set(start_within="1h"))
     with working(app):
         wait_until(lambda: app.jobs.get(job.id).ended_at, what="the end")
     expected = [1, 1, 2] if isinstance(first, sqlq.Snooze) else [1, 2, 3]
@@ -218,7 +232,7 @@ def test_a_job_started_in_time_goes_on_after_snooze_and_retry(
 def test_a_job_released_before_its_start_still_expires(
     app: sqlq.App, engine: Engine, task: sqlq.Task[..., None], started: bool
 ) -> None:
-    job = app.enqueue(task.new(1).set(expires="1h"))
+    job = app.enqueue(task.new(1).set(start_within="1h"))
     (held,) = claim(app)
     settle(app, held, Released(0, in_time=started))
     assert (app.jobs.get(job.id).start_by is None) is started
@@ -256,7 +270,7 @@ def test_a_row_inserted_by_sql_may_name_the_column(app: sqlq.App, engine: Engine
 def test_show_prints_start_by(
     app: sqlq.App, task: sqlq.Task[..., None], database_url: str, tmp_path: Path
 ) -> None:
-    id = app.enqueue(task.new(1).set(expires=datetime(2040, 1, 1, tzinfo=UTC))).id
+    id = app.enqueue(task.new(1).set(start_by=datetime(2040, 1, 1, tzinfo=UTC))).id
     with app.database.begin() as conn:
         conn.execute(update(jobs).values(cursor='["' + "x" * 1_000 + '"]'))
     shown = Command(tmp_path, SQLQ_DATABASE_URL=database_url).ok("show", str(id))
@@ -268,7 +282,7 @@ def test_show_prints_start_by(
 
 def test_a_running_worker_starts_a_job_in_time(app: sqlq.App) -> None:
     began = threading.Event()
-    job = app.enqueue(app.task(name="t")(began.set).new().set(expires="1h"))
+    job = app.enqueue(app.task(name="t")(began.set).new().set(start_within="1h"))
     with working(app):
         assert began.wait(30)
         wait_until(lambda: app.jobs.get(job.id).state == "finished", what="the end")

@@ -336,16 +336,16 @@ def test_other_jobs_run_beside_blocked_ones(shop: Shop) -> None:
 
 def test_expiry_of_a_queue_or_app_does_not_count_for_steps(database_url: str) -> None:
     """A step waits for others, for as long as they take."""
-    app = sqlq.App(database_url, defaults={"expires": "1h"}, queues={"mail": {"expires": "1m"}})
+    app = sqlq.App(database_url, defaults={"start_within": "1h"}, queues={"mail": {"start_within": "1m"}})
     task = app.task(name="plain")(lambda: None)
-    own = app.task(name="own", expires="5s")(lambda: None)
+    own = app.task(name="own", start_within="5s")(lambda: None)
     assert app.jobs.get(app.enqueue(task.new()).id).start_by is not None
     flow = app.enqueue(sqlq.chain(task.new(), task.new().set(queue="mail")))
     assert [app.jobs.get(job.id).start_by for job in flow.jobs] == [None, None]
-    for said in (own.new(), task.new().set(expires="90s")):
+    for said in (own.new(), task.new().set(start_within="90s")):
         with pytest.raises(sqlq.EnqueueError, match="has a time by which it has to start"):
             app.enqueue(sqlq.chain(task.new(), said))
-    assert app.enqueue(sqlq.chain(own.new().set(expires=None))).jobs
+    assert app.enqueue(sqlq.chain(own.new().set(start_within=None))).jobs
     app.close()
 
 

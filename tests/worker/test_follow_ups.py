@@ -212,7 +212,7 @@ def test_a_cancelled_job_gets_its_on_cancel_callback(shop: Shop, way: str) -> No
         raise sqlq.Cancel("not wanted")
 
     task = shop.task(cancels, on_cancel=shop.alarm)
-    job = shop.app.enqueue(task.new().set(expires="1h" if way == "expired" else None))
+    job = shop.app.enqueue(task.new().set(start_within="1h" if way == "expired" else None))
     reason = "cancelled on request"
     if way == "handler":
         reason = "not wanted"

@@ -145,7 +145,7 @@ def test_looks_at_an_exhausted_rate_leave_one_wake(app: sqlq.App) -> None:
 @pytest.mark.parametrize("limit", [ONE, sqlq.Serial("api")], ids=["one", "serial"])
 def test_an_expired_job_releases_its_slot(app: sqlq.App, engine: Engine, limit: Any) -> None:
     task = app.task(name="call", limit=limit)(lambda: None)
-    late, then = app.enqueue(task.new().set(expires="90s")), app.enqueue(task.new())
+    late, then = app.enqueue(task.new().set(start_within="90s")), app.enqueue(task.new())
     with engine.begin() as conn:
         conn.execute(text(f"UPDATE jobs SET start_by = created_at WHERE id = {late.id}"))
     app.worker(drain=True).run()

@@ -117,7 +117,7 @@ def test_a_job_by_name_has_the_defaults_of_the_app_that_enqueues_it(app: sqlq.Ap
         "max_attempts": 9,
         "timeout": "1m",
     }
-    defaults |= {"retention": "2h", "expires": "1d"}
+    defaults |= {"retention": "2h", "start_within": "1d"}
     queues = {"mail": {"priority": 5, "retention": "3h"}}
     with closing(sqlq.App(database_url, defaults=defaults, queues=queues)) as web:
         send = web.named("shop.send")

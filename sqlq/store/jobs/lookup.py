@@ -405,7 +405,7 @@ def enqueued(conn: Connection, task: str) -> Iterator[tuple[int, NewJob]]:
     for id, created_at, due, *values in conn.execute(rows):
         options = dict(zip((FIELDS.get(name, name) for name in names), values, strict=True))
         start_by = options["start_by"]
-        options["expires_ms"] = None if start_by is None else round((start_by - due) / _MILLISECOND)
+        options["start_within_ms"] = None if start_by is None else round((start_by - due) / _MILLISECOND)
         delay_ms = round((due - created_at) / _MILLISECOND)
         yield id, NewJob(**options, available_at=due, delay_ms=delay_ms)
 

@@ -81,7 +81,7 @@ _ALWAYS = ("queue", "task", "payload", "max_attempts")
 _OPTIONS = tuple(name for name in names_of("option") if name not in _ALWAYS)
 DUE: dict[str, type[TypeEngine[Any]]] = {"moment": Moment, "delay_ms": BigInteger}
 """The inputs of `available_at`."""
-_COMPUTED = {**DUE, "start_by": Moment, "expires_ms": BigInteger, "limit": Text}
+_COMPUTED = {**DUE, "start_by": Moment, "start_within_ms": BigInteger, "limit": Text}
 """The inputs of computed columns: `start_by` also follows from the time when the job is due, and the key of a
 limit blocks it."""
 
@@ -164,8 +164,8 @@ def computed(said: Sequence[str], value: Value = _parameter) -> Mapping[str, Any
     at = due(said, value)
     times: dict[str, Expression] = {"available_at": at} if is_delayed(said) else {}
     ends = [value("start_by")] if "start_by" in said else []
-    if "expires_ms" in said:
-        ends.append(moment_after(at, value("expires_ms")))
+    if "start_within_ms" in said:
+        ends.append(moment_after(at, value("start_within_ms")))
     if ends:
         times["start_by"] = func.coalesce(*ends) if len(ends) > 1 else ends[0]
     if "limit" in said:
