@@ -71,7 +71,7 @@ class App(Parts, Waits):
     - `url`: the URL of the database; else SQLQ_DATABASE_URL, or `database-url` in pyproject.toml.
     - `engine`: an Engine or AsyncEngine, whose way of connecting sqlq takes, with a pool of its own.
     - `schema`: the schema of the tables; else SQLQ_SCHEMA, or the connection's own.
-    - `retention`: how long finished jobs are kept; else SQLQ_RETENTION, or 7 days. None is for ever.
+    - `retention`: how long finished jobs are kept; else SQLQ_RETENTION, or 7 days. "forever" for no end.
     - `listen_url`: a URL for idle workers past a pooler that does not carry LISTEN; else SQLQ_LISTEN_URL.
     - `session`: for jobs enqueued without one: a scoped_session, or a function that returns it, or None.
     - `eager`: whether jobs run in this process, after the commit, see `enqueue`; else SQLQ_EAGER.
@@ -106,7 +106,7 @@ class App(Parts, Waits):
         *,
         engine: Engine | AsyncEngine | None = None,
         schema: str | None = None,
-        retention: Duration | Kept | None = KEPT,
+        retention: Duration | None = None,
         listen_url: str | URL | None = None,
         session: SessionOfNow | None = None,
         eager: bool | None = None,

@@ -49,7 +49,7 @@ class TaskOptions(TypedDict, total=False):
     priority: int
     timeout: Duration | None
     backoff: BackoffOption | None
-    retention: Duration | None
+    retention: Duration
     start_within: Duration | None
     headers: Mapping[str, Any] | None
     retry_on: Exceptions | None
@@ -115,7 +115,7 @@ class Declares:
 
         `on_success`, `on_failure` and `on_cancel` are tasks. A job of the fitting one follows the end of each
         job, in the same transaction. Its argument is a `sqlq.JobOutcome`. `retention` is how long jobs are
-        kept after their end, None for ever. `start_within` is how long after their due time they may start.
+        kept after their end, or "forever". `start_within` is how long after their due time they may start.
         `headers` are defaults for their headers. `limit` is a `sqlq.Limit` or `sqlq.Serial`, or the name of
         one that `limit` has declared.
 

@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 from sqlq.config import pyproject
 from sqlq.config.constants import DEFAULT_QUEUE
-from sqlq.config.durations import Duration, milliseconds
+from sqlq.config.durations import Duration
 from sqlq.errors import ConfigurationError
 from sqlq.model.backoff import backoff_from
-from sqlq.model.checks import checked_bool, checked_queue, checked_word
+from sqlq.model.checks import FOR_EVER_MS, checked_bool, checked_queue, checked_word
 from sqlq.model.foreign_names import hints
-from sqlq.model.job_options import JOB_OPTIONS, Kept
+from sqlq.model.job_options import JOB_OPTIONS, checked_retention
 from sqlq.payload import headers
 from sqlq.payload.encryption import Encryption, How, Plain
 
@@ -158,14 +158,12 @@ def is_eager(argument: bool | None = None) -> bool:
     return value is not None and checked_eager(value, what)
 
 
-def retention_ms(argument: Duration | Kept | None) -> int | None:
-    """Return how long finished jobs without a retention are kept. It is the argument, else SQLQ_RETENTION,
-    else `retention` in [tool.sqlq], else 7 days. None is for ever; as text it is "none"."""
-    if not isinstance(argument, Kept):
-        return None if argument is None else milliseconds(argument, "retention")
-    what, text = pyproject.setting(None, "retention", "SQLQ_RETENTION", "retention")
-    kept = RETENTION if text is None else _or_none(text)
-    return None if kept is None else milliseconds(kept, what)
+def retention_ms(argument: Duration | None) -> int | None:
+    """Return how long finished jobs without a retention are kept, None for ever. It is the argument, else
+    SQLQ_RETENTION, else `retention` in [tool.sqlq], else 7 days."""
+    what, value = pyproject.setting(argument, "retention", "SQLQ_RETENTION", "retention")
+    ms = checked_retention(RETENTION if value is None else value, what)
+    return None if ms == FOR_EVER_MS else ms
 
 
 def encryption_of(keys: Any = None, how: Any = None, plain: Any = None) -> Encryption | None:

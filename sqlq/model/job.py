@@ -201,7 +201,7 @@ class NewJob(HasArguments, Generic[R_co]):
         - `max_attempts`: how often it is tried.
         - `timeout`: how long an attempt may take; None takes the task's away.
         - `backoff`: the wait before the next attempt, in any form the task takes but a function of your own.
-        - `retention`: how long it is kept after it has finished or failed, None for ever.
+        - `retention`: how long it is kept after it has finished or failed, or "forever".
         - `unique_key`: at most one job of that key is live in its queue; None takes it away.
         - `unique_until`: the end of that: "finish", "start" for its first claim, or "pruned".
         - `on_conflict`: "keep" the live job; "replace" it while it waits; "debounce" it to this one's time.

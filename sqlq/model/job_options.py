@@ -52,7 +52,7 @@ class JobOptions(TypedDict, total=False):
     max_attempts: int | None
     timeout: Duration | Kept | None
     backoff: BackoffOption | None
-    retention: Duration | Kept | None
+    retention: Duration | None
     unique_key: str | None
     unique_until: UniqueUntil | None
     on_conflict: OnConflict | None
@@ -126,9 +126,11 @@ def _checked_span(value: Duration, what: str) -> int:
     return ms
 
 
-def _checked_retention(value: Duration | None, what: str) -> int:
-    """Return how long a job is kept after its end; None stands for ever."""
-    return FOR_EVER_MS if value is None else milliseconds(value, what)
+def checked_retention(value: Duration, what: str) -> int:
+    """Return how long a job is kept after its end."""
+    if value in (None, "none"):
+        raise ConfigurationError(f'{what} is {value!r}: give a duration such as "7d", or "forever"')
+    return FOR_EVER_MS if value == "forever" else milliseconds(value, what)
 
 
 UNSET: Mapping[str, Any] = {}
@@ -137,7 +139,7 @@ JOB_OPTIONS: Mapping[str, JobOption] = {
     "priority": JobOption("priority", checked_priority, none=UNSET),
     "max_attempts": JobOption("max_attempts", partial(checked_whole, choice=range(1, 1_000_001))),
     "timeout": JobOption("timeout_ms", _checked_span, none_is_unset=True, none={"timeout_ms": NO_TIMEOUT_MS}),
-    "retention": JobOption("retention_ms", _checked_retention),
+    "retention": JobOption("retention_ms", checked_retention, none=UNSET),
     "start_within": JobOption(
         *("start_within_ms", _checked_span),
         none_is_unset=True,

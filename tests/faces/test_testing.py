@@ -466,7 +466,7 @@ class TestAsserting:
                 {"start_within": "2h"},
                 {"available_at": noon + timedelta(seconds=1)}, {"label": "red"}, {"batch": "import"},
                 {"unique_key": "l"}, {"headers": {"tenant": 8}}, {"limit": "other"}, {"backoff": "4s"},
-                {"delay": "5m", "label": "red"}, {"retention": None}, {"on_failure": None},
+                {"delay": "5m", "label": "red"}, {"retention": "forever"}, {"on_failure": None},
             ]  # fmt: skip
             for each in wrong:
                 assert_not_enqueued(shop.note, **each)

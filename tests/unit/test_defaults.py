@@ -36,7 +36,7 @@ def test_options_of_the_task_come_before_queue_app_and_defaults() -> None:
     )
     assert options_of(app.task(name="a")(handler).new()) == ("mail", 3, 4, 60_000, 3_600_000)
     assert options_of(app.task(name="b", max_attempts=9)(handler).new()) == ("mail", 3, 9, 60_000, 3_600_000)
-    other = app.task(name="c", queue="other", timeout=None, retention=None)(handler)
+    other = app.task(name="c", queue="other", timeout=None, retention="forever")(handler)
     assert options_of(other.new()) == ("other", 1, 2, None, FOR_EVER_MS)
     plain = sqlq.App(URL).task(name="t")(handler)
     assert options_of(plain.new()) == ("default", 0, 5, None, None)
@@ -48,7 +48,7 @@ def test_options_of_the_call_come_before_the_task() -> None:
     job = task.new().set(timeout="3m", retention="2h", priority=5)
     assert (job.timeout_ms, job.retention_ms, job.priority) == (180_000, 7_200_000, 5)
     assert task.new().set(timeout=None).timeout_ms == 0, "taken away: in the row 0 is no timeout"
-    assert task.new().set(retention=None).retention_ms == FOR_EVER_MS
+    assert task.new().set(retention="forever").retention_ms == FOR_EVER_MS
     assert task.new().set(priority=1).timeout_ms == 120_000, "what is not given stays"
 
 
@@ -99,10 +99,12 @@ def test_arguments_come_before_the_environment(monkeypatch: pytest.MonkeyPatch) 
     assert [task.retry.wait_ms(attempts) for attempts in (1, 2, 3)] == [10_000, 60_000, 60_000]
     assert sqlq.App(URL, retention="1d")._retention_ms == 86_400_000
     monkeypatch.setenv("SQLQ_TIMEOUT", "none")
-    monkeypatch.setenv("SQLQ_RETENTION", "none")
+    monkeypatch.setenv("SQLQ_RETENTION", "forever")
     app = sqlq.App(URL)
     assert (app.task(name="t")(handler).timeout_ms, app._retention_ms) == (None, None)
     assert sqlq.App(URL, retention="7d")._retention_ms == 7 * 86_400_000
+    with pytest.raises(ConfigurationError, match='give a duration such as "7d", or "forever"'):
+        sqlq.App(URL, retention="none")
 
 
 PYPROJECT = """

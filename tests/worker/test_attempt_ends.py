@@ -221,7 +221,7 @@ def test_a_job_of_retention_zero_is_pruned_within_a_minute(
                 pass
             assert go.wait(60)
 
-    task = app.task(name="t", retention=None if said_by == "job" else "0s")(handler)
+    task = app.task(name="t", retention="forever" if said_by == "job" else "0s")(handler)
     new = task.new().set(retention="0s") if said_by == "job" else task.new()
     kept = app.enqueue(app.task(name="kept")(lambda: None).new())
     app.enqueue(new)

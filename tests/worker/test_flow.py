@@ -490,7 +490,7 @@ def test_jobs_with_their_own_retention_are_kept(database_url: str, engine: Engin
     with engine.begin() as conn:
         by_sql = conn.execute(text("INSERT INTO jobs (task) VALUES ('lasting') RETURNING id")).scalar_one()
     kept = [app.enqueue(task.new().set(retention="1h")).id, app.enqueue(lasting.new()).id]
-    kept += [by_sql, app.enqueue(completing.new().set(retention=None)).id]
+    kept += [by_sql, app.enqueue(completing.new().set(retention="forever")).id]
     app.enqueue_many([task.new(), completing.new()])
     drain(app)
     with app.database.begin() as conn:

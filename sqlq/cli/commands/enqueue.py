@@ -55,7 +55,7 @@ class _Enqueue(click.Command):
 @duration("--timeout", help="Another timeout than the task's own; none for no timeout.")
 @duration("--start-within", help="Cancel the job if it has not started within this time after it is due.")
 @time_option("Cancel the job if it has not started by this time.", "--start-by")
-@duration("--retention", help="How long it is kept after its end; none for ever.")
+@duration("--retention", help="Keep the job for this time after its end, or forever.")
 @click.option("--label", help="A short text for people, shown by sqlq jobs and sqlq show.")
 @click.option("--batch", help="A text that it shares with other jobs, as in sqlq jobs --batch.")
 @json_option("Headers", "--headers", {"tenant": "blue"})
@@ -91,9 +91,8 @@ def enqueue(context: Context, /, task: str, args: tuple[str, ...], as_json: bool
         new = new_from_json(found, positional, by_name)
         _check_plain_types(found.handler, positional, by_name)
     changes = {name: value for name, value in options.items() if value is not None}
-    for name in ("timeout", "retention"):
-        if changes.get(name, "").strip().lower() == "none":
-            changes[name] = None
+    if changes.get("timeout", "").strip().lower() == "none":
+        changes["timeout"] = None
     with naming_options():
         new = new.set(**changes)
     from sqlq.database.caller.session import own

@@ -127,7 +127,7 @@ class TestCommand:
     def test_options_of_djangos(self, project: Project) -> None:
         (project.directory / "elsewhere").mkdir()
         (project.directory / "elsewhere" / "other_settings.py").write_text(
-            'from settings import *\nSQLQ = {"retention": None}\n'
+            'from settings import *\nSQLQ = {"retention": "forever"}\n'
         )
         options = ["--settings=other_settings", "--pythonpath", "elsewhere"]
         assert project.sqlq("enqueue", "shop.tasks.pay", "7", *options).code == 0
