@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sqlq import errors as errors
     from sqlq.app.app import App as App
-    from sqlq.database.caller.session import own as own
     from sqlq.database.sqlite.driver import configure_sqlite as configure_sqlite
     from sqlq.errors import (
         EnqueueError as EnqueueError,
@@ -56,7 +55,6 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "app.app": "App",
-    "database.caller.session": "own",
     "database.sqlite.driver": "configure_sqlite",
     "errors": (
         "EnqueueError JobCancelledError JobFailedError JobNotFoundError "

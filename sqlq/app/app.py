@@ -20,7 +20,6 @@ from sqlq.database.caller.session import (
     AnySession,
     AnySessionToAwait,
     SessionOfNow,
-    own,
     session_getter,
 )
 from sqlq.database.profiles import LOOKS, Use
@@ -182,13 +181,20 @@ class App(Parts, Waits):
     # -- enqueue ---------------------------------------------------------------------------------------------
 
     @_refuse_options_of_a_job
-    def enqueue(self, job: JobOrFlow[J], session: AnySession = None, *, eager: bool | None = None) -> J:
+    def enqueue(
+        self,
+        job: JobOrFlow[J],
+        session: AnySession = None,
+        *,
+        commit: bool = False,
+        eager: bool | None = None,
+    ) -> J:
         """Put a job, or a flow, into the queue: exactly if the session's transaction commits, and seen by no
         worker before.
 
         `session` is a Session, scoped_session or Connection of SQLAlchemy with any driver, or a connection of
         psycopg, psycopg2, sqlite3 or Django. It is not committed, rolled back or closed. Without one the
-        App's `session` counts. With neither, or with `sqlq.own`, the job is committed when this returns.
+        App's `session` counts. With neither, or with `commit=True`, the job is committed when this returns.
         Raises `EnqueueError` or `ConfigurationError` before anything is written; errors of the database pass
         through.
 
@@ -203,7 +209,7 @@ class App(Parts, Waits):
         ...     session.add(order); session.flush()
         ...     app.enqueue(send_receipt.new(order.id), session=session)
         """
-        enqueuer, joined = self._way(session, eager)
+        enqueuer, joined = self._way(session, commit, eager)
         return _answered(job, enqueuer.enqueue(self._batch(job), joined))
 
     @_refuse_options_of_a_job
@@ -213,6 +219,7 @@ class App(Parts, Waits):
         session: AnySession = None,
         *,
         spread: Duration | None = None,
+        commit: bool = False,
         eager: bool | None = None,
     ) -> list[Job[R]]:
         """Put many jobs into the queue, all or none, in few statements; the results are in the order of
@@ -223,19 +230,24 @@ class App(Parts, Waits):
 
         >>> app.enqueue_many([poll.new(id) for id in ids], spread="5m")  # doctest: +SKIP
         """
-        enqueuer, joined = self._way(session, eager)
+        enqueuer, joined = self._way(session, commit, eager)
         done: list[Job[R]] = enqueuer.enqueue(self._completed(spread_over(jobs, spread)), joined)
         return done
 
     @_refuse_options_of_a_job
     async def aenqueue(
-        self, job: JobOrFlow[J], session: AnySessionToAwait = None, *, eager: bool | None = None
+        self,
+        job: JobOrFlow[J],
+        session: AnySessionToAwait = None,
+        *,
+        commit: bool = False,
+        eager: bool | None = None,
     ) -> J:
         """`enqueue` with an AsyncSession or AsyncConnection of SQLAlchemy, or a connection of asyncpg
         or psycopg. Without one it works in a thread; the job is committed there even when this
         call is cancelled. With `eager` an `async def` handler is awaited, and a `def` one runs in a
         thread."""
-        enqueuer, joined = self._way(session, eager)
+        enqueuer, joined = self._way(session, commit, eager)
         return _answered(job, await enqueuer.aenqueue(self._batch(job), joined))
 
     @_refuse_options_of_a_job
@@ -245,10 +257,11 @@ class App(Parts, Waits):
         session: AnySessionToAwait = None,
         *,
         spread: Duration | None = None,
+        commit: bool = False,
         eager: bool | None = None,
     ) -> list[Job[R]]:
         """`enqueue_many` with the sessions of `aenqueue`. Without one it works in a thread, as `aenqueue`."""
-        enqueuer, joined = self._way(session, eager)
+        enqueuer, joined = self._way(session, commit, eager)
         done: list[Job[R]] = await enqueuer.aenqueue(self._completed(spread_over(jobs, spread)), joined)
         return done
 
@@ -285,15 +298,20 @@ class App(Parts, Waits):
         adds = self._enqueue_middleware.are_any or self._tasks.adds_to_jobs
         return self._with_additions(new) if adds or any(job._by_name_alone for job in new) else new
 
-    def _way(self, session: Any, eager: bool | None) -> tuple[Enqueuer | Here, Any]:
+    def _way(self, session: Any, commit: bool, eager: bool | None) -> tuple[Enqueuer | Here, Any]:
         """Return the enqueuer of a job, and the session whose transaction it joins; None for a transaction of
         its own. On a test's database the App's own `eager` does not count: jobs are there to be looked at."""
         default = self._eager and not self._test_addresses
         runs = default if eager is None else checked_eager(eager, "eager")
-        if session is None and self._session is not None:
+        if commit and session is not None:
+            raise EnqueueError(
+                "commit=True is for a transaction of the job's own, and a session is given: leave one of the "
+                "two out"
+            )
+        if session is None and not commit and self._session is not None:
             session = self._session()
         enqueuer = self._stand_in or (self._eagerly if runs else self._connected.enqueuer)
-        return enqueuer, None if session is own else session
+        return enqueuer, session
 
     @property
     def _is_in_a_test(self) -> bool:

@@ -130,7 +130,12 @@ class DjangoApp(App):
     # -- on Django's connection ------------------------------------------------------------------------------
 
     async def aenqueue(
-        self, job: JobOrFlow[J], session: AnySessionToAwait = None, *, eager: bool | None = None
+        self,
+        job: JobOrFlow[J],
+        session: AnySessionToAwait = None,
+        *,
+        commit: bool = False,
+        eager: bool | None = None,
     ) -> J:
         """`App.aenqueue`; without a session where Django's ORM does its work for asynchronous code."""
         if session is not None:
@@ -143,6 +148,7 @@ class DjangoApp(App):
         session: AnySessionToAwait = None,
         *,
         spread: Duration | None = None,
+        commit: bool = False,
         eager: bool | None = None,
     ) -> list[Job[R]]:
         """`App.aenqueue_many`; without a session as `aenqueue`."""

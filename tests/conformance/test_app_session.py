@@ -53,7 +53,9 @@ def test_a_scoped_session_is_joined(
     app.enqueue(send.new(1))
     sessions.commit()
     assert number_of_jobs(shop) == 1
-    app.enqueue(send.new(4), session=sqlq.own)
+    app.enqueue(send.new(4), commit=True)
+    with pytest.raises(sqlq.EnqueueError, match="commit=True is for a transaction of the job's own"):
+        app.enqueue(send.new(4), session=sessions, commit=True)
     assert number_of_jobs(shop) == 2
     with Session(shop) as other:
         app.enqueue(send.new(5), session=other)
@@ -93,10 +95,8 @@ def test_the_session_function_selects_the_session_to_join(
         app.enqueue(send.new(1))
         session.rollback()
         session.close()
-    current.set(sqlq.own)
-    app.enqueue(send.new(1))
-    current.set(None)
-    assert number_of_jobs(shop) == 2
+        current.set(None)
+    assert number_of_jobs(shop) == 1
 
 
 def test_an_asynchronous_session_is_joined(
@@ -112,7 +112,7 @@ def test_an_asynchronous_session_is_joined(
             await session.rollback()
             await app.aenqueue_many([send.new(2)])
             await session.commit()
-            await app.aenqueue(send.new(3), session=sqlq.own)
+            await app.aenqueue(send.new(3), commit=True)
             await session.rollback()
         current.set(None)
         await app.aenqueue(send.new(4))
@@ -136,7 +136,7 @@ def test_handlers_of_a_worker_join_the_app_session(
         sessions.commit()
         sessions.remove()
 
-    app.enqueue(order.new(), session=sqlq.own)
+    app.enqueue(order.new(), commit=True)
     app.worker(drain=True, concurrency=1).run()
     assert sorted(job.payload["args"][0] for job in app.jobs.list(task="shop.send")) == [2]
 

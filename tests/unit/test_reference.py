@@ -116,7 +116,10 @@ def part_of(name: str) -> str:
 
 def test_the_reference_has_methods_with_their_signatures() -> None:
     said = part_of("App.enqueue")
-    assert "enqueue(job: JobOrFlow[J], session: AnySession = None, *, eager: bool | None = None) -> J" in said
+    assert (
+        "enqueue(\n    job: JobOrFlow[J],\n    session: AnySession = None,\n    *,\n    commit: bool = "
+        "False,\n" in said
+    )
     assert "```pycon\n>>> with Session(engine)" in said
 
 

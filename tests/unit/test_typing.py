@@ -240,7 +240,7 @@ async def asynchronous(one: AsyncSession, two: AsyncConnection, three: async_sco
 def on_drivers(one: sqlite3.Connection, two: psycopg.Connection[tuple[int]], three: psycopg.AsyncConnection[tuple[int]]) -> None:
     app.enqueue(job, session=one)
     app.enqueue(job, two, eager=False)
-    app.enqueue_many([job], session=sqlq.own)
+    app.enqueue_many([job], commit=True)
     app.enqueue(job, session=three)  # wrong
     with sqlq.current_job().completing(two) as same:
         assert_type(same, psycopg.Connection[tuple[int]])

@@ -153,7 +153,7 @@ def test_the_apps_own_session_is_joined(shop: Shop, engine: Engine, session: Ses
     shop.app.use(engine=engine, session=scope)
     scope.execute(text("INSERT INTO orders (id) VALUES (1)"))
     shop.app.enqueue(shop.count.new("joined"))
-    shop.app.enqueue(shop.note.new("a transaction of its own"), session=sqlq.own)
+    shop.app.enqueue(shop.note.new("a transaction of its own"), commit=True)
     assert shop.done == ["a transaction of its own"]
     scope.commit()
     assert shop.done[1:] == [("joined", 1)]

@@ -95,9 +95,7 @@ def enqueue(context: Context, /, task: str, args: tuple[str, ...], as_json: bool
         changes["timeout"] = None
     with naming_options():
         new = new.set(**changes)
-    from sqlq.database.caller.session import own
-
-    job = app.enqueue(new, session=own, eager=False)  # a command has no current session
+    job = app.enqueue(new, commit=True, eager=False)  # a command has no current session
     about = f"{job.task} in queue {job.queue}, {job.state}"
     line = f"enqueued job {job.id}: {about}"
     line += "; no App is named, so nothing checked that the task takes it" if by_its_name else ""

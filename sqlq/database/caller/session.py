@@ -8,9 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from enum import Enum
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, UnboundExecutionError
@@ -56,20 +55,10 @@ AnyAsyncSession: TypeAlias = (
 )
 
 
-class Own(Enum):
-    """Stands for a transaction of the job's own."""
-
-    OWN = "own"
-
-
-own: Final = Own.OWN
-"""As `session`: the job gets a transaction of its own, though the App has a session for those without one."""
-
-AnySession: TypeAlias = "SyncSession | Literal[Own.OWN] | None"
-AnySessionToAwait: TypeAlias = "AnyAsyncSession | Literal[Own.OWN] | None"
+AnySession: TypeAlias = "SyncSession | None"
+AnySessionToAwait: TypeAlias = "AnyAsyncSession | None"
 SessionOfNow: TypeAlias = (
-    "scoped_session[Any] | async_scoped_session[Any] "
-    "| Callable[[], SyncSession | AnyAsyncSession | Literal[Own.OWN] | None]"
+    "scoped_session[Any] | async_scoped_session[Any] | Callable[[], SyncSession | AnyAsyncSession | None]"
 )
 """The type of an App's `session`: it returns a session of its own for each thread, request or task."""
 

@@ -84,11 +84,15 @@ def current_job(default: Any = _RAISES) -> Any:
 class AnyApp(Protocol):
     """The App of a job: its handlers mostly enqueue. The type of all else is that of `sqlq.App`."""
 
-    def enqueue(self, job: JobOrFlow[J], session: Any = None, *, eager: Any = None) -> J:
+    def enqueue(
+        self, job: JobOrFlow[J], session: Any = None, *, commit: bool = False, eager: Any = None
+    ) -> J:
         """See `sqlq.App.enqueue`."""
         ...
 
-    async def aenqueue(self, job: JobOrFlow[J], session: Any = None, *, eager: Any = None) -> J:
+    async def aenqueue(
+        self, job: JobOrFlow[J], session: Any = None, *, commit: bool = False, eager: Any = None
+    ) -> J:
         """See `sqlq.App.aenqueue`."""
         ...
 
