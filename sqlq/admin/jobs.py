@@ -51,7 +51,7 @@ from sqlq.store.jobs.operate import JobChange
 LOOKED_AT = 100_000
 """A command that searches for jobs reads at most this many of the newest of each table."""
 TEXTS_LOOKED_AT = 10_000
-"""A search in their texts reads so many."""
+"""A search in their texts reads at most this number."""
 
 
 class Pruned(NamedTuple):

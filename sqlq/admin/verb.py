@@ -23,7 +23,7 @@ class Outcome(NamedTuple):
     why_not: Callable[[JobDetails], str] = lambda job: f"it is {job.state}"
 
     def sentence(self, also_unchanged: int = 0) -> str:
-        """Return the answer as one sentence; so many other jobs had changed before."""
+        """Return the answer as one sentence; `also_unchanged` other jobs had changed before."""
         if number := len(self.unchanged) + also_unchanged:
             return "; ".join([*self.lines, f"{counted(number, 'job')} stayed as before"])
         return "; ".join(self.lines)
@@ -135,7 +135,7 @@ class JobSelection:
     search: Mapping[str, Any] = field(default_factory=dict)
 
     def states(self, app: Any, states: Iterable[str], limit: int, **how: Any) -> dict[int, str]:
-        """Return the ids of at most so many jobs in these states, each with its state."""
+        """Return the ids of at most `limit` jobs in these states, each with its state."""
         found: dict[int, str] = {}
         for state in states:
             ids = app.jobs.ids(states=[state], limit=limit, ids=self.ids, **self.search, **how)

@@ -19,20 +19,20 @@ WAITING = ("blocked", "scheduled", "available")
 LIVE = (*WAITING, "running")
 ENDED = ("finished", "failed", "cancelled")
 IDS_SHOWN = 20
-TASK = Option("task", "Those of one task.")
-QUEUE = Option("queue", "Those of one queue.")
-BATCH = Option("batch", "Those of one batch.")
+TASK = Option("task", "Jobs of this task.")
+QUEUE = Option("queue", "Jobs of this queue.")
+BATCH = Option("batch", "Jobs of this batch.")
 ONES = (TASK, QUEUE, BATCH)
 """Options that choose jobs. Ids, task, queue and batch given together must all fit."""
-OTHER_QUEUE = Option("queue", "Another queue than the task's own.")
-PRIORITY = Option("priority", "-100 to 100; larger runs first.", "number")
-ERROR = Option("error", "Those with this error, as sqlq failed has it.", metavar="FINGERPRINT")
+OTHER_QUEUE = Option("queue", "Queue, in place of the task's own.")
+PRIORITY = Option("priority", "Priority from -100 to 100; larger runs first.", "number")
+ERROR = Option("error", "Jobs with this error, by its id in sqlq failed.", metavar="FINGERPRINT")
 ALL_FAILED = Option("all", "All failed jobs.", "flag")
 ALL_WORKERS = Option("all", "All workers, on all hosts.", "flag")
 LASTING = Option(
-    *("lasting", "Resume by itself after so long, as in 10m.", "duration", "--for"), example="for ever"
+    *("lasting", "Resume automatically after this time, as in 10m.", "duration", "--for"), example="for ever"
 )
-DELAY = Option("delay", "How long from now they are due, as in 10m.", "duration", "--in")
+DELAY = Option("delay", "New due time, counted from now, as in 10m.", "duration", "--in")
 
 
 VERBS: dict[str, Verb] = {}
@@ -104,7 +104,7 @@ def on_jobs(
     chosen_by=(
         *ONES,
         ERROR,
-        Option("flow", "The failed steps of a flow, which then goes on.", "number", metavar="ID"),
+        Option("flow", "Failed steps of this flow, which then continues.", "number", metavar="ID"),
         ALL_FAILED,
     ),
     states=("failed",),
@@ -149,12 +149,12 @@ _NOT_NAMED = "it has failed, but is not of those named, or is locked by another 
     "cancel",
     chosen_by=(
         *ONES,
-        Option("flow", "The steps of a flow that have not ended.", "number", metavar="ID"),
-        Option("all", "All jobs that have not ended; asks before.", "flag"),
+        Option("flow", "Steps of this flow that have not ended.", "number", metavar="ID"),
+        Option("all", "All jobs that have not ended; asks for confirmation.", "flag"),
     ),
     options=(
-        Option("force", "End running jobs here and now, without waiting for their handlers.", "flag"),
-        Option("reason", 'Why, as its result says; in place of "cancelled on request".'),
+        Option("force", "End running jobs now, without waiting for their handlers.", "flag"),
+        Option("reason", 'Reason to store with the job (default "cancelled on request").'),
     ),
     states=LIVE,
     button="Cancel…",
@@ -200,7 +200,7 @@ def cancel(app: Any, ids: Sequence[int], *, flow: int | None = None, **options: 
 @verb(
     "reschedule",
     chosen_by=(*ONES, Option("all", "All waiting jobs.", "flag")),
-    options=(Option("at", "When they are due.", "time"), DELAY),
+    options=(Option("at", "New due time.", "time"), DELAY),
     states=WAITING,
     button="Run now",
 )
@@ -230,7 +230,7 @@ def reschedule(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
     options=(
         OTHER_QUEUE,
         PRIORITY,
-        Option("available_at", "When they are due.", "time", "--at"),
+        Option("available_at", "New due time.", "time", "--at"),
         DELAY,
     ),
     states=WAITING,
@@ -292,8 +292,8 @@ def delete(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
     "replay",
     chosen_by=(
         *ONES,
-        Option("since", "That ended at this time or later; or AGE, as in 2h.", "age", "--from"),
-        Option("until", "That ended before this time; or AGE.", "age", "--to"),
+        Option("since", "Jobs that ended at this time or later; or an age, as in 2h.", "age", "--from"),
+        Option("until", "Jobs that ended before this time; or an age.", "age", "--to"),
     ),
     states=ENDED,
     button="Replay…",
@@ -347,7 +347,7 @@ def skip(app: Any, ids: Sequence[int]) -> Outcome:
 
 @verb(
     "queues pause",
-    chosen_by=(Option("all", "All queues, those made later included.", "flag"),),
+    chosen_by=(Option("all", "All queues, future ones included.", "flag"),),
     options=(LASTING,),
     states=("open",),
     button="Pause",
@@ -507,8 +507,8 @@ def remove_schedule(app: Any, names: Sequence[str]) -> Outcome:
 @verb(
     "limits set",
     options=(
-        Option("running", "At most so many at a time.", "number", example="running"),
-        Option("rate", "At most so many starts in a period, as in 100/1m.", example="100/1m"),
+        Option("running", "Maximum number of jobs running at a time.", "number", example="running"),
+        Option("rate", "Maximum number of starts in a period, as in 100/1m.", example="100/1m"),
     ),
     role="admin",
     button="Set",

@@ -37,7 +37,7 @@ def options(*each: Option) -> Option:
     return decorate
 
 
-json_flag = flag("--json", "as_json", help="Print JSON, with keys that stay.")
+json_flag = flag("--json", "as_json", help="Print JSON with stable keys.")
 takes_json = options(json_flag, click.pass_obj)
 """Lets a command take --json, and gives it the Context."""
 
@@ -145,7 +145,7 @@ job_options = options(
     option_of(PRIORITY),
 )
 """The task and arguments of a new job, its queue and priority."""
-exact_option = flag("--exact", help="Count every job, however many there are.")
+exact_option = flag("--exact", help="Count all jobs, beyond 10,000 too.")
 
 
 def limit_option(default: int, words: str) -> Option:

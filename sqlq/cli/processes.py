@@ -58,7 +58,7 @@ def conceal(text: str) -> None:
 
 WAIT_SECONDS = 1.0
 AT_ONCE = 4096 if not hasattr(select, "PIPE_BUF") else select.PIPE_BUF
-"""A pipe takes so many bytes as a whole, so that lines of several processes do not mix."""
+"""A pipe takes up to this number of bytes as a whole, so that lines of several processes do not mix."""
 
 
 class StandardStream:

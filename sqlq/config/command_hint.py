@@ -96,7 +96,7 @@ def escaped_lines(text: str) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """Return text of at most so many characters."""
+    """Return text of at most this number of characters."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 

@@ -30,7 +30,7 @@ class Use:
     plan_once: bool = False
     """Whether prepared statements are planned once, and by indexes alone."""
     read_ms: int | None = None
-    """After so long the server ends a statement that only reads."""
+    """The timeout of a statement that only reads."""
 
 
 ANY = Use(ANSWER_SECONDS, ANSWER_SECONDS, CONNECT_SECONDS, pre_ping=True)

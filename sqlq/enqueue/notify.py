@@ -37,7 +37,7 @@ STREAM_JOBS, STREAM_PER_SECOND = 5, 250
 """A stream begins with STREAM_JOBS jobs between two notifications, and ends with fewer than
 STREAM_PER_SECOND."""
 QUIET_SECONDS = 3 * DEBOUNCE_SECONDS
-"""After so long without a job enqueued alone, the next takes its notification along."""
+"""After this time without a job enqueued alone, the next takes its notification along."""
 WATCH_SECONDS, FIRST_WATCH_SECONDS, LONGEST_WATCH_SECONDS = 1.0, 0.001, 0.02
 """For how long a driver's connection is looked at, until its transaction is over, and with which pauses.
 After that the workers' own looks have to do, which are as far apart."""
@@ -161,7 +161,7 @@ class Notifier(Background):
         self._pause = min(self._pause * 1.5, LONGEST_WATCH_SECONDS)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Let the last notification leave and end the thread, waiting at most so long. A notification after
+        """Let the last notification leave and end the thread, waiting at most that time. A notification after
         this starts another one."""
         with self._changed:
             thread, self._closing = self._thread, True

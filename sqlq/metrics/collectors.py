@@ -28,7 +28,7 @@ from sqlq.worker.supervise.supervisor import Supervisor
 log = logging.getLogger("sqlq.metrics")
 
 KEPT_SECONDS = 1.0
-"""For so long a collector repeats its answer: several scrapers at once must not become a load."""
+"""A collector repeats its answer for this time: several scrapers at once must not become a load."""
 COMPLAINT_SECONDS = 60.0
 STATES = ("available", "scheduled", "blocked", "running", "failed")
 Labelled = Iterable[tuple[Sequence[str], float]]

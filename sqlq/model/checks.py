@@ -28,9 +28,9 @@ FOR_EVER_MS = LONGEST_MS
 
 
 class Rule(NamedTuple):
-    """The rule of a limit for a key, as its row has it. It allows at most so many running jobs, at most so
-    many starts in a period, or both. Or jobs run one after the other in the order of their ids, which with
-    `holds` ends at one that has failed."""
+    """The rule of a limit for a key, as its row has it. It has a maximum number of running jobs, of starts in
+    a period, or both. Or jobs run one after the other in the order of their ids, which with `holds` ends at
+    one that has failed."""
 
     max_running: int | None = None
     rate: int | None = None

@@ -133,7 +133,7 @@ def lines(records: Sequence[Mapping[str, Any]], last: AttemptRecord | None) -> t
 
 
 def started_at(claimed_at: datetime | None, start_ms: int | None) -> datetime | None:
-    """Return when an attempt was started, so long after its claim."""
+    """Return when an attempt was started, from the time since its claim."""
     return None if claimed_at is None or start_ms is None else claimed_at + start_ms * _MILLISECOND
 
 

@@ -154,7 +154,7 @@ def decide(job: ClaimedJob, error: BaseException, policy: RetryPolicy = DEFAULT_
 
 
 def follows(attempts: int, max_attempts: int) -> bool:
-    """Return whether another attempt follows so many that failed: the one place where that is decided."""
+    """Return whether another attempt follows a number of failed ones: the one place where that is decided."""
     return attempts < max_attempts  # guard: attempts-are-bounded
 
 
@@ -255,7 +255,7 @@ _crowded = exponential("1s", cap="1m")
 
 
 def wait_after_loss_ms(losses: int) -> int:
-    """Return how long a job waits that has lost a worker so often before. It does not wait after the first
+    """Return how long a job waits that has lost a number of workers. It does not wait after the first
     loss, which is usually the machine's fault. It waits with backoff when it happens again."""
     return 0 if losses == 0 else DEFAULT_POLICY.wait_ms(losses)
 

@@ -41,7 +41,7 @@ _EXAMPLES = 64
 
 @dataclass(frozen=True)
 class Schedule:
-    """When jobs are enqueued: by a cron expression, every so often, or once at a given time.
+    """When jobs are enqueued: by a cron expression, at an interval, or once at a given time.
 
     - `cron`: five fields, minute hour day month weekday; six with the second first; or "@daily" and its like.
     - `every`: a duration of 1 s or more, counted from `starts`, else from 1970 in UTC: "1h" is at full hours.
@@ -50,7 +50,7 @@ class Schedule:
     - `repeats`: the most jobs that it enqueues.
     - `starts`: there are no runs before; one that is up to 60 s past when it is added is the first run.
     - `ends`: there are no runs from then on.
-    - `jitter`: a job is available up to so long after its run time.
+    - `jitter`: a job is available up to that time after its run time.
     - `catch_up`: after an outage one job for the "latest" run, for "all" (the newest 1,000), or "skip".
     - `overlap`: where the last job has not ended, "allow" another one, "skip" the run, or "queue" it.
 

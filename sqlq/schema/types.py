@@ -120,7 +120,7 @@ class after(_Function[datetime]):
 
 
 def ago(milliseconds: int) -> after:
-    """The database's clock minus so many milliseconds."""
+    """The database's clock minus a number of milliseconds."""
     return after(literal(-milliseconds, BigInteger))
 
 
@@ -167,7 +167,7 @@ class stands_in(_Function[bool]):
 
 
 class last_of(_Function[str]):
-    """The last characters of a text, so many."""
+    """The last characters of a text, up to a number."""
 
     type = Text()
     inherit_cache = True

@@ -233,7 +233,7 @@ class Pace:
 
 
 def pace_of(conn: Connection, length: timedelta, number: int) -> Pace:
-    """Return the pace of the last `length`, in so many parts."""
+    """Return the pace of the last `length`, in a number of parts."""
     now = moment(conn)
     bounds = [now - length + length / number * i for i in range(number + 1)]
     finished = _samples(conn, finished_jobs, finished_jobs.c.finished_at, bounds)

@@ -31,7 +31,7 @@ from sqlq.web.view import View
 Page: TypeAlias = Callable[[View], Response]
 JOBS_SHOWN = 50
 SEARCHED, SEARCHED_BY_KEY = 50_000, 10_000
-"""A search on a page reads at most so many of the newest jobs of each table."""
+"""A search on a page reads at most this number of the newest jobs of each table."""
 DOCTOR_SECONDS, PACE_SECONDS, STORAGE_SECONDS = 60.0, 10.0, 10.0
 HOURS = {"hour": (timedelta(hours=1), 30), "day": (timedelta(days=1), 24)}
 """The times that plots show, and in how many parts."""

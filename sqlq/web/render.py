@@ -69,7 +69,7 @@ def _steerless(value: Any) -> Any:
 
 
 def cut(value: Any, most: int = 120) -> str:
-    """Return a text of at most so many characters."""
+    """Return a text of at most this number of characters."""
     return shortened(str(value), most)
 
 

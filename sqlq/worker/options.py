@@ -165,25 +165,30 @@ class WorkerOptions:
         "N", "Jobs at a time in each worker process", WORKERS, CONCURRENCY, letter="-c"
     )
     lease_ms: int = _option(
-        *("DURATION", "Time after a crash until others take a job over", WORKERS, LEASE_MS),
+        *(
+            "DURATION",
+            "Lease of a job: other workers take it over this long after a crash",
+            WORKERS,
+            LEASE_MS,
+        ),
         check=partial(_between, 1_000, 24 * 3_600_000),
     )
     grace_ms: int = _option(
-        *("DURATION", "Time for running jobs to finish after a stop; then they are given back"),
+        *("DURATION", "Time for running jobs to finish after a stop, before they are released"),
         *(WORKERS, 25_000),
     )
     processes: int = _option("N", "Number of worker processes", WORK, 1, letter="-p")
     drain: bool = _option("flag", "Exit when no job is available", default=False)
     max_jobs: int | None = _option(
-        *("N", "Replace a worker process after about this number of jobs", WORK),
+        *("N", "Replace each worker process after about this number of jobs", WORK),
         check=partial(_whole, most=1_000_000_000),
     )
-    isolate: bool = _option(
-        "flag", "Run each job in a process of its own, kept for the next one", default=False
+    isolate: bool = _option("flag", "Run each job in a subprocess, which is reused", default=False)
+    max_rss: int | None = _option(
+        "SIZE", "Replace a worker process that uses more memory than this, as in 400MB", WORK
     )
-    max_rss: int | None = _option("SIZE", "Replace a worker process that uses more memory, as in 400MB", WORK)
     """In bytes."""
-    max_idle_ms: int | None = _option("DURATION", "Exit when no job has come for this time", check=_max_idle)
+    max_idle_ms: int | None = _option("DURATION", "Exit after this time without a job", check=_max_idle)
     # a longer one would come to the time after which a worker takes its poller for dead
     poll_ms: int | None = _option(
         *("DURATION", "Poll interval when idle", WORKERS),
@@ -191,18 +196,23 @@ class WorkerOptions:
         shown="1.25s; SQLite 50ms",
     )
     """None for the default of its database."""
-    claim_batch: int = _option("N", "Most jobs of one claim", WORKERS, 1_000)
+    claim_batch: int = _option("N", "Maximum number of jobs in one claim", WORKERS, 1_000)
     # a job that has not started after a second is released
     ahead_ms: int = _option(
-        *("DURATION", "Hold jobs that start within this time; 0s holds none", WORKERS, 100),
+        *(
+            "DURATION",
+            "Prefetch jobs expected to start within this time; 0s disables prefetching",
+            WORKERS,
+            100,
+        ),
         check=partial(_between, 0, 1_000),
     )
-    name: str | None = _option("NAME", "Name of this worker, in sqlq workers and for operators")
+    name: str | None = _option("NAME", "Name of this worker, as sqlq workers lists it")
     wait_ms: int = _option(
         "DURATION", "Time to wait for a database that is not ready yet, as in 60s", WORK, 0
     )
     start_timeout_ms: int = _option(
-        *("DURATION", "Stop touching the health file if a worker process takes longer than this to start"),
+        *("DURATION", "Report unhealthy if a worker process takes longer than this to start"),
         default=60_000,
         check=_startable,
     )

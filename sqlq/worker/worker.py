@@ -75,7 +75,7 @@ from sqlq.worker.wait.wake import wake_for
 BACKLOG_SECONDS = 0.005
 LOOK_SECONDS = 0.1
 IDLE_SECONDS = 10.0
-"""A worker that has rested for so long keeps two connections: for claims, and for all else."""
+"""A worker that has rested for this time keeps two connections: for claims, and for all else."""
 
 
 class Worker(Background):

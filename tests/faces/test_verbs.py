@@ -36,7 +36,7 @@ def test_a_new_verb_is_a_command_and_is_in_the_audit(sqlq_: Command, app: sqlq.A
     assert "  touch       Touch jobs.\n" in touched(sqlq_, "--help").out
     words = touched(sqlq_, "touch", "--help").out
     assert "Usage: sqlq touch [OPTIONS] [IDS]..." in words
-    assert "--queue TEXT   Those of one queue.\n" in words
+    assert "--queue TEXT   Jobs of this queue.\n" in words
     assert "--by DURATION  How much.\n" in words
     assert touched(sqlq_, "touch", "--queue", "mail").out == f"touched 1 job in queue mail: {two}\n"
     done = touched(sqlq_, "touch", str(one), "99", "--by", "2h", "--json")

@@ -29,7 +29,7 @@ NAMED = 5
 STUCK_MS = 2 * RESCUE_MS
 CANCEL_MS = 6 * HEARTBEAT_MS
 LONG_PAUSE_S = 3_600.0
-"""A worker that has been paused for so long may have been forgotten."""
+"""A worker that has been paused for longer may have been forgotten."""
 
 
 def indexes(case: Case) -> Answers:

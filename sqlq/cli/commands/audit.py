@@ -12,10 +12,10 @@ from sqlq.cli.terminal.output import show_list
 
 
 @click.command()
-@click.option("--actor", help="Of one person only.")
-@click.option("--action", help="Of one kind only, as in 'queues pause'.")
-@click.option("--before", type=int, metavar="ID", help="Older than this one.")
-@limit_option(100, "At most so many.")
+@click.option("--actor", help="Actions of this person.")
+@click.option("--action", help="Actions of this kind, as in 'queues pause'.")
+@click.option("--before", type=int, metavar="ID", help="Actions older than this id.")
+@limit_option(100, "Maximum number of rows.")
 @takes_json
 def audit(context: Context, /, as_json: bool, **chosen: Any) -> None:
     """Show what operators did, the newest first.

@@ -17,7 +17,7 @@ from sqlq.errors import ConfigurationError
 
 
 @click.command()
-@flag("--deep", help="On SQLite check the whole file, however large.")
+@flag("--deep", help="On SQLite, check the whole file, whatever its size.")
 @flag("--sizes", help="Print sizes and the state of the database instead.")
 @takes_json
 def doctor(context: Context, deep: bool, sizes: bool, as_json: bool) -> None:

@@ -46,22 +46,24 @@ class _Enqueue(click.Command):
 
 @click.command(cls=_Enqueue)
 @job_options
-@duration("--delay", help='Not before this time has passed, as in "30s", "5m", "2h", "1d".')
+@duration("--delay", help='Delay before the job is due, as in "30s", "5m", "2h", "1d".')
 @time_option(
-    'Not before this moment, with its time zone: "2030-01-31T08:00:00+01:00".',
+    'Time when the job is due, with a time zone: "2030-01-31T08:00:00+01:00".',
     *("--at", "--available-at", "available_at"),
 )
-@click.option("--max-attempts", type=int, help="Another limit than the task's own.")
-@duration("--timeout", help="Another timeout than the task's own; none for no timeout.")
+@click.option("--max-attempts", type=int, help="Maximum number of attempts, if not the one of the task.")
+@duration("--timeout", help="Timeout of an attempt, if not the one of the task; none for no timeout.")
 @duration("--start-within", help="Cancel the job if it has not started within this time after it is due.")
 @time_option("Cancel the job if it has not started by this time.", "--start-by")
 @duration("--retention", help="Keep the job for this time after its end, or forever.")
-@click.option("--label", help="A short text for people, shown by sqlq jobs and sqlq show.")
-@click.option("--batch", help="A text that it shares with other jobs, as in sqlq jobs --batch.")
+@click.option("--label", help="Short text for people, shown by sqlq jobs and sqlq show.")
+@click.option("--batch", help="Text shared with other jobs, for sqlq jobs --batch.")
 @json_option("Headers", "--headers", {"tenant": "blue"})
-@click.option("--unique-key", metavar="KEY", help="At most one live job of this key in its queue.")
+@click.option("--unique-key", metavar="KEY", help="Enqueue only if no live job in its queue has this key.")
 @click.option(
-    "--unique-until", type=click.Choice(["finish", "start", "pruned"]), help="How long the key is held."
+    "--unique-until",
+    type=click.Choice(["finish", "start", "pruned"]),
+    help="End of the unique key: the job's finish, its start, or when its row is pruned.",
 )
 @takes_json
 def enqueue(context: Context, /, task: str, args: tuple[str, ...], as_json: bool, **options: Any) -> None:

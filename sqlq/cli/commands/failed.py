@@ -15,8 +15,8 @@ from sqlq.config.durations import counted
 
 @click.command()
 @those_of_one
-@flag("--exact", help="Count all of them, and not only the newest 10,000.")
-@limit_option(100, "At most so many errors.")
+@flag("--exact", help="Count all failed jobs, not only the newest 10,000.")
+@limit_option(100, "Maximum number of errors.")
 @takes_json
 def failed(context: Context, /, exact: bool, limit: int, as_json: bool, **chosen: Any) -> None:
     """Count failed jobs by task and error, the most frequent first.

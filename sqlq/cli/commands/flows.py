@@ -19,7 +19,7 @@ SHOWN = 1_000
 
 
 @listing
-@limit_option(20, "At most so many, the newest.")
+@limit_option(20, "Maximum number of rows, newest first.")
 @takes_json
 def flows(context: Context, limit: int, as_json: bool) -> None:
     """List flows, the newest first; show one, or skip a step.

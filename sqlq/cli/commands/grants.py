@@ -12,9 +12,9 @@ from sqlq.cli.terminal.output import plain
 
 @click.command()
 @click.argument("role")
-@click.option("--as", "kind", type=click.Choice(KINDS), required=True, help="What the role does.")
-@flag("--only", help="Take away first what else the role has on these tables.")
-@flag("--apply", "applies", help="Run them, as the role that owns the tables.")
+@click.option("--as", "kind", type=click.Choice(KINDS), required=True, help="Kind of role.")
+@flag("--only", help="Revoke all other privileges of the role on these tables first.")
+@flag("--apply", "applies", help="Run the statements, as the owner of the tables.")
 @click.pass_obj
 def grants(context: Context, role: str, kind: str, only: bool, applies: bool) -> None:
     """Print the GRANTs that ROLE needs, or run them.

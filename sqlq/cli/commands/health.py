@@ -15,7 +15,7 @@ from sqlq.errors import ConfigurationError
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option(
-    "--max-age", default="30s", show_default=True, metavar="DURATION", help="How old the file may be."
+    "--max-age", default="30s", show_default=True, metavar="DURATION", help="Maximum age of the file."
 )
 def health(file: Path, max_age: str) -> None:
     """Exit with 0 if a worker with this health file is alive.

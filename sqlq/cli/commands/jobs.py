@@ -29,10 +29,10 @@ MORE_COLUMNS = ("progress", "label")
 
 
 @click.command()
-@click.option("--state", type=click.Choice([state.value for state in State]), help="In one state only.")
+@click.option("--state", type=click.Choice([state.value for state in State]), help="Jobs in this state.")
 @those_of_one
-@limit_option(20, "At most so many, the newest.")
-@flag("--exact", help="Look through all jobs, and not only the newest 100,000 of each kind.")
+@limit_option(20, "Maximum number of rows, newest first.")
+@flag("--exact", help="Search all jobs, not only the newest 100,000 of each kind.")
 @takes_json
 def jobs(
     context: Context, /, state: str | None, limit: int, exact: bool, as_json: bool, **chosen: Any

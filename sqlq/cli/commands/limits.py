@@ -10,8 +10,8 @@ from sqlq.cli.terminal.output import show_list
 
 
 @listing
-@click.option("--prefix", default="", help="Keys that begin so.")
-@limit_option(100, "At most so many keys.")
+@click.option("--prefix", default="", help="Keys with this prefix.")
+@limit_option(100, "Maximum number of keys.")
 @takes_json
 def limits(context: Context, prefix: str, limit: int, as_json: bool) -> None:
     """List the keys of limits; set a limit, and clear it.

@@ -27,8 +27,8 @@ def require_client(option: str) -> None:
 
 
 @click.command()
-@port_option("--port", help="Serve them at http://…:PORT/metrics.")
-@click.option("--host", default=HOST, show_default=True, help="With --port: listen at this address.")
+@port_option("--port", help="Port to serve metrics at, as http://…:PORT/metrics.")
+@click.option("--host", default=HOST, show_default=True, help="Address for --port.")
 @click.pass_obj
 def metrics(context: Context, port: int | None, host: str) -> None:
     """Show for Prometheus what only the database knows.

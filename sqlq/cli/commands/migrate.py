@@ -26,7 +26,7 @@ EVERY_SECONDS = 0.5
 @flag(
     "--sql",
     "as_sql",
-    help="Print the SQL that creates the tables in an empty database; connects to nothing.",
+    help="Print the SQL that creates the tables in an empty database, without a connection.",
 )
 @flag(
     "--check",
@@ -37,7 +37,7 @@ EVERY_SECONDS = 0.5
     metavar="REVISION",
     help='Take the tables back to an older revision; "base" removes them. Refused while they hold jobs.',
 )
-@flag("--force", help="With --down: even if jobs are lost.")
+@flag("--force", help="With --down: continue even if jobs are lost.")
 @worker_option("wait")
 @click.pass_obj
 def migrate(

@@ -93,23 +93,23 @@ def _fields(found: ScheduleDetails) -> dict[str, object]:
 @schedules.command()
 @click.argument("name")
 @job_options
-@click.option("--cron", metavar="TEXT", help='Five fields, as in "0 3 * * *".')
-@duration("--every", help='As in "90s", "1h"; at least 1s.')
-@time_option('Once: "2030-01-31T08:00:00+01:00".', "--at")
-@click.option("--timezone", metavar="ZONE", help='Of --cron, as in "Europe/Berlin"; UTC without.')
-@number("--repeats", help="No more jobs than so many.")
-@time_option("No moment before this one.", "--starts")
-@time_option("No moment from this one on.", "--ends")
-@duration("--jitter", help="Jobs are available up to so long after.")
+@click.option("--cron", metavar="TEXT", help='Cron expression of five fields, as in "0 3 * * *".')
+@duration("--every", help='Interval, as in "90s" or "1h"; at least 1s.')
+@time_option('Single run time: "2030-01-31T08:00:00+01:00".', "--at")
+@click.option("--timezone", metavar="ZONE", help='Time zone of --cron, as in "Europe/Berlin" (default UTC).')
+@number("--repeats", help="Maximum number of jobs.")
+@time_option("Earliest run time.", "--starts")
+@time_option("End of the schedule: no run at or after this time.", "--ends")
+@duration("--jitter", help="Delay each job by a random time up to this.")
 @click.option(
     "--catch-up",
     type=click.Choice(["latest", "all", "skip"]),
-    help="What follows an outage: one job, one for each moment missed (up to 1,000), or none.",
+    help="After an outage: run one job, one for each missed run (up to 1,000), or none.",
 )
 @click.option(
     "--overlap",
     type=click.Choice(["allow", "skip", "queue"]),
-    help="While the last job has not ended: enqueue another, skip the moment, or have it wait.",
+    help="If the last job has not ended: enqueue another, skip the run, or wait.",
 )
 @takes_json
 def add(

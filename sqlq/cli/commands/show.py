@@ -40,10 +40,10 @@ LONGEST_CURSOR = 300
 
 @click.command()
 @click.argument("id", type=int)
-@flag("--result", "only_result", help="Print what it returned, as JSON, and nothing else.")
+@flag("--result", "only_result", help="Print only the result, as JSON.")
 @duration(
     "--wait",
-    help='With --result: wait so long for its end, as in "30s"; none waits without end.',
+    help='With --result: maximum time to wait for the end of the job, as in "30s"; none for no limit.',
 )
 @takes_json
 def show(context: Context, id: int, only_result: bool, wait: str | None, as_json: bool) -> None:

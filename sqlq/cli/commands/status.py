@@ -25,7 +25,7 @@ WATCH_SECONDS = 2.0
 
 @click.command()
 @exact_option
-@flag("--watch", help="Show it anew every two seconds, until Ctrl-C.")
+@flag("--watch", help="Refresh every two seconds, until Ctrl-C.")
 @takes_json
 def status(context: Context, exact: bool, watch: bool, as_json: bool) -> None:
     """Show what each queue holds, and who serves it.

@@ -14,20 +14,22 @@ from sqlq.cli.options import file_option, flag, port_option
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Listen here.")
-@port_option("--port", default=8787, show_default=True, help="0 for any.")
+@click.option(
+    "--host", default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address to listen at."
+)
+@port_option("--port", default=8787, show_default=True, help="Port to listen at; 0 for any free one.")
 @file_option(
     "--users",
-    help="Who may log in: a line name:role:hash for each; without it a link that works once.",
+    help="File of users, with a line name:role:hash each; without it, a link that works once.",
 )
 @click.option(
     "--allow-host",
     "hosts",
     multiple=True,
     metavar="NAME",
-    help="Answer under this name, too, as behind a proxy; may be given again.",
+    help="Host name to accept, as behind a proxy; repeatable.",
 )
-@click.option("--read-url", metavar="URL", help="Read from this replica, else SQLQ_READ_URL.")
+@click.option("--read-url", metavar="URL", help="URL of a replica to read from (default SQLQ_READ_URL).")
 @flag("--hide-from-viewers", help="Show arguments and results to operators only.")
 @click.pass_obj
 def web(context: Context, /, host: str, port: int, users: Path | None, **options: Any) -> None:

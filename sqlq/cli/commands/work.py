@@ -59,22 +59,20 @@ group."""
 @options(*map(worker_option, OPTIONS))
 @file_option(
     "--health-file",
-    help="Touch this file each second while all is well; sqlq health looks at it.",
+    help="Touch this file every second while the worker is healthy; sqlq health checks it.",
 )
 @port_option(
     "--metrics-port",
-    help="Show metrics of all worker processes for Prometheus, at http://…:PORT/metrics.",
+    help="Serve Prometheus metrics of all worker processes at http://…:PORT/metrics.",
 )
-@click.option(
-    "--metrics-host", default=HOST, show_default=True, help="With --metrics-port: listen at this address."
-)
+@click.option("--metrics-host", default=HOST, show_default=True, help="Address for --metrics-port.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option(
     "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
 )
 @flag(
     "--lines",
-    help="With --drain on a terminal: log a line for each job, instead of showing one line of progress.",
+    help="With --drain on a terminal: log a line for each job instead of showing one line of progress.",
 )
 @click.option("--child", type=int, hidden=True)
 @click.pass_obj

@@ -20,7 +20,7 @@ JOBS_SHOWN = 10
 @flag(
     "--all",
     "silent",
-    help="Also workers that fell silent within the last day without signing off.",
+    help="Include workers that disappeared within the last day without signing off.",
 )
 @takes_json
 def workers(context: Context, silent: bool, as_json: bool) -> None:

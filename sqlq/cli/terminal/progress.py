@@ -25,7 +25,7 @@ log = logging.getLogger("sqlq.worker")
 DRAW_SECONDS = 0.25
 COUNT_SECONDS = 3.0
 COUNTED = 20_000
-"""Up to so many waiting jobs are counted."""
+"""Waiting jobs are counted up to this number."""
 SHARE = 0.05
 """The part of the time that counting may take."""
 SUMMARY_SECONDS = 60.0

@@ -48,7 +48,7 @@ SELECT {columns}, max_attempts FROM __sqlq__.jobs FORCE INDEX (jobs_claim)
 
 
 def due_beyond(positions: int) -> str:
-    """Find the positions, of so many, behind which a job is due. It locks nothing."""
+    """Find the positions, among these, behind which a job is due. It locks nothing."""
     return "UNION ALL".join(
         f"""
 (SELECT {place} FROM __sqlq__.jobs FORCE INDEX (jobs_claim)
@@ -104,8 +104,8 @@ SELECT limit_key FROM __sqlq__.jobs
 
 
 def due_in(names: int | None) -> str:
-    """The milliseconds until the first job of each queue is due, of so many queues or of all. A loose scan
-    reads one row for each queue and priority. A row without a queue is added where the server takes no
+    """The milliseconds until the first job of each queue is due, of a number of queues or of all. A loose
+    scan reads one row for each queue and priority. A row without a queue is added where the server takes no
     writes, so that its look may be out of date."""
     wanted = "" if names is None else f" AND queue IN ({', '.join(['%s'] * names)})"
     return f"""
@@ -120,7 +120,7 @@ SELECT queue, CASE WHEN queue NOT IN (SELECT queue FROM __sqlq__.sqlq_queues WHE
 
 
 def look(workers: int) -> str:
-    """Poll everything but due jobs: schedules, hosts, maintenance, and requests to so many workers."""
+    """Poll everything but due jobs: schedules, hosts, maintenance, and requests to a number of workers."""
     theirs = ", ".join(["%s"] * workers) or "NULL"
     return f"""
 SELECT NULL, (SELECT TIMESTAMPDIFF(MICROSECOND, {NOW}, next_at) / 1000e0

@@ -31,7 +31,8 @@ def more_than(conn: Connection, number: int) -> bool:
 
 
 def errors(conn: Connection, chosen: Selection, *, within: int | None = None) -> list[FailedRow]:
-    """Return the errors of failed jobs of a task or queue, the newest first; with `within` among so many."""
+    """Return the errors of failed jobs of a task or queue, the newest first; with `within` among that
+    number."""
     # a subquery of more columns would be copied with its tracebacks on MariaDB
     columns = (failed_jobs.c[name] for name in (*FailedRow._fields, "queue", "batch_key"))
     newest = select(*columns).order_by(failed_jobs.c.id.desc())

@@ -264,8 +264,8 @@ def _selected(
     within: int | None,
     limit: int,
 ) -> Select[Any]:
-    """Return a query of the selected jobs, at least the newest `limit`; with `within`, among so many of the
-    newest."""
+    """Return a query of the selected jobs, at least the newest `limit`; with `within`, among that number of
+    the newest."""
     query = _DETAILS[source]
     if within is None:
         return query.where(belongs, chosen.where(source))

@@ -77,7 +77,7 @@ OLD = "is old enough to be deleted"
 
 
 def prune_expired(conn: Connection, *, limit: int, later_ms: int = 0) -> int:
-    """Delete ended jobs, failed ones too, whose own retention is over, and has been for so long; return the
+    """Delete ended jobs, failed ones too, whose own retention is over, and has been for that time; return the
     number."""
     pruned = 0
     for source in ENDED_AT:

@@ -17,7 +17,7 @@ from sqlq.store.workers.notify import channel
 from sqlq.store.workers.workers import Wanted
 
 KEPT_SECONDS = 600.0
-"""A queue stays known for so long after its last job was claimed."""
+"""A queue stays known for this time after its last job was claimed."""
 
 
 class KnownQueues:

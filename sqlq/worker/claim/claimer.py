@@ -24,11 +24,11 @@ from sqlq.worker.options import WorkerOptions
 MEASURE_SECONDS = 0.01
 REST_SECONDS = 0.25
 RECENT_JOBS = 50
-"""The duration of a job is measured over about so many of the last ones."""
+"""The duration of a job is measured over about this number of the last ones."""
 QUEUES_KNOWN_SECONDS = 1.0
 DEAR_SECONDS, DEAR_SECONDS_A_JOB = 0.008, 0.000_05
-"""A claim takes some milliseconds, most of them to flush it to disk, and up to so long for each job. A longer
-one has read many rows in vain."""
+"""A claim takes some milliseconds, most of them to flush it to disk, and up to this time for each job. A
+longer one has read many rows in vain."""
 SLOW_SECONDS = 1.0
 """After a longer claim, as of rows of many megabytes, the next ones are smaller. Leases run meanwhile, and on
 a database with one writer all other writers wait."""

@@ -30,7 +30,7 @@ from sqlq.worker.wait.poller import LastLook
 
 TURN_SECONDS = 5.0
 FAILED_SECONDS = 7.0
-"""A service that failed is tried again after so long, unless the database was away."""
+"""A service that failed is tried again after this time, unless the database was away."""
 
 
 class ServiceLoop(Loop):
@@ -157,6 +157,6 @@ class Maintenance(ServiceLoop):
             self.at(self._ticks, due_at)
 
     def expect_end_of_pause(self, pause_ms: float | None) -> None:
-        """Resume the queues whose pause ends in so many milliseconds."""
+        """Resume the queues whose pause ends in a number of milliseconds."""
         if pause_ms is not None:
             self.at(self._end_pauses, monotonic() + max(0.0, pause_ms) / 1000)

@@ -108,7 +108,7 @@ def at_once(database: Database, began: float) -> float:
 
 
 def jittered(seconds: float) -> float:
-    """Return about so many seconds, so that the services of many workers do not fall together."""
+    """Return about that number of seconds, so that the services of many workers do not fall together."""
     return seconds * random.uniform(SHORTEST_RHYTHM, 2 - SHORTEST_RHYTHM)
 
 
@@ -370,7 +370,7 @@ class Ticks(Service):
         return 0.0 if done.seen else TAKEN_SECONDS
 
     def _wait(self, wait_ms: float | None) -> float:
-        """Return how many seconds to wait for a schedule that is due in so many milliseconds; at most
+        """Return how many seconds to wait for a schedule that is due in a number of milliseconds; at most
         `_longest`."""
         if wait_ms is None:
             self._due_at = NEVER

@@ -33,7 +33,7 @@ UNSTARTED_SECONDS = 1.0
 ISOLATED_UNSTARTED_SECONDS = 10.0
 """The same for a job that needs a subprocess, which takes a start of Python."""
 CROWDED_SECONDS = 0.25
-"""Jobs that wait for processes, and are more than there are slots, are released after so long. Running
+"""Jobs that wait for processes, and are more than there are slots, are released after this time. Running
 processes take one after the other, so that none waits for long."""
 CANCELLED_SECONDS = 1.0
 
@@ -76,7 +76,7 @@ class Executor:
         self._lock = threading.Lock()
         self._ready: deque[Attempt] = deque()
         self._for_isolates: deque[Attempt] = deque()
-        """Ready, too, but each needs a subprocess, and only so many of those start at a time."""
+        """Ready, too, but each needs a subprocess, and a limited number of those start at a time."""
         self._running: set[Attempt] = set()
         self._idle = threading.Condition(self._lock)
         self._room = threading.Event()
@@ -111,7 +111,7 @@ class Executor:
         return len(self._ready) + len(self._for_isolates)
 
     def wait_for_room(self, low_water: int, seconds: float) -> None:
-        """Wait until a slot has freed and no more than `low_water` jobs wait, at most so long."""
+        """Wait until a slot has freed and no more than `low_water` jobs wait, at most that time."""
         with self._lock:
             if self._waiting() <= low_water and len(self._running) < self._concurrency:
                 return
@@ -182,7 +182,7 @@ class Executor:
             return list(self._running)
 
     def wait_idle(self, seconds: float) -> bool:
-        """Wait until nothing runs, at most so long. Return whether nothing runs."""
+        """Wait until nothing runs, at most that time. Return whether nothing runs."""
         with self._idle:
             return self._idle.wait_for(lambda: not self._running, seconds)
 

@@ -27,7 +27,7 @@ class Signals:
     state_changed: Callable[[], None]
     """The state in the worker's row is to be written, or its requests to be read."""
     pause_ends: Callable[[float | None], None]
-    """The next pause of a queue ends in so many milliseconds."""
+    """The next pause of a queue ends in a number of milliseconds."""
     retire: Callable[[Retire], None]
     """The worker claims no more."""
     fail: Callable[[SqlqError], None]

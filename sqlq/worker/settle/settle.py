@@ -354,7 +354,7 @@ class Settler(Loop):
     def _write_apart(self, some: Sequence[Right], *, among: int) -> None:
         """Write some outcomes, each apart from those that the database refuses; these without their texts.
 
-        Raises the error where not one of so many outcomes can be written, by no fault of the database."""
+        Raises the error where none of these outcomes can be written, by no fault of the database."""
         if monotonic() >= self._said_at + SAY_EVERY_SECONDS:  # guard: what-is-locked-is-told-seldom
             self._said_at = monotonic()
             log.warning("the database refuses a batch of outcomes; writing it in parts")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 FAILED_STARTS = 5
-"""The supervisor gives up after so many children in a row that died before they were ready."""
+"""The supervisor gives up after this number of children in a row that died before they were ready."""
 LONGEST_PAUSE_SECONDS = 10.0
 
 

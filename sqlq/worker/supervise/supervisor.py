@@ -42,7 +42,7 @@ SHORTAGE_SECONDS = 1.0
 SHORTAGES = (OSError, RuntimeError, MemoryError)
 """Python's errors where the machine has no process, file, memory or thread."""
 SILENT_SECONDS = 30.0
-"""After so long without a sign of life a process is stuck, however busy the machine is."""
+"""After this time without a sign of life a process is stuck, however busy the machine is."""
 LONGEST_TICK_SECONDS = 1.0
 """The longest time between two looks that counts: after a longer one the supervisor did not run itself."""
 MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -113,7 +113,7 @@ class Watchdog:
         )
 
     def _judge(self, child: Child) -> None:
-        """Kill a silent child when nothing it does may take so long."""
+        """Kill a silent child when nothing it does may take that time."""
         moment, running = monotonic(), child.box.running()
         is_late = any(until + self._silent_seconds <= moment for _, until, _ in running or ())
         begins = child.worker is None

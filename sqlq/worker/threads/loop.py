@@ -29,7 +29,7 @@ SHORTEST_SECONDS, LONGEST_SECONDS = 0.1, 1.5
 seconds."""
 SAY_EVERY_SECONDS = 60.0
 OFTEN = 3
-"""After so many failures in a row, by no outage, a loop does not try the same again."""
+"""After this number of failures in a row, by no outage, a loop does not try the same again."""
 ODD_SECONDS = 1.0
 TAKES_NO_WRITES = "takes no writes"
 
@@ -257,7 +257,7 @@ class Loop:
         self.wake()
 
     def close(self, seconds: float = STOP_SECONDS) -> None:
-        """End the thread, whatever is left, and wait for its last turn, at most so long."""
+        """End the thread, whatever is left, and wait for its last turn, at most that time."""
         self.end()
         if self._thread is not None:
             self._thread.join(seconds)

@@ -43,9 +43,9 @@ from sqlq.worker.threads.loop import AWAY, STOP_SECONDS, Loop, Outage
 
 LOOKOUT_SECONDS = LOOKOUT_MS / 1000
 TRUSTED_SECONDS = 3 * LOOKOUT_SECONDS
-"""After so long without a look by the poller its workers look for themselves."""
+"""After this time without a look by the poller its workers look for themselves."""
 STAND_BY_SECONDS = 10.0
-"""After so long a worker's own poller takes over. The supervisor's waits less long for an answer."""
+"""After this time a worker's own poller takes over. The supervisor's waits less long for an answer."""
 WINNERS = 3
 SOONEST_SECONDS = 0.005
 HOSTS_SECONDS = EAR_SECONDS = 10.0
@@ -104,16 +104,16 @@ class LastLook:
 
 
 def drawn(hosts: int) -> float:
-    """Return a random back-off among so many hosts, in seconds. Three of them go at once, the others within
-    the time between two looks, rather early in it."""
+    """Return a random back-off among a number of hosts, in seconds. Three of them go at once, the others
+    within the time between two looks, rather early in it."""
     if random.random() * hosts < WINNERS:  # guard: hosts-draw-lots
         return 0.0
     return float(SOONEST_SECONDS * (LOOKOUT_SECONDS / SOONEST_SECONDS) ** random.random())
 
 
 def looks_for_services(hosts: int) -> bool:
-    """Decide at random whether one among so many hosts looks for the work of services, which reads what all
-    hosts hold. Without one of ten in a while, the next is due soon."""
+    """Decide at random whether one among a number of hosts looks for the work of services, which reads what
+    all hosts hold. Without one of ten in a while, the next is due soon."""
     return random.random() * hosts < RESCUERS  # guard: hosts-share-the-maintenance
 
 

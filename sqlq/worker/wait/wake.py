@@ -25,12 +25,12 @@ from sqlq.worker.threads.log import log
 FIRST_LOOK_SECONDS = 0.002
 LOOK_AFTER_HINT_SECONDS = 0.02
 """A notification seldom overtakes the COMMIT that it announces. A look that found nothing is repeated after
-so long."""
+this time."""
 POLL_SECONDS = POLL_MS / 1000
 MOST_KNOWN = 1_000
 """The most times that are remembered at which a job will be due."""
 CLOSE_SECONDS = 0.05
-"""A worker with a poller rests when it has waited for so long in vain."""
+"""A worker with a poller rests when it has waited for this time in vain."""
 
 
 class Wake:
