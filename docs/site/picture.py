@@ -54,7 +54,7 @@ def main() -> None:
         app.enqueue_many([export.new("2030-05"), export.new("2030-06"), export.new("2030-07")])
         app.enqueue(app.named("shop.tidy").new().set(queue="chores"))
         with app.worker(["exports", "mail", "billing"], concurrency=2, name="larch"):
-            while sum(each.running for each in app.queues.status()) < 2:
+            while sum(each.running for each in app.queues.list()) < 2:
                 threading.Event().wait(0.1)
             draw(place, ("status",), ("failed",))
             go_on.set()

@@ -152,7 +152,6 @@ def command_line(command: str, *subjects: object, **options: object) -> str:
 
 def _number(result: Any) -> int:
     """Return how much an action changed."""
-    result = getattr(result, "moved", result)
     if isinstance(result, dict):  # the effects of a cancel or a change, or the ids of replays
         done = ("cancelled", "requested", "changed")
         return sum(isinstance(effect, int) or effect in done for effect in result.values())

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Unpack
 
 from sqlalchemy import Connection
 
-from sqlq.admin.batches import Cancellation, MovedBack, cancel, change, move_back, unblocked_after
+from sqlq.admin.batches import Cancellation, cancel, change, move_back, unblocked_after
 from sqlq.admin.facet import Facet, audited, for_asyncio
 from sqlq.admin.failures import Failures, Marks, grouped
 from sqlq.admin.selections import (
@@ -45,13 +45,27 @@ from sqlq.store import health
 from sqlq.store.health import Pace, pace_of
 from sqlq.store.jobs import failed, insert, lookup, operate
 from sqlq.store.jobs import prune as pruning
-from sqlq.store.jobs.lookup import Listing, Selection
+from sqlq.store.jobs.lookup import Selection
 from sqlq.store.jobs.operate import JobChange
 
 LOOKED_AT = 100_000
 """A command that searches for jobs reads at most this many of the newest of each table."""
 TEXTS_LOOKED_AT = 10_000
 """A search in their texts reads at most this number."""
+
+
+class JobList(builtins.list[JobDetails]):
+    """Jobs, the newest first. `complete` is False if the search was bounded, and older jobs may match,
+    too."""
+
+    complete = True
+
+
+class RetriedJobs(builtins.list[int]):
+    """The ids of the jobs that were moved back. `held` are those that stay failed, since live jobs hold their
+    unique keys."""
+
+    held: Sequence[int] = ()
 
 
 class Pruned(NamedTuple):
@@ -129,34 +143,22 @@ class Jobs(Facet):
         self,
         *,
         state: str | None = None,
-        queue: str | None = None,
-        task: str | None = None,
-        batch: str | None = None,
         limit: Rows = 100,
-    ) -> builtins.list[JobDetails]:
-        """Return the newest jobs, of a state, queue, task or batch if given, at most `limit`."""
-        listing = self.listing(state=state, limit=limit, within=None, queue=queue, task=task, batch=batch)
-        return listing.jobs
-
-    alist = for_asyncio(list)
-
-    def listing(
-        self,
-        *,
-        state: str | None = None,
-        limit: Rows = 100,
-        within: Rows | None = LOOKED_AT,
+        within: Rows | None = None,
         whole: bool = True,
         **chosen: Unpack[Search],
-    ) -> Listing:
-        """`list`, but reads at most the newest `within` jobs of each table, and returns also whether that
-        was enough. `before` goes on after the last id of an earlier listing. Unless `whole`, payload, result
-        and traceback are not read, and are None.
+    ) -> JobList:
+        """Return the newest jobs of a state, and of the queue, task, batch or other fields of a search. They
+        are at most `limit`.
 
-        >>> app.jobs.listing(state="failed", label="tenant-7", since=yesterday).jobs  # doctest: +SKIP
+        With `within` it reads at most that number of the newest jobs of each table. `before` continues after
+        the last id of an earlier list. Unless `whole`, payload, result and traceback are not read, and are
+        None.
+
+        >>> app.jobs.list(state="failed", label="tenant-7", since=yesterday)  # doctest: +SKIP
         """
         meant = selection(**chosen)
-        return self._query(
+        jobs, complete = self._query(
             lookup.listing,
             state=None if state is None else checked_state(state),
             chosen=meant,
@@ -165,11 +167,16 @@ class Jobs(Facet):
             whole=whole,
             encryption=self._database.encryption,
         )
+        found = JobList(jobs)
+        found.complete = complete
+        return found
 
-    def ids(
+    alist = for_asyncio(list)
+
+    def _ids(
         self, *, states: Collection[str], limit: Rows, within: Rows = LOOKED_AT, **chosen: Unpack[Search]
     ) -> builtins.list[int]:
-        """Return the ids of jobs in these states, the newest first, as `listing` finds them."""
+        """Return the ids of jobs in these states, the newest first, as `list` finds them."""
         meant = selection(**chosen)
         wanted, within = [checked_state(state) for state in states], _within(within, meant)
         return self._query(
@@ -348,19 +355,17 @@ class Jobs(Facet):
     # -- retry and replay ------------------------------------------------------------------------------------
 
     @audited("retry")
-    def retry(self, ids: AnyJobs = (), **chosen: Unpack[Chosen]) -> builtins.list[int]:
+    def retry(self, ids: AnyJobs = (), **chosen: Unpack[Chosen]) -> RetriedJobs:
         """Move failed jobs back to be run again with all their attempts, under the same id; return the ids
         moved.
 
         By ids, task, queue or batch, or `all=True`; those given together must all fit. A job whose unique
-        key a live job holds stays failed: `move_back` returns which.
+        key a live job holds stays failed: `held` of the answer has it.
         """
-        return self.move_back(ids, **chosen).moved
-
-    @audited("retry")
-    def move_back(self, ids: AnyJobs = (), **chosen: Unpack[Chosen]) -> MovedBack:
-        """`retry`, and return also which jobs stayed failed because a live job holds their unique key."""
-        return move_back(self._database, self._meant(ids, "failed jobs", **chosen))
+        moved, held = move_back(self._database, self._meant(ids, "failed jobs", **chosen))
+        retried = RetriedJobs(moved)
+        retried.held = held
+        return retried
 
     aretry = for_asyncio(retry)
 

@@ -42,7 +42,7 @@ class Queues(Facet):
         super().__init__(database)
         self._declared = declared
 
-    def status(self, *, exact: bool = False) -> QueueStatuses:
+    def list(self, *, exact: bool = False) -> QueueStatuses:
         """Return what each queue holds and whether a worker serves it; also queues that are empty but served
         by name. It leaves out queues beyond 1,000, those last that a worker or a pause names.
 
@@ -66,12 +66,12 @@ class Queues(Facet):
         statuses.others = others + len(found) - len(statuses)
         return statuses
 
-    def vitals(self) -> tuple[dict[str, int], Burden]:
-        """Return what a scrape of metrics needs beside `status` and `workers`."""
+    def _vitals(self) -> tuple[dict[str, int], Burden]:
+        """Return what a scrape of metrics needs beside `list` and `workers`."""
         with self._read(within_ms=health.STATEMENT_TIMEOUT_MS) as conn:
             return vitals(conn)
 
-    def unknown(self, names: Collection[str], *, but_for_twins: bool = False) -> builtins.list[str]:
+    def _unknown(self, names: Collection[str], *, but_for_twins: bool = False) -> builtins.list[str]:
         """Return the queues that neither the App's code nor a job, a pause or an alive worker names. With
         `but_for_twins` a worker that serves just these queues does not count: it may have the same
         mistake."""
@@ -87,7 +87,7 @@ class Queues(Facet):
             known = _named(workers) | pause_rows.paused(conn).named.keys()
             return [name for name in undeclared if name not in known and not operate.holds_jobs(conn, name)]
 
-    def waiting(self, names: Collection[str] | None, *, limit: Rows) -> Waiting:
+    def _waiting(self, names: Collection[str] | None, *, limit: Rows) -> Waiting:
         """Count the due jobs of these queues, or of all; looks at no more than `limit` jobs."""
         return self._query(lookup.waiting, names, limit)
 

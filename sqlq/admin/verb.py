@@ -129,7 +129,7 @@ class Verb:
 @dataclass(frozen=True, slots=True)
 class JobSelection:
     """The jobs that a command line, a form or a filter chooses: by ids and by the options of
-    `app.jobs.listing`, which must all fit."""
+    `app.jobs.list`, which must all fit."""
 
     ids: tuple[int, ...] = ()
     search: Mapping[str, Any] = field(default_factory=dict)
@@ -138,6 +138,6 @@ class JobSelection:
         """Return the ids of at most `limit` jobs in these states, each with its state."""
         found: dict[int, str] = {}
         for state in states:
-            ids = app.jobs.ids(states=[state], limit=limit, ids=self.ids, **self.search, **how)
+            ids = app.jobs._ids(states=[state], limit=limit, ids=self.ids, **self.search, **how)
             found |= dict.fromkeys(ids[: limit - len(found)], state)
         return found

@@ -118,9 +118,10 @@ def retry(app: Any, ids: Sequence[int], *, flow: int | None = None, **options: A
     the ids was not moved back.
     """
     which = of({**options, "flow": flow})
-    held: list[int] = []
+    held: Sequence[int] = ()
     if flow is None:
-        moved, held = app.jobs.move_back(ids, **options)
+        moved = app.jobs.retry(ids, **options)
+        held = moved.held
     else:
         moved = app.flows.retry(flow)
     lines = [f"no failed jobs{which} moved back"]
@@ -361,7 +362,7 @@ def pause_queues(app: Any, names: Sequence[str], *, all: bool = False, lasting: 
     """
     ending = "" if lasting is None else f" for {lasting.strip()}"
     already = f"paused already, and from now on{ending or ' without an end'}"
-    unknown = app.queues.unknown(names)
+    unknown = app.queues._unknown(names)
     paused = app.queues.pause(*names, all=all, lasting=lasting)
     if all:
         line = f"paused all queues{ending}" if paused else f"all queues are {already}"
@@ -389,7 +390,7 @@ def resume_queues(app: Any, names: Sequence[str], *, all: bool = False) -> Outco
 
     With --all the pause of all queues ends; those that were paused by name stay so.
     """
-    unknown = app.queues.unknown(names)
+    unknown = app.queues._unknown(names)
     resumed = app.queues.resume(*names, all=all)
     if all:
         line = "resumed all queues that are not paused by name" if resumed else "all queues are not paused"

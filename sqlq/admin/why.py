@@ -187,7 +187,7 @@ def _queue(database: Database, job: JobDetails) -> Iterator[Reason]:
         yield Reason(f"the workers of its queue take no jobs: {serving[0].state}", "workers")
         return
     free = sum(max(0, each.concurrency - len(each.jobs)) for each in taking)
-    waiting = Queues(database).waiting([job.queue], limit=AHEAD_COUNTED)
+    waiting = Queues(database)._waiting([job.queue], limit=AHEAD_COUNTED)
     more = "" if waiting.exact else " at least"
     if free:
         yield Reason(f"it is due, and {free:,} slots are free: a worker claims it within about a second")

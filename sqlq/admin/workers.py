@@ -52,7 +52,7 @@ _COLUMNS = ("id", "host", "pid", "version", "concurrency", "started_at", "seen_a
 """The fields of a worker that its row has as they are."""
 
 
-class Asked(NamedTuple):
+class WorkerRequest(NamedTuple):
     """A worker process that got a request."""
 
     id: str
@@ -93,7 +93,7 @@ class Workers(Facet):
         return workers
 
     @audited("workers pause")
-    def pause(self, *names: str, all: bool = False) -> builtins.list[Asked]:
+    def pause(self, *names: str, all: bool = False) -> builtins.list[WorkerRequest]:
         """Have these workers, or `all` of them, claim nothing until they are resumed. Running jobs go on.
 
         >>> app.workers.pause("mail-1")  # doctest: +SKIP
@@ -101,35 +101,37 @@ class Workers(Facet):
         return self._ask("pause", names, all)
 
     @audited("workers resume")
-    def resume(self, *names: str, all: bool = False) -> builtins.list[Asked]:
+    def resume(self, *names: str, all: bool = False) -> builtins.list[WorkerRequest]:
         """Have these workers, or `all` of them, claim again."""
         return self._ask("resume", names, all)
 
     @audited("workers stop")
-    def stop(self, *names: str, all: bool = False) -> builtins.list[Asked]:
+    def stop(self, *names: str, all: bool = False) -> builtins.list[WorkerRequest]:
         """Have these workers, or `all` of them, end when their running jobs have ended, however long that
         takes. Their `sqlq work` exits with 0, and only a service manager starts it again."""
         return self._ask("stop", names, all)
 
     @audited("workers restart")
-    def restart(self, *names: str, all: bool = False) -> builtins.list[Asked]:
+    def restart(self, *names: str, all: bool = False) -> builtins.list[WorkerRequest]:
         """Have the processes of these workers, or of `all`, replaced by new ones, which import the App anew,
         each when its running jobs have ended. A worker in another program ends."""
         return self._ask("restart", names, all)
 
-    def _ask(self, word: str, names: Sequence[str], all: bool) -> builtins.list[Asked]:
+    def _ask(self, word: str, names: Sequence[str], all: bool) -> builtins.list[WorkerRequest]:
         if bool(names) == all:
             raise ConfigurationError(f"say which workers to {word}: by name, or all of them, and not both")
         self._database.require_tables()
         return self._database.run(partial(self._asked, word=word, names=names, all=all))
 
-    def _asked(self, conn: Connection, *, word: str, names: Sequence[str], all: bool) -> builtins.list[Asked]:
+    def _asked(
+        self, conn: Connection, *, word: str, names: Sequence[str], all: bool
+    ) -> builtins.list[WorkerRequest]:
         alive = worker_rows.alive(conn)
         chosen = alive if all else self._named(alive, names)
         found = worker_rows.ask(conn, [row.id for row in chosen], word)
         if found:
             notify.wake_others(conn)
-        return [Asked(row.id, row.host, row.pid, row.name) for row in chosen if row.id in found]
+        return [WorkerRequest(row.id, row.host, row.pid, row.name) for row in chosen if row.id in found]
 
     def _named(self, alive: Sequence[Row[Any]], names: Sequence[str]) -> builtins.list[Row[Any]]:
         """Return the workers of these names, and what belongs to the same `sqlq work`."""

@@ -141,7 +141,7 @@ def _warn_of_unknown_queues(app: App, queues: list[str]) -> None:
     """Warn of queues that no task, job or other worker names: a typing error waits for ever."""
 
     try:
-        unknown = app.queues.unknown(queues, but_for_twins=True)
+        unknown = app.queues._unknown(queues, but_for_twins=True)
     except (SQLAlchemyError, SqlqError) as error:  # the worker meets the same error, and reports it
         log.debug("the names of queues could not be looked up: %s", error)
         return

@@ -22,6 +22,7 @@ from django.template.response import TemplateResponse
 from django.utils.html import format_html
 from sqlalchemy.exc import SQLAlchemyError
 
+from sqlq.admin.jobs import LOOKED_AT
 from sqlq.admin.verb import whole
 from sqlq.admin.verbs import VERBS
 from sqlq.admin.why import why
@@ -207,7 +208,7 @@ def _choice(name: str, names: Callable[[], Iterable[str]]) -> Any:
 
 
 BY_STATE = _choice("state", lambda: list(State))
-BY_QUEUE = _choice("queue", lambda: [status.queue for status in reading.app.queues.status()])
+BY_QUEUE = _choice("queue", lambda: [status.queue for status in reading.app.queues.list()])
 BY_TASK = _choice("task", lambda: sorted(app.tasks))
 
 
@@ -228,8 +229,10 @@ class JobAdmin(Shown):
             searches.append({"before": int(query) + 1})
         jobs: dict[int, Any] = {}
         for search in searches:
-            listing = reading.app.jobs.listing(limit=MOST, whole=False, **{**search, **chosen, **self.only})
-            jobs |= {job.id: job for job in listing.jobs if search.get("before") in (None, job.id + 1)}
+            listed = reading.app.jobs.list(
+                limit=MOST, within=LOOKED_AT, whole=False, **{**search, **chosen, **self.only}
+            )
+            jobs |= {job.id: job for job in listed if search.get("before") in (None, job.id + 1)}
         return [self._of(jobs[id]) for id in sorted(jobs, reverse=True)[:MOST]]
 
     def one(self, key: str) -> Any:
@@ -274,7 +277,7 @@ class QueueAdmin(Shown):
     group = "queues"
 
     def all(self) -> Iterable[Any]:
-        for each in reading.app.queues.status():
+        for each in reading.app.queues.list():
             yield Queue.of(each, **{name: f"{getattr(each, name):,}+" for name in each.capped})
 
 

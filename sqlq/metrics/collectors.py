@@ -136,8 +136,8 @@ class DatabaseCollector(Collector):
             return [number(names.UP, 0), version()]
 
     def _ask(self) -> list[Any]:
-        queues, workers = self._app.queues.status(), self._app.workers.list(silent=True)
-        failed, burden = self._app.queues.vitals()
+        queues, workers = self._app.queues.list(), self._app.workers.list(silent=True)
+        failed, burden = self._app.queues._vitals()
         alive = [worker for worker in workers if worker.alive]
         found = [
             number(names.UP, 1),

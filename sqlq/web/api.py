@@ -7,6 +7,7 @@ from typing import Any
 
 from werkzeug import Response
 
+from sqlq.admin.jobs import LOOKED_AT
 from sqlq.admin.verb import whole
 from sqlq.config.json_text import AsJson, document
 from sqlq.model.checks import checked_whole
@@ -39,8 +40,8 @@ def jobs(view: View) -> Response:
     limit = checked_whole(limit, "limit", range(1, MOST + 1), "; go on with before=ID")
     before = whole(arguments.get("before"), "before")
     search = search_of(view, filter_of(arguments))
-    found = view.reading.app.jobs.listing(**search, before=before, limit=limit, whole=False)
-    answer = _json([_object(view, each, whole=False) for each in found.jobs])
+    found = view.reading.app.jobs.list(**search, before=before, limit=limit, within=LOOKED_AT, whole=False)
+    answer = _json([_object(view, each, whole=False) for each in found])
     if not found.complete:
         answer.headers["Sqlq-Complete"] = "no"
     return answer

@@ -50,7 +50,7 @@ def part(view: View, key: Any, look: Callable[[App], Any], seconds: float = 2.0)
 
 
 LOOKS: Mapping[str, Callable[[App], Any]] = {
-    "queues": lambda app: app.queues.status(),
+    "queues": lambda app: app.queues.list(),
     "pauses": lambda app: app.queues.pauses(),
     "alive": lambda app: app.workers.list(),
     "workers": lambda app: app.workers.list(silent=True),
@@ -103,7 +103,7 @@ def filter_of(arguments: Mapping[str, str]) -> dict[str, str]:
 
 
 def search_of(view: View, chosen: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options of `app.jobs.listing`. Raises `ConfigurationError` for what cannot be read, and
+    """Return the options of `app.jobs.list`. Raises `ConfigurationError` for what cannot be read, and
     `RefusedError` where they would reveal hidden arguments."""
     times = {name: _moment(chosen[name], name) for name in ("since", "until") if name in chosen}
     if not chosen.keys() & {"text", "header"}:
@@ -149,14 +149,14 @@ def jobs(view: View) -> Response:
     search = search_of(view, chosen)
     found = view.reading.fresh(
         ("jobs", *chosen.items(), before),
-        lambda app: app.jobs.listing(
+        lambda app: app.jobs.list(
             **search, before=before, limit=JOBS_SHOWN + 1, within=SEARCHED, whole=False
         ),
     )
     return view.page(
         "jobs.html",
-        jobs=found.jobs[:JOBS_SHOWN],
-        more=len(found.jobs) > JOBS_SHOWN,
+        jobs=found[:JOBS_SHOWN],
+        more=len(found) > JOBS_SHOWN,
         complete=found.complete,
         searched=SEARCHED,
         chosen=chosen,
@@ -170,11 +170,11 @@ def job(view: View) -> Response:
     id = view.values["id"]
     app = view.reading.app
     found = app.jobs.get(id)
-    same_key = []
+    same_key: list[JobDetails] = []
     if found.unique_key is not None:
-        same_key = app.jobs.listing(
+        same_key = app.jobs.list(
             queue=found.queue, key=found.unique_key, limit=10, within=SEARCHED_BY_KEY, whole=False
-        ).jobs
+        )
     flow = None
     if found.flow_id is not None:
         with suppress(JobNotFoundError):

@@ -579,7 +579,7 @@ def test_the_doctor_finds_transactions_that_hold_back_the_purge(
         said = [found for found in patient.examine() if f"session {number} (" in found.said]
         assert [found.verdict for found in said] == [Verdict.CHECK]
         assert f"KILL {number}" in str(said[0].remedy)
-        assert patient.app.queues.vitals()[1].oldest_transaction_seconds is not None
+        assert patient.app.queues._vitals()[1].oldest_transaction_seconds is not None
         monkeypatch.setattr(finding, "VERY_OLD_TRANSACTION_S", 0.0)
         said = [found for found in patient.examine() if f"session {number} (" in found.said]
         assert [found.verdict for found in said] == [Verdict.TO_DO]
@@ -629,7 +629,7 @@ def test_an_account_that_may_only_look_sees_the_queue(database_url: str) -> None
                 conn.execute(text(f"GRANT SELECT ON {name}.* TO {account}@'%'"))
         with closing(sqlq.App(make_url(database_url).set(username=account, password=account))) as app:
             found = Doctor(app.database).examine()
-            assert app.queues.vitals()[1].oldest_transaction_seconds is None
+            assert app.queues._vitals()[1].oldest_transaction_seconds is None
         (unseen,) = (each for each in found if each.said.startswith("could not look"))
         assert (unseen.check, unseen.remedy) == (
             "transactions",

@@ -53,7 +53,7 @@ class Play:
     def status(self, **how: Any) -> dict[str, tuple[Any, ...]]:
         return {
             s.queue: (s.available, s.scheduled, s.running, s.failed, s.capped)
-            for s in self.app.queues.status(**how)
+            for s in self.app.queues.list(**how)
         }
 
 
@@ -80,9 +80,9 @@ def test_a_count_stops_at_a_bound(play: Play, monkeypatch: pytest.MonkeyPatch) -
         "third": (1, 0, 3, 0, ()),
     }
     assert play.status() == play.status(exact=True) == all_of_them
-    oldest = [queue.oldest_wait_seconds for queue in play.app.queues.status()]
+    oldest = [queue.oldest_wait_seconds for queue in play.app.queues.list()]
     assert [wait is None for wait in oldest] == [False, True, False]
-    assert oldest[0] == pytest.approx(play.app.queues.status(exact=True)[0].oldest_wait_seconds, abs=5)
+    assert oldest[0] == pytest.approx(play.app.queues.list(exact=True)[0].oldest_wait_seconds, abs=5)
 
     monkeypatch.setattr(health, "MOST", 3)
     # running and failed jobs are counted over all queues: any may have more
@@ -140,11 +140,11 @@ def test_a_listing_reports_whether_it_is_complete(play: Play) -> None:
     with play.app.database.begin() as conn:
         claim.claim(conn, ["busy"], limit=1, owner="w", lease_ms=30_000)
     newer = play.enqueue(5, queue="mail")
-    listing = play.app.jobs.listing
+    listing = play.app.jobs.list
 
     def ids(**how: Any) -> tuple[list[int], bool]:
-        found, complete = listing(**how)
-        return [job.id for job in found], complete
+        found = listing(**how)
+        return [job.id for job in found], found.complete
 
     assert ids(queue="rare", within=5) == ([], False)
     assert ids(queue="rare", within=7) == ([old], True)

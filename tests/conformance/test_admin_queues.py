@@ -176,9 +176,9 @@ def test_unknown_returns_queues_without_jobs_workers_or_pause(play: Play) -> Non
         settle.settle(conn, [Settlement(job.id, job.lease_token, 1, BOOM)])
     play.register("w", ["served"])
     names = ["waiting", "running", "failing", "served", "maill"]
-    assert play.app.queues.unknown(names) == ["maill"]
+    assert play.app.queues._unknown(names) == ["maill"]
     assert play.app.queues.pause(*names) == sorted(names)
-    assert play.app.queues.unknown(["maill"]) == []
+    assert play.app.queues._unknown(["maill"]) == []
     assert play.app.queues.pause("maill") == []
 
 
@@ -187,7 +187,7 @@ def test_the_status_shows_paused_queues_also_empty_ones(play: Play) -> None:
     for name in ("mail", "empty"):
         play.app.queues.pause(name)
     play.register("w", ["mail"])
-    assert [(s.queue, s.paused, s.served) for s in play.app.queues.status()] == [
+    assert [(s.queue, s.paused, s.served) for s in play.app.queues.list()] == [
         ("empty", True, False),
         ("mail", True, True),
     ]

@@ -35,7 +35,7 @@ def test_each_action_of_an_actor_leaves_one_row(app: sqlq.App) -> None:
         app.jobs.reschedule(task="plain", delay="1h")
         app.jobs.cancel([ids[0], 4711], force=True)
         app.jobs.retry(task="mail send")
-        app.jobs.move_back(all=True)
+        app.jobs.retry(all=True)
         app.jobs.delete(queue="mail")
         app.jobs.prune(finished="7d", failed="30d")
         app.jobs.replay(ids[0])

@@ -99,10 +99,10 @@ def test_replayed_jobs_are_in_their_batch(app: sqlq.App, load: Any) -> None:
 def test_listings_find_an_old_batch(app: sqlq.App, load: Any) -> None:
     job = enqueued(app, load, 1)[0]
     app.enqueue_many([load.new(n) for n in range(5)])
-    found = app.jobs.listing(batch=IMPORT, within=2)
-    assert [each.id for each in found.jobs] == [job.id]
+    found = app.jobs.list(batch=IMPORT, within=2)
+    assert [each.id for each in found] == [job.id]
     assert found.complete
-    assert app.jobs.ids(states=["available"], limit=10, within=2, batch=IMPORT) == [job.id]
+    assert app.jobs._ids(states=["available"], limit=10, within=2, batch=IMPORT) == [job.id]
     assert [each.id for each in app.jobs.list(batch=IMPORT, task="load")] == [job.id]
 
 

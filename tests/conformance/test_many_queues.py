@@ -91,7 +91,7 @@ def test_status_counts_the_queues_that_it_does_not_show(
     enqueue_in(app, [f"q{i}" for i in range(6)])
     app.queues.pause("q5")
     for exact in (False, True):
-        shown = app.queues.status(exact=exact)
+        shown = app.queues.list(exact=exact)
         assert [each.queue for each in shown] == ["q0", "q1", "q5"], "a paused queue is shown first"
         assert shown.others == 3
         show_queues(Context(), shown, app.queues.pauses())

@@ -68,7 +68,7 @@ def test_pymysqls_connections_share_a_tls_context_unless_the_url_has_tls_options
         app.migrate()
         for _ in range(3):
             app.close()
-            assert app.queues.status() == []
+            assert app.queues.list() == []
         assert len(made) <= 1
         pooled = [app.database.engine.raw_connection() for _ in range(2)]
         drivers: list[Any] = [each.driver_connection for each in pooled]

@@ -214,8 +214,8 @@ def test_a_failed_job_whose_unique_key_is_live_stays_failed_and_is_reported(play
     other = play.failed(unique_key="other")
     elsewhere = play.failed(unique_key="k", queue="elsewhere")
     play.enqueue(unique_key="k")
-    done = play.app.jobs.move_back(all=True)
-    assert (done.moved, done.held) == (other + elsewhere, held)
+    done = play.app.jobs.retry(all=True)
+    assert (done, done.held) == (other + elsewhere, held)
     assert play.states(held) == ["failed", "failed"]
     play.end(Finished())
     assert play.app.jobs.retry(all=True) == held[:1], "the first takes the key, so the second stays"
@@ -403,7 +403,7 @@ def test_the_status_counts_jobs_and_shows_whether_a_queue_is_served(play: Play) 
     with play.app.database.begin() as conn:
         conn.execute(insert(queues).values(queue="c", paused_at=now()))
     _register(play.app, "w1", ["a", "empty"])
-    found = {status.queue: status for status in play.app.queues.status()}
+    found = {status.queue: status for status in play.app.queues.list()}
     assert list(found) == ["a", "b", "c", "empty"]
     a = found["a"]
     assert (a.available, a.scheduled, a.running, a.failed, a.paused, a.served) == (3, 2, 1, 0, False, True)
@@ -422,10 +422,10 @@ def test_the_status_counts_jobs_and_shows_whether_a_queue_is_served(play: Play) 
     assert found["empty"].served
 
     _register(play.app, "w2", None)
-    assert all(status.served for status in play.app.queues.status()), "w2 serves every queue"
+    assert all(status.served for status in play.app.queues.list()), "w2 serves every queue"
     _silent(play.app, "w1", 120)
     _silent(play.app, "w2", 120)
-    assert [(status.queue, status.served) for status in play.app.queues.status()] == [
+    assert [(status.queue, status.served) for status in play.app.queues.list()] == [
         ("a", False),
         ("b", False),
         ("c", False),
@@ -462,7 +462,7 @@ def test_the_queues_to_serve_are_those_that_hold_something_to_claim(play: Play) 
 
 def test_no_queue_is_to_serve_without_jobs(play: Play) -> None:
     assert look.due_in(play.app.database, look.KnownQueues()) == {}
-    assert play.app.queues.status() == []
+    assert play.app.queues.list() == []
 
 
 def test_a_jobs_own_retention_comes_before_the_age(play: Play) -> None:

@@ -298,7 +298,7 @@ def work_through(app: sqlq.App, url: str) -> None:
     drain(app)
     app.queues.resume("default")
     drain(app)
-    app.queues.status(), app.workers.list(), app.schedules.list(), app.limits.list(), app.flows.list()
+    app.queues.list(), app.workers.list(), app.schedules.list(), app.limits.list(), app.flows.list()
     with app.database.begin() as held:
         insert.insert(held, [plain.new()])
         claim.claim(held, ["default"], limit=1, owner="dead", lease_ms=-1_000)

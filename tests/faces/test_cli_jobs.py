@@ -21,7 +21,6 @@ import pytest
 from sqlalchemy import Engine, NullPool, create_engine, text
 
 import sqlq
-from sqlq.admin.jobs import Jobs
 from sqlq.cli.context import Context
 from sqlq.cli.problems import explain
 from sqlq.cli.root import sqlq as command
@@ -181,9 +180,7 @@ def test_jobs_reports_when_it_read_only_the_newest(desk: Desk, monkeypatch: pyte
     rare = desk.enqueue(queue="rare")
     for _ in range(3):
         desk.enqueue()
-    listing: Any = Jobs.listing
-    defaults = {**listing.__wrapped__.__kwdefaults__, "within": 2}
-    monkeypatch.setattr(listing.__wrapped__, "__kwdefaults__", defaults)
+    monkeypatch.setattr("sqlq.cli.commands.jobs.LOOKED_AT", 2)
     assert "no jobs in queue rare\n\nonly the newest" in desk("jobs", "--queue", "rare")
     assert str(rare) in desk("jobs", "--queue", "rare", "--exact")
 

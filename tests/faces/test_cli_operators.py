@@ -266,4 +266,4 @@ def test_bad_input_is_one_sentence_and_changes_nothing(sqlq_: Command, app: sqlq
         assert not done.out
     assert f"job {2**63}: there is no such job" in sqlq_("cancel", str(2**63)).err
     assert {job.state for job in app.jobs.list()} == {"available"}
-    assert not any(queue.paused for queue in app.queues.status())
+    assert not any(queue.paused for queue in app.queues.list())

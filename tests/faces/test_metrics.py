@@ -346,13 +346,13 @@ def test_the_oldest_transaction_and_dead_rows(app: sqlq.App, engine: Engine) -> 
 
 def test_concurrent_scrapes_query_the_database_once(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    vitals = app.queues.vitals
+    vitals = app.queues._vitals
 
     def ask() -> Any:
         asked.append(vitals())
         return asked[-1]
 
-    monkeypatch.setattr(app.queues, "vitals", ask)
+    monkeypatch.setattr(app.queues, "_vitals", ask)
     monkeypatch.setattr("sqlq.metrics.collectors.KEPT_SECONDS", 60.0)
     url = serve(DatabaseCollector(app), 0, "127.0.0.1")
     first, second = scrape(url), scrape(url)

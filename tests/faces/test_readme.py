@@ -1469,8 +1469,8 @@ def operate_as(url: str) -> None:
         assert app.queues.pause(queue)
         assert not app.queues.pause(queue)
         assert app.queues.resume(queue)
-        assert app.queues.status()
-        assert app.queues.status(exact=True)
+        assert app.queues.list()
+        assert app.queues.list(exact=True)
         assert app.limits.set("one", running=2).set_at is not None
         assert app.limits.clear("one").set_at is None
         app.workers.list()
@@ -1506,9 +1506,9 @@ def look_in(app: sqlq.App) -> None:
     app.flows.list()
     app.limits.list()
     app.jobs.failures()
-    app.queues.status()
-    app.queues.status(exact=True)
-    app.queues.vitals()
+    app.queues.list()
+    app.queues.list(exact=True)
+    app.queues._vitals()
     app.audit.list()
     app.schedules.list()
     with app.database.engine.connect() as conn:
@@ -1573,7 +1573,7 @@ class TestGrants:
         assert drain(app) == sqlq.testing.Counts(finished=5, retried=1)
         app.close()
         with closing(sqlq.App(urls["shop_reader"])) as looking:
-            assert [(q.queue, q.scheduled, q.blocked) for q in looking.queues.status()] == [("default", 2, 2)]
+            assert [(q.queue, q.scheduled, q.blocked) for q in looking.queues.list()] == [("default", 2, 2)]
             assert [job.state for job in looking.jobs.list(state="scheduled")] == ["scheduled"] * 2
             assert not [f for f in Doctor(looking.database).examine() if "permission" in f.said]
         look_as(urls["shop_reader"])

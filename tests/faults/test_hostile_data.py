@@ -506,7 +506,7 @@ def test_broken_rows_of_workers_and_queues_hide_no_others(app: sqlq.App, engine:
             engine, f"INSERT INTO sqlq_workers ({', '.join(values)}) VALUES ({', '.join(values.values())})"
         )
     try_to(engine, f"INSERT INTO sqlq_queues VALUES ('never', {never})")
-    assert app.queues.status() == []
+    assert app.queues.list() == []
     serves = [worker.queues for worker in app.workers.list()]
     assert (serves.count(()), serves.count(None)) == (4 if sqlite else 3, 1)
     assert [worker.id for worker in app.workers.list()][:3] == ["0", "1", "2"]
@@ -537,7 +537,7 @@ def meet(app: sqlq.App, engine: Engine, rows: dict[str, str]) -> set[str]:
     assert len([job for job in app.jobs.list(limit=1_000) if job.task != "behind"]) == len(accepted), (
         "each can still be looked at"
     )
-    app.queues.status()  # it can be read
+    app.queues.list()  # it can be read
     unreadable = {
         name
         for name in accepted

@@ -213,7 +213,7 @@ def test_a_database_in_memory_is_refused_when_a_connection_is_needed(given: str)
         for use in (
             app.migrate,
             app.jobs.list,
-            app.queues.status,
+            app.queues.list,
             app.worker().run,
             app.worker(drain=True).run,
             lambda app=app: app.enqueue(sqlq.NewJob("t", "{}", "default", 1)),

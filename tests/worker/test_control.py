@@ -281,8 +281,8 @@ def test_the_last_end_of_a_pause_counts(app: sqlq.App) -> None:
 def test_a_pause_of_all_is_shown_for_each_queue(app: sqlq.App, engine: Engine, quick: Any) -> None:
     app.enqueue(quick.new())
     app.queues.pause(all=True)
-    assert [(queue.queue, queue.paused) for queue in app.queues.status()] == [("default", True)]
-    assert [(queue.queue, queue.paused) for queue in app.queues.status(exact=True)] == [("default", True)]
+    assert [(queue.queue, queue.paused) for queue in app.queues.list()] == [("default", True)]
+    assert [(queue.queue, queue.paused) for queue in app.queues.list(exact=True)] == [("default", True)]
     with engine.connect() as conn:
         assert conn.execute(text("SELECT queue, paused FROM queue_stats")).all() == [("default", 1)]
 

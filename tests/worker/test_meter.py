@@ -124,7 +124,7 @@ def test_a_task_that_takes_the_place_of_another_is_named() -> None:
     assert "late" in totals._known
 
 
-class Asked(NoParent):
+class WorkerRequest(NoParent):
     """The parent of a worker in a test that counts."""
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ def test_a_worker_counts_how_its_attempts_end(app: sqlq.App) -> None:
         raise sqlq.Cancel("no more")
 
     app.enqueue_many([*map(send.new, range(5)), fail.new(), later.new(), no_more.new()])
-    asked = Asked()
+    asked = WorkerRequest()
     worker_of(app, drain=True, supervision=asked).run()
     counts, times = asked.totals.now()
     assert {key[1:]: n for key, n in counts.items() if key[0] == "attempts"} == {
@@ -175,7 +175,7 @@ def test_a_wait_is_counted_from_when_the_job_was_due(app: sqlq.App) -> None:
     app.enqueue(task.new())
     with app.database.begin() as conn:
         conn.exec_driver_sql(f"UPDATE jobs SET available_at = available_at - {span(conn, 60)}")
-    asked = Asked()
+    asked = WorkerRequest()
     worker_of(app, drain=True, supervision=asked).run()
     _, seconds = asked.totals.now()[1]["wait", "t", "default"]
     assert 60 <= seconds < 120

@@ -69,7 +69,7 @@ class Case:
 
     @cached_property
     def queues(self) -> list[QueueStatus]:
-        return Queues(self.database).status()
+        return Queues(self.database).list()
 
     @cached_property
     def pauses(self) -> Pauses:

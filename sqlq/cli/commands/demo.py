@@ -108,7 +108,7 @@ def _play(app: App, queue: str) -> None:
     states = Counter(job.state.value for job in app.jobs.list(queue=queue, limit=1_000))
     click.echo("  " + ", ".join(f"{number} {state}" for state, number in states.items()))
     click.echo("\nsqlq status shows the failed job, and sqlq retry would run it again:\n")
-    show_queues(Context(_app=app), app.queues.status(), app.queues.pauses())
+    show_queues(Context(_app=app), app.queues.list(), app.queues.pauses())
 
 
 class _Narrator(logging.Handler):

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from sqlq.admin.jobs import LOOKED_AT
 from sqlq.admin.verbs import of
 from sqlq.cli.context import Context
 from sqlq.cli.options import flag, limit_option, takes_json, those_of_one
@@ -42,9 +43,9 @@ def jobs(
     Finished jobs are listed as long as they are kept: 7 days, or the App's retention=.
     """
     app = context.looking()
-    how: dict[str, Any] = {"within": None} if exact else {}
-    found, complete = app.jobs.listing(state=state, limit=limit + 1, whole=False, **chosen, **how)
-    more, found = len(found) > limit, found[:limit]
+    within = None if exact else LOOKED_AT
+    jobs = app.jobs.list(state=state, limit=limit + 1, within=within, whole=False, **chosen)
+    more, found = len(jobs) > limit, jobs[:limit]
     if as_json:
         show_json([job.as_json(whole=False) for job in found])
     elif found:
@@ -62,7 +63,7 @@ def jobs(
         click.echo(
             f"\nthese are the newest {limit:,}; --limit N shows more, {command('show ID')} all about one"
         )
-    if not complete:
+    if not jobs.complete:
         click.echo("\nonly the newest 100,000 jobs of each kind were looked at; --exact goes on", err=as_json)
 
 

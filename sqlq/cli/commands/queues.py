@@ -17,7 +17,7 @@ def queues(context: Context, exact: bool, as_json: bool) -> None:
     Counts end at 10,000, shown as 10,000+; --exact counts on. sqlq status has the workers, too.
     """
     app = context.looking()
-    rows = app.queues.status(exact=exact)
+    rows = app.queues.list(exact=exact)
     if as_json:
         show_json([row.as_json() for row in rows])
     else:

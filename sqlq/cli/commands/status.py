@@ -67,7 +67,7 @@ def _look(context: Context, exact: bool) -> _Found:
         with app.database.read() as conn:
             behind = app.database.dialect.health.burden(conn).behind_seconds
         replica = {"url": context.shown_url(), "behind_seconds": behind}
-    return _Found(app.queues.status(exact=exact), app.workers.list(), app.queues.pauses(), replica)
+    return _Found(app.queues.list(exact=exact), app.workers.list(), app.queues.pauses(), replica)
 
 
 def _watch(context: Context, exact: bool, as_json: bool) -> NoReturn:

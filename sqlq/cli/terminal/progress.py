@@ -74,7 +74,7 @@ class Progress(Loop):
             return
         try:
             self._database = self._database or Database.open(make_url(place[0]), place[1], use=LOOPS)
-            self._waiting = Queues(self._database).waiting(self._queues, limit=COUNTED)
+            self._waiting = Queues(self._database)._waiting(self._queues, limit=COUNTED)
         except (SQLAlchemyError, SqlqError) as error:  # the workers report it, if it lasts
             log.debug("what waits could not be counted: %s", error)
             self._waiting = None

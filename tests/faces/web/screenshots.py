@@ -49,7 +49,7 @@ def fill(app: sqlq.App) -> None:
 def is_calm(app: sqlq.App) -> bool:
     """Whether all receipts and charges have ended."""
     busy = {"mail", "billing", "default"}
-    return all(each.available + each.running == 0 for each in app.queues.status() if each.queue in busy)
+    return all(each.available + each.running == 0 for each in app.queues.list() if each.queue in busy)
 
 
 def spread(app: sqlq.App) -> None:

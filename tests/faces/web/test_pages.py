@@ -302,13 +302,13 @@ def test_viewers_share_one_query(shop: sqlq.App, monkeypatch: pytest.MonkeyPatch
     visitor = Visitor(shop)
     visitor.page("/queues")
     looks: list[int] = []
-    status = Queues.status
+    status = Queues.list
 
     def counted(queues: Queues, **how: Any) -> Any:
         looks.append(1)
         return status(queues, **how)
 
-    monkeypatch.setattr(Queues, "status", counted)
+    monkeypatch.setattr(Queues, "list", counted)
     for _ in range(5):
         visitor.page("/queues")
     assert looks == []

@@ -82,7 +82,7 @@ class InATestsTransaction(TestCase):
         self.assertEqual(app.jobs.delete([job]), [job.id])
         self.assertIn("it is due", " ".join(app.jobs.why(other)))
         self.assertEqual(app.queues.pause("mail"), ["mail"])
-        self.assertTrue(next(each for each in app.queues.status() if each.queue == "mail").paused)
+        self.assertTrue(next(each for each in app.queues.list() if each.queue == "mail").paused)
         self.assertEqual(app.queues.resume("mail"), ["mail"])
         app.schedules.add("hourly", pay.new(1), every="1h")
         self.assertEqual(app.schedules.get("hourly").state, "active")
