@@ -131,8 +131,8 @@ def _record(
 def command_line(command: str, *subjects: object, **options: object) -> str:
     """Return the words of the command that does the same as a call, without the name of the program.
 
-    >>> command_line("queues pause", "mail", lasting="10m")
-    'queues pause mail --for 10m'
+    >>> command_line("queues pause", "mail", duration="10m")
+    'queues pause mail --duration 10m'
     """
     parts = [command]
     verb = VERBS.get(command)

@@ -299,12 +299,12 @@ class Jobs(Facet):
         self,
         ids: AnyJobs = (),
         *,
-        at: datetime | None = None,
+        available_at: datetime | None = None,
         delay: Duration | None = None,
         **chosen: Unpack[Chosen],
     ) -> builtins.list[int]:
-        """Move waiting jobs to another time: to `at`, a time with a time zone, or by `delay` from now, or
-        with neither to now. Return the ids moved.
+        """Move waiting jobs to another time: to `available_at`, a time with a time zone, or by `delay` from
+        now, or with neither to now. Return the ids moved.
 
         By ids, task, queue or batch, or `all=True`. A job that waits for a retry counts as waiting. For one
         that waits under a limit or in a flow this is the time before which it does not start. Running and
@@ -313,9 +313,9 @@ class Jobs(Facet):
         >>> app.jobs.reschedule(task="shop.send_receipt", delay="1h")  # doctest: +SKIP
         [42, 43]
         """
-        delay_ms = delay_ms_of(at, delay) or 0
+        delay_ms = delay_ms_of(available_at, delay) or 0
         meant = self._meant(ids, "waiting jobs", **chosen)
-        return sorted(change(self._database, meant, at=at, delay_ms=delay_ms))
+        return sorted(change(self._database, meant, at=available_at, delay_ms=delay_ms))
 
     areschedule = for_asyncio(reschedule)
 

@@ -98,18 +98,18 @@ class Queues(Facet):
         self,
         *names: str,
         all: bool = False,
-        lasting: Duration | None = None,
+        duration: Duration | None = None,
     ) -> builtins.list[str]:
         """Let no worker claim from these queues, or from any with `all`, until they are resumed, or for as
-        long as `lasting`. Return the queues that were not paused before. The newest end counts.
+        long as `duration`. Return the queues that were not paused before. The newest end counts.
 
         Claimed jobs still run, and enqueueing goes on. A queue may be paused before anything else is known of
         it. A pause of all queues also counts for queues that are made later, and workers see it within 2 s.
 
-        >>> app.queues.pause("mail", lasting="10m")  # doctest: +SKIP
+        >>> app.queues.pause("mail", duration="10m")  # doctest: +SKIP
         ['mail']
         """
-        return self._switch(names, all, partial(pause_rows.pause, lasting_ms=_lasting_ms(lasting)))
+        return self._switch(names, all, partial(pause_rows.pause, lasting_ms=_duration_ms(duration)))
 
     @audited("queues resume")
     def resume(self, *names: str, all: bool = False) -> builtins.list[str]:
@@ -130,12 +130,14 @@ class Queues(Facet):
         return self._database.run(lambda conn: [name for name in checked if switch(conn, name)])
 
 
-def _lasting_ms(lasting: Duration | None) -> int | None:
-    if lasting is None:
+def _duration_ms(duration: Duration | None) -> int | None:
+    if duration is None:
         return None
-    ms = milliseconds(lasting, "lasting")
+    ms = milliseconds(duration, "duration")
     if ms == 0:
-        raise ConfigurationError("lasting is zero: a pause has a length, or leave it out for one without end")
+        raise ConfigurationError(
+            "duration is zero: a pause has a length, or leave it out for one without end"
+        )
     return ms
 
 

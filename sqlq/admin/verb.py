@@ -37,8 +37,6 @@ class Option:
     help: str
     kind: Literal["text", "flag", "number", "duration", "time", "age"] = "text"
     """An age is a time, or how long ago."""
-    command: str = ""
-    """The option of the command, where it is not called like the argument."""
     metavar: str | None = None
     example: str = ""
     """A value, for an empty field of a form."""
@@ -46,7 +44,7 @@ class Option:
     @property
     def words(self) -> str:
         """The option of the command."""
-        return self.command or f"--{self.name.replace('_', '-')}"
+        return f"--{self.name.replace('_', '-')}"
 
     def read(self, text: str) -> Any:
         """Return the value that a form has. Raises `ConfigurationError`."""

@@ -30,9 +30,9 @@ ERROR = Option("error", "Jobs with this error, by its id in sqlq failed.", metav
 ALL_FAILED = Option("all", "All failed jobs.", "flag")
 ALL_WORKERS = Option("all", "All workers, on all hosts.", "flag")
 LASTING = Option(
-    *("lasting", "Resume automatically after this time, as in 10m.", "duration", "--for"), example="for ever"
+    *("duration", "Resume automatically after this time, as in 10m.", "duration"), example="for ever"
 )
-DELAY = Option("delay", "New due time, counted from now, as in 10m.", "duration", "--in")
+DELAY = Option("delay", "New due time, counted from now, as in 10m.", "duration")
 
 
 VERBS: dict[str, Verb] = {}
@@ -201,21 +201,21 @@ def cancel(app: Any, ids: Sequence[int], *, flow: int | None = None, **options: 
 @verb(
     "reschedule",
     chosen_by=(*ONES, Option("all", "All waiting jobs.", "flag")),
-    options=(Option("at", "New due time.", "time"), DELAY),
+    options=(Option("available_at", "New due time.", "time"), DELAY),
     states=WAITING,
     button="Run now",
 )
 def reschedule(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
     """Move waiting jobs to another time.
 
-    Without --at or --in it is now.
+    Without --available-at or --delay it is now.
 
     Choose them by id, --task, --queue, --batch, or --all. Jobs that wait for a retry are moved, too.
     Those that wait under a limit or in a flow do not start before that time. Exits with 1 if one of the
     ids was not moved.
     """
     moved = app.jobs.reschedule(ids, **options)
-    at, delay = options.get("at"), options.get("delay")
+    at, delay = options.get("available_at"), options.get("delay")
     when = f"at {at.isoformat()}" if at else f"in {delay.strip()}" if delay else "now"
     return on_jobs(
         *("rescheduled", ids, moved, options),
@@ -231,7 +231,7 @@ def reschedule(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
     options=(
         OTHER_QUEUE,
         PRIORITY,
-        Option("available_at", "New due time.", "time", "--at"),
+        Option("available_at", "New due time.", "time"),
         DELAY,
     ),
     states=WAITING,
@@ -293,8 +293,8 @@ def delete(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
     "replay",
     chosen_by=(
         *ONES,
-        Option("since", "Jobs that ended at this time or later; or an age, as in 2h.", "age", "--from"),
-        Option("until", "Jobs that ended before this time; or an age.", "age", "--to"),
+        Option("since", "Jobs that ended at this time or later; or an age, as in 2h.", "age"),
+        Option("until", "Jobs that ended before this time; or an age.", "age"),
     ),
     states=ENDED,
     button="Replay…",
@@ -304,12 +304,12 @@ def delete(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
 def replay(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
     """Enqueue copies of ended jobs, as new jobs.
 
-    By id, --task, --queue, --batch, --from and --to; all that is given must fit. Each copy has an id of
+    By id, --task, --queue, --batch, --since and --until; all that is given must fit. Each copy has an id of
     its own, and no unique key. Cancelled jobs are copied by id only, steps of flows never. Exits with 1
     if one of the ids was not copied.
 
     \b
-    sqlq replay --task shop.send_receipt --from 2h
+    sqlq replay --task shop.send_receipt --since 2h
     """
     replays, which = app.jobs.replay(ids, **options), of(options)
     lines = [f"replayed {counted(len(replays), 'job')}{which} as {listed([*replays.values()])}"]
@@ -353,17 +353,19 @@ def skip(app: Any, ids: Sequence[int]) -> Outcome:
     states=("open",),
     button="Pause",
 )
-def pause_queues(app: Any, names: Sequence[str], *, all: bool = False, lasting: str | None = None) -> Outcome:
+def pause_queues(
+    app: Any, names: Sequence[str], *, all: bool = False, duration: str | None = None
+) -> Outcome:
     """Let no worker claim from queues until they are resumed.
 
     Running jobs and enqueueing go on. Workers that serve a paused queue by name wait as if it were empty.
     A pause of a queue counts from the next claim on, that of all queues within 2 seconds. To pause
     workers, and not queues: sqlq workers pause.
     """
-    ending = "" if lasting is None else f" for {lasting.strip()}"
+    ending = "" if duration is None else f" for {duration.strip()}"
     already = f"paused already, and from now on{ending or ' without an end'}"
     unknown = app.queues._unknown(names)
-    paused = app.queues.pause(*names, all=all, lasting=lasting)
+    paused = app.queues.pause(*names, all=all, duration=duration)
     if all:
         line = f"paused all queues{ending}" if paused else f"all queues are {already}"
         return Outcome({"all": True, "paused": bool(paused)}, [line])

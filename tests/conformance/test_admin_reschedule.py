@@ -48,9 +48,9 @@ def test_waiting_jobs_are_moved_by_id_task_and_queue(app: sqlq.App) -> None:
     assert app.jobs.reschedule(task="send") == [first, second]
     assert due(app, first) < SOON
     assert due(app, second) < SOON
-    assert app.jobs.reschedule([first, third], queue="packing", at=datetime.now(UTC) + timedelta(days=1)) == [
-        third
-    ]
+    assert app.jobs.reschedule(
+        [first, third], queue="packing", available_at=datetime.now(UTC) + timedelta(days=1)
+    ) == [third]
     assert due(app, third) > timedelta(hours=23)
     assert asyncio.run(app.jobs.areschedule(all=True)) == [first, second, third]
     assert {app.jobs.get(id).state for id in (first, second, third)} == {"available"}
@@ -158,8 +158,11 @@ def test_an_idle_worker_starts_a_job_that_is_moved_to_now(app: sqlq.App) -> None
     [
         (lambda jobs: jobs.reschedule(), "by id, task, queue or batch, or all of them"),
         (lambda jobs: jobs.reschedule([1], all=True), "all waiting jobs are meant"),
-        (lambda jobs: jobs.reschedule([1], at=datetime.now(UTC), delay="1h"), "give one of the two"),
-        (lambda jobs: jobs.reschedule([1], at=datetime(2030, 1, 1)), "has no time zone"),  # noqa: DTZ001
+        (
+            lambda jobs: jobs.reschedule([1], available_at=datetime.now(UTC), delay="1h"),
+            "give one of the two",
+        ),
+        (lambda jobs: jobs.reschedule([1], available_at=datetime(2030, 1, 1)), "has no time zone"),  # noqa: DTZ001
         (lambda jobs: jobs.reschedule([1], delay="soon"), "delay is 'soon'"),
     ],
 )

@@ -39,7 +39,7 @@ def test_each_action_of_an_actor_leaves_one_row(app: sqlq.App) -> None:
         app.jobs.delete(queue="mail")
         app.jobs.prune(finished="7d", failed="30d")
         app.jobs.replay(ids[0])
-        app.queues.pause("mail", "pdf", lasting="10m")
+        app.queues.pause("mail", "pdf", duration="10m")
         app.queues.resume(all=True)
         app.limits.set("stripe", running=1)
         app.limits.clear("stripe")
@@ -52,14 +52,14 @@ def test_each_action_of_an_actor_leaves_one_row(app: sqlq.App) -> None:
         app.flows.skip(flow.jobs[0].id)
         app.flows.cancel(flow.id)
     assert said(app) == [
-        ("ada", "reschedule", "reschedule --in 1h --task plain", 1),
+        ("ada", "reschedule", "reschedule --delay 1h --task plain", 1),
         ("ada", "cancel", f"cancel {ids[0]} 4711 --force", 1),
         ("ada", "retry", "retry --task 'mail send'", 0),
         ("ada", "retry", "retry --all", 0),
         ("ada", "delete", "delete --queue mail", 0),
         ("ada", "prune", "prune --finished 7d --failed 30d", 0),
         ("ada", "replay", f"replay {ids[0]}", 1),
-        ("ada", "queues pause", "queues pause mail pdf --for 10m", 2),
+        ("ada", "queues pause", "queues pause mail pdf --duration 10m", 2),
         ("ada", "queues resume", "queues resume --all", 0),
         ("ada", "limits set", "limits set stripe --running 1", 1),
         ("ada", "limits clear", "limits clear stripe", 1),

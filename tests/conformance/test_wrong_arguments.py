@@ -187,5 +187,5 @@ def test_a_due_time_lies_before_that_of_blocked_jobs(app: sqlq.App) -> None:
     with pytest.raises(EnqueueError, match=r"available_at is 9998-01-01 .*: it must lie between the years"):
         app.enqueue(task.new().set(available_at=FAR))
     with pytest.raises(ConfigurationError, match="it must lie between the years"):
-        app.jobs.reschedule([job], at=FAR)
-    assert app.jobs.reschedule([job], at=latest) == [job.id]
+        app.jobs.reschedule([job], available_at=FAR)
+    assert app.jobs.reschedule([job], available_at=latest) == [job.id]

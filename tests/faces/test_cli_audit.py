@@ -13,7 +13,7 @@ from tests.faces.command import Command
 def test_commands_are_recorded_as_their_users(sqlq_: Command, app: sqlq.App) -> None:
     assert sqlq_.ok("audit") == "no actions recorded\n"
     id = app.enqueue(app.task(name="t")(lambda: None).new()).id
-    sqlq_.ok("queues", "pause", "mail", "--for", "10m")
+    sqlq_.ok("queues", "pause", "mail", "--duration", "10m")
     sqlq_.ok("cancel", str(id), env={"LOGNAME": "ceo", "USER": "ceo"})
     sqlq_.ok("status")
     rows = sqlq_("audit", "--json").json()

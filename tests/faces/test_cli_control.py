@@ -195,8 +195,11 @@ MISUSED: list[tuple[tuple[str, ...], str]] = [
     (("queues", "pause"), "name the queues, or give --all"),
     (("queues", "pause", "mail", "--all"), "name the queues, or give --all, and not both"),
     (("queues", "resume"), "name the queues, or give --all"),
-    (("queues", "pause", "--all", "--for", "soon"), "--for is 'soon': give a duration such as \"30s\""),
-    (("queues", "pause", "mail", "--for", "0s"), "--for is zero: a pause has a length"),
+    (
+        ("queues", "pause", "--all", "--duration", "soon"),
+        "--duration is 'soon': give a duration such as \"30s\"",
+    ),
+    (("queues", "pause", "mail", "--duration", "0s"), "--duration is zero: a pause has a length"),
     (("work", "-q", "high=many"), "--queue 'high' has the weight 'many': it is a whole number from 1"),
     (("work", "-q", "high=3", "-q", "=1"), "--queue is ''"),
     (("work", "--max-rss", "much"), "--max-rss is 'much': give a size such as"),
@@ -219,7 +222,7 @@ def test_an_unknown_worker_is_reported_in_one_sentence(sqlq_: Command) -> None:
 
 
 def test_all_queues_are_paused_and_resumed(sqlq_: Command, app: sqlq.App) -> None:
-    assert sqlq_.ok("queues", "pause", "--all", "--for", "10m") == "paused all queues for 10m\n"
+    assert sqlq_.ok("queues", "pause", "--all", "--duration", "10m") == "paused all queues for 10m\n"
     _enqueue(sqlq_, "shop.send", "7")
     status = sqlq_.ok("status")
     assert "all queues are paused until " in status
@@ -230,9 +233,9 @@ def test_all_queues_are_paused_and_resumed(sqlq_: Command, app: sqlq.App) -> Non
     )
     assert sqlq_("queues", "resume", "--all", "--json").json() == {"all": True, "resumed": True}
     assert sqlq_.ok("queues", "resume", "--all") == "all queues are not paused\n"
-    assert sqlq_.ok("queues", "pause", "mail", "--for", "1h").startswith("paused mail for 1h")
+    assert sqlq_.ok("queues", "pause", "mail", "--duration", "1h").startswith("paused mail for 1h")
     assert (
-        sqlq_.ok("queues", "pause", "mail", "--for", "2h")
+        sqlq_.ok("queues", "pause", "mail", "--duration", "2h")
         == "mail is paused already, and from now on for 2h\n"
     )
     assert "paused: mail until " in sqlq_.ok("status")

@@ -1,4 +1,4 @@
-"""`sqlq enqueue` by the name of a task, where only a database is named; and `--at`."""
+"""`sqlq enqueue` by the name of a task, where only a database is named; and `--available-at`."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ def test_enqueue_with_an_app_refuses_an_unknown_task(sqlq_: Command) -> None:
 
 
 def test_enqueue_and_reschedule_read_at_alike(sqlq_: Command, app: sqlq.App) -> None:
-    id = sqlq_.shop("enqueue", "shop.send", "7", "--at", AT, "--json").json()["id"]
+    id = sqlq_.shop("enqueue", "shop.send", "7", "--available-at", AT, "--json").json()["id"]
     due = app.jobs.get(id).available_at
     assert due is not None
     assert due.isoformat() == "2030-01-31T07:00:00+00:00"
-    sqlq_.ok("reschedule", str(id), "--at", AT)
+    sqlq_.ok("reschedule", str(id), "--available-at", AT)
     assert app.jobs.get(id).available_at == due
     for moment in ("tomorrow", "2030-01-31T08:00:00"):
         refused = [
-            sqlq_.shop(*words, "--at", moment)
+            sqlq_.shop(*words, "--available-at", moment)
             for words in (("enqueue", "shop.send", "7"), ("reschedule", "1"))
         ]
         first, second = (each.misuse() for each in refused)

@@ -131,7 +131,7 @@ def test_pause_and_resume(sqlq_: Command, app: sqlq.App) -> None:
         "import sqlq\napp = sqlq.App(queues={'slow': {}})\n\n@app.task(queue='bulk')\ndef t(): ...\n"
     )
     assert (
-        sqlq_.ok("-a", "other", "queues", "pause", "slow", "bulk", "--for", "1m")
+        sqlq_.ok("-a", "other", "queues", "pause", "slow", "bulk", "--duration", "1m")
         == "paused bulk for 1m\npaused slow for 1m\n"
     )
     sqlq_.ok("queues", "resume", "slow", "bulk", "empty")

@@ -110,7 +110,7 @@ def test_replay_by_task_says_how_many_became_which(sqlq_: Command) -> None:
     for n in range(3):
         sqlq_.shop("enqueue", "shop.send", str(n))
     sqlq_.work()
-    said = sqlq_.ok("replay", "--task", "shop.send", "--from", "1h")
+    said = sqlq_.ok("replay", "--task", "shop.send", "--since", "1h")
     assert said == "replayed 3 jobs of task shop.send as 4, 5, 6\n"
     assert sqlq_.ok("replay", "--queue", "nowhere") == "no ended jobs in queue nowhere to replay\n"
 
@@ -127,9 +127,9 @@ def test_replay_explains_each_id_that_it_leaves_out(sqlq_: Command) -> None:
 
 
 def test_a_wrong_command_line_of_replay_is_reported_in_one_sentence(sqlq_: Command) -> None:
-    assert "name the jobs: by id, --task, --queue, --batch, --from, --to" in sqlq_("replay").misuse()
-    assert "--from is 'yesterday'" in sqlq_("replay", "--from", "yesterday").misuse()
-    assert "has no time zone" in sqlq_("replay", "--from", "2026-01-01").misuse()
+    assert "name the jobs: by id, --task, --queue, --batch, --since, --until" in sqlq_("replay").misuse()
+    assert "--since is 'yesterday'" in sqlq_("replay", "--since", "yesterday").misuse()
+    assert "has no time zone" in sqlq_("replay", "--since", "2026-01-01").misuse()
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

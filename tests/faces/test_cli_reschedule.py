@@ -12,9 +12,9 @@ from tests.faces.command import Command
 def test_reschedule_moves_jobs_and_explains_the_others(sqlq_: Command, app: sqlq.App, engine: Engine) -> None:
     send = app.task(name="send")(lambda: None)
     first, second, third = (app.enqueue(send.new()).id for _ in range(3))
-    assert sqlq_.ok("reschedule", str(first), "--in", "1h") == f"1 job due in 1h: {first}\n"
+    assert sqlq_.ok("reschedule", str(first), "--delay", "1h") == f"1 job due in 1h: {first}\n"
     assert app.jobs.get(first).state == "scheduled"
-    assert sqlq_.ok("reschedule", "--task", "send", "--at", "2030-01-31T08:00:00Z") == (
+    assert sqlq_.ok("reschedule", "--task", "send", "--available-at", "2030-01-31T08:00:00Z") == (
         f"3 jobs of task send due at 2030-01-31T08:00:00+00:00: {first}, {second}, {third}\n"
     )
     app.jobs.cancel([third])
@@ -35,16 +35,18 @@ def test_reschedule_moves_jobs_and_explains_the_others(sqlq_: Command, app: sqlq
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_reschedule_refuses_a_wrong_command_line(sqlq_: Command) -> None:
     assert "name the jobs" in sqlq_("reschedule").misuse()
-    both = sqlq_("reschedule", "1", "--in", "1h", "--at", "2030-01-01T00:00:00Z")
+    both = sqlq_("reschedule", "1", "--delay", "1h", "--available-at", "2030-01-01T00:00:00Z")
     assert "a time and a delay both say when" in both.sentence()
-    assert "--in is 'soon'" in sqlq_("reschedule", "1", "--in", "soon").misuse()
+    assert "--delay is 'soon'" in sqlq_("reschedule", "1", "--delay", "soon").misuse()
 
 
 def test_change_moves_jobs_to_a_queue_and_explains_the_others(sqlq_: Command, app: sqlq.App) -> None:
     send = app.task(name="send")(lambda: None)
     app.enqueue(send.new().set(queue="bulk", unique_key="k"))
     met, plain = (job.id for job in app.enqueue_many([send.new().set(unique_key="k"), send.new()]))
-    done = sqlq_("change", str(met), str(plain), "4711", "--queue", "bulk", "--priority", "-10", "--in", "1h")
+    done = sqlq_(
+        "change", str(met), str(plain), "4711", "--queue", "bulk", "--priority", "-10", "--delay", "1h"
+    )
     assert (done.code, done.out) == (1, f"changed 1 job: {plain}\n")
     assert done.err.splitlines() == [
         f"sqlq: job {met}: another job holds its unique key in that queue",
@@ -54,7 +56,7 @@ def test_change_moves_jobs_to_a_queue_and_explains_the_others(sqlq_: Command, ap
     assert (changed.queue, changed.priority, changed.state) == ("bulk", -10, "scheduled")
     assert sqlq_("change", str(plain), "--priority", "1", "--json").json() == {str(plain): "changed"}
     number, target = app.audit.list()[1].number, app.audit.list()[1].target
-    assert (number, target) == (1, f"change {met} {plain} 4711 --queue bulk --priority -10 --in 1h")
+    assert (number, target) == (1, f"change {met} {plain} 4711 --queue bulk --priority -10 --delay 1h")
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -62,5 +64,5 @@ def test_change_refuses_a_wrong_command_line(sqlq_: Command) -> None:
     assert "Missing argument 'IDS...'" in sqlq_("change", "--queue", "bulk").misuse()
     assert "nothing is to change" in sqlq_("change", "1").sentence()
     assert "--priority is 101" in sqlq_("change", "1", "--priority", "101").misuse()
-    both = sqlq_("change", "1", "--in", "1h", "--at", "2030-01-01T00:00:00Z")
+    both = sqlq_("change", "1", "--delay", "1h", "--available-at", "2030-01-01T00:00:00Z")
     assert "a time and a delay both say when" in both.sentence()

@@ -39,7 +39,7 @@ def test_why_names_the_worker_command_and_the_doctors_findings(sqlq_: Command, a
 
 def test_why_in_json_has_reasons_with_their_commands_and_findings(sqlq_: Command) -> None:
     id = enqueue(sqlq_, "shop.send", "7", "--delay", "1h")
-    sqlq_.ok("queues", "pause", "mail", "--for", "30m")
+    sqlq_.ok("queues", "pause", "mail", "--duration", "30m")
     said = sqlq_.shop("why", id, "--json").json()
     assert (said["id"], said["state"], said["queue"], said["task"]) == (
         *(int(id), "scheduled", "mail"),

@@ -243,10 +243,10 @@ def test_a_pause_with_an_end_ends_by_itself(app: sqlq.App, quick: Any, queue: st
     with working(app):
         wait_until(lambda: is_idle(app))
         if queue is None:
-            app.queues.pause(all=True, lasting="2s")
+            app.queues.pause(all=True, duration="2s")
             wait_until(lambda: state(app) == "paused")
         else:
-            app.queues.pause(queue, lasting="2s")
+            app.queues.pause(queue, duration="2s")
         job = app.enqueue(quick.new())
         assert app.jobs.get(job.id).state == "available"
         wait_until(lambda: app.jobs.get(job.id).state == "finished")
@@ -258,8 +258,8 @@ def test_a_pause_that_is_over_ends_when_a_worker_starts(
     app: sqlq.App, quick: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    app.queues.pause("default", lasting="1ms")
-    app.queues.pause(all=True, lasting="1ms")
+    app.queues.pause("default", duration="1ms")
+    app.queues.pause(all=True, duration="1ms")
     job = app.enqueue(quick.new())
     with working(app):
         wait_until(lambda: app.jobs.get(job.id).state == "finished")
@@ -268,11 +268,11 @@ def test_a_pause_that_is_over_ends_when_a_worker_starts(
 
 
 def test_the_last_end_of_a_pause_counts(app: sqlq.App) -> None:
-    assert app.queues.pause("mail", lasting="1h")
+    assert app.queues.pause("mail", duration="1h")
     assert app.queues.pauses().named["mail"].until is not None
     assert not app.queues.pause("mail")
     assert app.queues.pauses().named["mail"].until is None
-    assert not app.queues.pause("mail", lasting="1h")
+    assert not app.queues.pause("mail", duration="1h")
     assert app.queues.resume("mail")
     assert app.queues.pause("mail")
     assert app.queues.pauses().named["mail"].until is None, "an end that was resumed before is forgotten"
@@ -296,7 +296,7 @@ def test_the_doctor_names_long_pauses(app: sqlq.App, engine: Engine) -> None:
             labels: dict[str, Any] = {"version": "0", "queues": None, "concurrency": 1, "pid": 1}
             workers.register(conn, id=state, host="here", name=f"the-{state}", state=state, **labels)
     assert about() == [("no queue that holds waiting jobs is paused", None)]
-    app.queues.pause(all=True, lasting="1h")
+    app.queues.pause(all=True, duration="1h")
     assert about() == [("no queue that holds waiting jobs is paused", None)]
     app.queues.pause(all=True)
     ((said, remedy),) = about()

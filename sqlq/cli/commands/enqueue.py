@@ -49,7 +49,7 @@ class _Enqueue(click.Command):
 @duration("--delay", help='Delay before the job is due, as in "30s", "5m", "2h", "1d".')
 @time_option(
     'Time when the job is due, with a time zone: "2030-01-31T08:00:00+01:00".',
-    *("--at", "--available-at", "available_at"),
+    "--available-at",
 )
 @click.option("--max-attempts", type=int, help="Maximum number of attempts, if not the one of the task.")
 @duration("--timeout", help="Timeout of an attempt, if not the one of the task; none for no timeout.")

@@ -13,7 +13,7 @@ from sqlq.model.job import State
 from tests import claims as claim
 from tests.faces.web.visitor import Finished, Visitor, end, failed
 
-FOR_TEN_MINUTES: dict[str, Any] = {"lasting": "10m"}
+FOR_TEN_MINUTES: dict[str, Any] = {"duration": "10m"}
 IN_TWO_HOURS: dict[str, Any] = {"delay": "2h"}
 
 
@@ -145,9 +145,9 @@ def test_a_queue_is_paused_for_a_time_and_resumed(shop: sqlq.App) -> None:
     assert "paused default for 10m." in admin.done("queues pause", name="default", **FOR_TEN_MINUTES)
     assert shop.queues.pauses().named["default"].until is not None
     assert "resumed default." in admin.done("queues resume", name="default")
-    answer = admin.send("queues pause", name="default", **{**FOR_TEN_MINUTES, "lasting": "a while"})
+    answer = admin.send("queues pause", name="default", **{**FOR_TEN_MINUTES, "duration": "a while"})
     assert answer.status_code == 400
-    assert "lasting" in answer.text
+    assert "duration" in answer.text
 
 
 def test_a_waiting_job_is_moved_to_now_or_later(shop: sqlq.App) -> None:
