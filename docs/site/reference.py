@@ -63,6 +63,7 @@ OBJECTS: Final = (
 
 MODULES: Final = (
     *("sqlq.testing", "sqlq.metrics", "sqlq.otel", "sqlq.alembic", "sqlq.tables"),
+    "sqlq.types",
     "sqlq.web",
 )
 """Public modules beside `sqlq` and `sqlq.errors`. `sqlq.django` needs settings, and has a guide."""
