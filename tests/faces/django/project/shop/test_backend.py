@@ -390,5 +390,6 @@ class WithoutTheApp(SimpleTestCase):
             from sqlq.django.application import project_app
             from sqlq.errors import ConfigurationError
 
-            with self.assertRaisesMessage(ConfigurationError, "add it to INSTALLED_APPS"):
+            none_yet = mock.patch("sqlq.django.application._apps", [])
+            with none_yet, self.assertRaisesMessage(ConfigurationError, "add it to INSTALLED_APPS"):
                 project_app()

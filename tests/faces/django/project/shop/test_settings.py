@@ -109,7 +109,7 @@ class Checks(SimpleTestCase):
                 "SQLQ in the settings has the key 'databse': it may have database, schema",
             ),
             ({"database": "jobs"}, "SQLQ[\"database\"] is 'jobs': it is a key of DATABASES"),
-            ({"schema": "Not A Schema"}, "schema is 'Not A Schema'"),
+            ({"schema": "Not A Schema"}, "SQLQ[\"schema\"] is 'Not A Schema'"),
             ({"retention": "soon"}, 'SQLQ["retention"]'),
             ({"listen_url": "sqlite:///x"}, "LISTEN is PostgreSQL's"),
             ({"migrate_with_django": "no"}, "it is True or False"),
