@@ -285,7 +285,7 @@ def test_a_migrator_killed_while_it_waits_for_a_lock_leaves_nothing(
 KILLED = """
 import os, signal, sys, traceback
 from sqlalchemy import create_engine, event
-from sqlq.database import migrate
+from sqlq.database import migrate, standing
 
 for number in range(1, 100):
     if (child := os.fork()) == 0:
