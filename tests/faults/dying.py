@@ -117,7 +117,8 @@ class Life:
     def __init__(self, url: str, mortal: Mortal) -> None:
         self.app = sqlq.App(url)
         self.database = self.app.database
-        for engine in {self.database.engine, self.database.for_loops.engine}:
+        databases = self.database, self.database.for_loops, self.database.for_claims
+        for engine in {database.engine for database in databases}:
             mortal.watch(engine)
         self.mortal = mortal
         self.url = url
