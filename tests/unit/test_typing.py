@@ -30,6 +30,7 @@ from sqlalchemy.orm import Session, scoped_session
 
 import sqlq
 from sqlq import Job, JobDetails, NewJob
+from sqlq.types import JobList, RetriedJobs
 
 app = sqlq.App("sqlite:///shop.db", retention=timedelta(days=1))
 app = sqlq.App(7)  # wrong
@@ -209,8 +210,8 @@ def sync(one: Session, two: scoped_session[Session], three: Connection, engine: 
     app.result(typed.new(UUID(int=7)))  # wrong
     app.wait_all(app.enqueue(job))  # wrong
     assert_type(app.jobs.get(7), JobDetails)
-    assert_type(app.jobs.list(state="failed"), list[JobDetails])
-    assert_type(app.jobs.retry([7]), list[int])
+    assert_type(app.jobs.list(state="failed"), JobList)
+    assert_type(app.jobs.retry([7]), RetriedJobs)
     sqlq.App(engine=engine)
     sqlq.configure_sqlite(engine, immediate=True)
     app.enqueue(named)  # wrong
