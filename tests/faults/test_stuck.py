@@ -55,19 +55,19 @@ def late_once():
 
 @app.task
 def holds():
-    if begin().attempts == 1:
+    if begin().attempt == 1:
         hold_the_interpreter()
 
 @app.task
 def locks():
-    if begin().attempts == 1:
+    if begin().attempt == 1:
         with app.database.begin() as conn:
             conn.exec_driver_sql("UPDATE jobs SET headers = headers")
             os.kill(os.getpid(), signal.SIGSTOP)
 
 @app.task(timeout="1s", backoff="0s")
 def late():
-    if begin().attempts == 1:
+    if begin().attempt == 1:
         while not os.path.exists("go"):
             threading.Event().wait(0.01)
 
