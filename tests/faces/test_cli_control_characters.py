@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import Connection, Engine, MetaData, Table
 
 import sqlq
+from sqlq.cli.terminal.output import show_wrapped
 from sqlq.config.command_hint import escaped, escaped_lines
 from tests.faces.command import Command, Done
 
@@ -111,6 +112,13 @@ def test_reading_commands_print_no_control_characters(hostile: Command) -> None:
         assert said.code in (0, 1), said
         if args[0] not in ("doctor", "metrics", "result"):
             checked(hostile(*args, "--json"), *args)
+
+
+def test_wrapped_text_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    show_wrapped(STEERING, STEERING)
+    printed = capsys.readouterr().out
+    assert "pwned" in printed
+    assert steers(printed) == []
 
 
 def test_acting_commands_print_no_control_characters(hostile: Command) -> None:

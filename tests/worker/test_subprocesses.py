@@ -44,6 +44,7 @@ while (message := link.receive()) is not None and "leave" not in message:
 
 
 HANGS = "import threading; threading.Event().wait()"
+"""The program of a subprocess that never comes up; no test waits by it."""
 
 DEAF = """
 import sys, time

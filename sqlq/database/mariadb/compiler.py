@@ -10,7 +10,7 @@ IS_OWN = "sqlq_is_own"
 """The attribute of a dialect whose connections are sqlq's own."""
 
 
-class _Compiler(qualify.COMPILER):  # type: ignore[misc]
+class _Compiler(qualify.COMPILER):  # type: ignore[misc]  # Any, as its docstring says
     def visit_length_func(self, function: Any, **kw: Any) -> str:
         return f"CHAR_LENGTH{self.function_argspec(function, **kw)}"
 

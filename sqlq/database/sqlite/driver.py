@@ -42,7 +42,7 @@ def may_only_be_read(url: URL) -> bool:
     name = url.database or ""
     if name.startswith("file:"):
         return url.query.get("mode") == "ro" or url.query.get("immutable") == "1"
-    return os.path.exists(name) and not os.access(name, os.W_OK)  # noqa: PTH110 - as in `Database`
+    return os.path.exists(name) and not os.access(name, os.W_OK)  # noqa: PTH110 - the Path of "" exists
 
 
 class SQLiteDriver(Driver):
