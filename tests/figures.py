@@ -25,10 +25,10 @@ import sqlq
 from sqlq.cli import root
 from tests.words import KINDS, ROOT, counts, room_of
 
-BOUNDS = {"lines": 30_000, "statements": 23_000, "tokens": 259_000}
+BOUNDS = {"lines": 28_000, "statements": 21_000, "tokens": 240_000}
 """The sizes of sqlq/ to which its ceilings are to fall."""
 CEILINGS = Path(__file__).with_suffix(".json")
-LONGEST_FILE = 600
+LONGEST_FILE = 500
 MOST_PARAMETERS = 8
 _NOT_CODE = (
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),

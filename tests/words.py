@@ -2,10 +2,12 @@
 
 The checker reads docstrings, comments and names of tests, and the paragraphs and list items of Markdown. It
 counts sentences that begin with What, Who, That or Of, and sentences of more than 25 words. In code it also
-counts words for which the field has a better one. Each room has ceilings in words.json. They may only fall.
+counts words for which the field has a better one. In sqlq/ it reads the names that each module binds, and the
+texts of its literals, too. Each room has ceilings in words.json. They may only fall.
 
-    python -m tests.words PATH …     prints each finding in these files and directories
-    python -m tests.words --lower    lowers the ceilings to the counts of today
+    python -m tests.words PATH …          prints each finding in these files and directories
+    python -m tests.words --names PATH …  prints names and literals alone
+    python -m tests.words --lower         lowers the ceilings to the counts of today
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ FILES = (
     *("sqlq/**/*.py", "migrations/**/*.py", "tests/**/*.py", "examples/**/*.py", "benchmarks/**/*.py"),
     *("docs/**/*.md", "examples/**/*.md", "benchmarks/*.md", "*.md"),
 )
-KINDS = ("begin", "long", "word")
+KINDS = ("begin", "long", "word", "name", "literal")
+OF_NAMES = ("name", "literal")
 MOST_WORDS = 25
 
 WORDS = {
@@ -62,6 +65,53 @@ WORDS = {
 }
 """Ours, as a pattern, and the field's."""
 
+_SAID = (
+    "heeds?",
+    "hears?",
+    "lookout",
+    "look so",
+    "patience",
+    "pinned",
+    "tells? ",
+    "told",
+    "sealed?",
+    "unseal(?:ed)?",
+)
+"""Words that no message has."""
+NAMES = {
+    "asked|asks?": "query, request, requested",
+    "begun": "started",
+    "chosen": "selection",
+    "course|doing": "running, the attempt",
+    "fate|lookout|outlet|tally": "final state, poller, handler, counts",
+    "found|looked": "rows, jobs, ids, match",
+    "given": "value, options, arguments",
+    "goes|went": "the noun of the thing",
+    "heard?|hears": "received, message",
+    "heed": "observe",
+    "held": "locked, owned, jobs",
+    "longest|most": "max",
+    "made": "created",
+    "met": "seen, occurred",
+    "mine|ours": "own",
+    "misfit": "mismatch",
+    "moment": "time, now, run",
+    "patience": "timeout",
+    "places?": "position, slot",
+    "rests|undone": "idle, pending",
+    "said|says?|tells?|told|teller": "message, text, report, notify",
+    "shortest": "min",
+    "trouble": "problem, error",
+    "wanted": "expected, requested",
+    "what|who": "the noun of the thing",
+}
+"""Words that no name is made of, as a pattern, and those of the field."""
+
+_NAME = re.compile("|".join(NAMES))
+_PART = re.compile("[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
+_LITERAL = re.compile(
+    rf"\b(?:so (?:many|long|often)|{'|'.join(f'(?:{word})' for word in _SAID)})\b", re.IGNORECASE
+)
 _BEGINS = re.compile(r"(?:What|Who|That|Of|So many|So long)\b")
 _OURS = re.compile(rf"\b(?:{'|'.join(f'(?:{word})s?' for word in WORDS)})(?:ed|ing)?\b", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?<=[.!?])[)\"']*\s+(?=[A-Z`\"'(]|sqlq\b)")
@@ -93,6 +143,38 @@ def findings(path: Path) -> Iterator[Finding]:
                 yield Finding("long", path, line, sentence)
             for match in _OURS.finditer(_CODE.sub("", sentence)) if is_code else ():
                 yield Finding("word", path, line, f"{match[0]}: {sentence}")
+    if is_code and path.is_relative_to(ROOT / "sqlq"):
+        yield from names(path)
+
+
+def names(path: Path) -> Iterator[Finding]:
+    """Yield each name that a module binds, and each literal text, that has a word to be mended."""
+    tree = ast.parse(path.read_text())
+    prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    bound = dict[str, int]()
+    for node in ast.walk(tree):
+        for name in _bound(node):
+            bound.setdefault(name, getattr(node, "lineno", 1))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            for match in _LITERAL.finditer(node.value):
+                yield Finding("literal", path, node.lineno, f"{match[0]}: {node.value!r}")
+    for name, line in bound.items():
+        if any(_NAME.fullmatch(part.lower()) for part in _PART.findall(name)):
+            yield Finding("name", path, line, name)
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    match node:
+        case ast.FunctionDef(name=str() as name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            yield name
+        case (
+            ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store())
+        ):
+            yield name
+        case ast.alias(asname=str() as name) | ast.ExceptHandler(name=str() as name):
+            yield name
+        case ast.MatchAs(name=str() as name) | ast.MatchStar(name=str() as name):
+            yield name
 
 
 def paragraphs(source: str) -> Iterator[tuple[int, str]]:
@@ -180,7 +262,7 @@ def lower() -> None:
     before, rows = ceilings(), []
     for room, number in sorted(counts().items()):
         known = before.get(room, number)
-        row = {kind: min(known[kind], number[kind]) for kind in KINDS}
+        row = {kind: min(known.get(kind, number[kind]), number[kind]) for kind in KINDS}
         rows.append(f"  {json.dumps(room)}: {json.dumps(row)}")
     CEILINGS.write_text("{\n" + ",\n".join(rows) + "\n}\n")
 
@@ -190,12 +272,16 @@ def main() -> int:
     if arguments == ["--lower"]:
         lower()
         return 0
+    shown = OF_NAMES if "--names" in arguments else KINDS
     for argument in arguments:
+        if argument == "--names":
+            continue
         path = Path(argument).absolute()
         directory = [*path.rglob("*.py"), *path.rglob("*.md")]
         for file in sorted(directory) if path.is_dir() else [path]:
             for finding in sorted(findings(file), key=lambda finding: finding.line):
-                print(f"{file.relative_to(ROOT)}:{finding.line}: {finding.kind}: {finding.text}")
+                if finding.kind in shown:
+                    print(f"{file.relative_to(ROOT)}:{finding.line}: {finding.kind}: {finding.text}")
     if arguments:
         return 0
     known, is_higher = ceilings(), False

@@ -52,3 +52,24 @@ def test_room_of_names_the_folder_of_a_page() -> None:
     pages = ("docs/guide/sql.md", "docs/glossary.md", "CHANGELOG.md", "benchmarks/README.md")
     rooms = [words.room_of(words.ROOT / page) for page in pages]
     assert rooms == ["docs/guide", "docs", "top level", "benchmarks"]
+
+
+def test_names_yields_bound_names_and_literals_when_a_word_is_ours(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text(
+        '"""Found in a docstring: so long."""\n'
+        "MOST_JOBS = 1\n"
+        "def found_jobs(given, *, timeout):\n"
+        "    '''So many words.'''\n"
+        "    foundation = placed = given.found\n"
+        "    return f'Waits so long as {foundation} {placed}'\n"
+    )
+    findings = sorted(
+        (finding.line, finding.kind, finding.text.split(":")[0]) for finding in words.names(module)
+    )
+    assert findings == [
+        (2, "name", "MOST_JOBS"),
+        (3, "name", "found_jobs"),
+        (3, "name", "given"),
+        (6, "literal", "so long"),
+    ]
