@@ -16,6 +16,7 @@ from benchmarks.bench import PATIENCE_SECONDS, QUICK, Bench, Size
 from benchmarks.environments import Environments
 from benchmarks.measures import Measure
 from benchmarks.peers import OURS, PEERS, find
+from benchmarks.plots import draw
 from benchmarks.report import Report, Sample
 from benchmarks.servers import Servers, why_no_mariadb
 
@@ -150,6 +151,7 @@ def main(
     click.echo("\n" + report.table())
     if out is not None:
         report.write(out)
+        draw(report, out)
         click.echo(f"written to {out}")
     if any(sample.broken and sample.case not in PEERS for sample in samples):
         sys.exit(1)

@@ -4,12 +4,10 @@ small and readable."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from benchmarks.measures import EVERY_DATABASE
-
-if TYPE_CHECKING:
-    from benchmarks.report import Report
+from benchmarks.report import Report
 
 BARS = {
     "drain": ("rate", "jobs per second"),

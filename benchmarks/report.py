@@ -45,7 +45,7 @@ class Report:
     # -- for machines ----------------------------------------------------------------------------------------
 
     def write(self, folder: Path) -> None:
-        """Write results.json, table.md and the plots."""
+        """Write results.json and table.md."""
         folder.mkdir(parents=True, exist_ok=True)
         document = {
             "settings": self.settings,
@@ -54,9 +54,6 @@ class Report:
         }
         (folder / "results.json").write_text(json.dumps(document, ensure_ascii=False, indent=1) + "\n")
         (folder / "table.md").write_text(self.table())
-        from benchmarks import plots
-
-        plots.draw(self, folder)
 
     def targets(self) -> list[dict[str, Any]]:
         """Return every target whose figures were measured, with what was found."""

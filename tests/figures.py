@@ -9,6 +9,7 @@ The sizes of sqlq/ have ceilings in figures.json. They may only fall, to the bou
 from __future__ import annotations
 
 import ast
+import inspect
 import io
 import json
 import re
@@ -28,7 +29,10 @@ from tests.words import KINDS, ROOT, counts, room_of
 BOUNDS = {"lines": 28_000, "statements": 21_000, "tokens": 240_000}
 """The sizes of sqlq/ to which its ceilings are to fall."""
 CEILINGS = Path(__file__).with_suffix(".json")
-LONGEST_FILE = 500
+MAX_LINES = 500
+"""The most lines of a file, with its prose."""
+MAX_FUNCTION_LINES = 60
+MAX_CONSTRUCTOR_LINES = 40
 MOST_PARAMETERS = 8
 _NOT_CODE = (
     *(tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE),
@@ -84,11 +88,30 @@ def code() -> Counter[str]:
 
 
 def check(now: Counter[str], ceilings: dict[str, int]) -> int:
-    """Print each size above its ceiling. Return the exit code."""
-    above = [kind for kind in BOUNDS if now[kind] > ceilings[kind]]
-    for kind in above:
-        print(f"sqlq/ has {now[kind]:,} {kind}, the ceiling is {ceilings[kind]:,}")
-    return 1 if above else 0
+    """Print each size above its ceiling, and each place that is too long. Return the exit code."""
+    problems = [
+        f"sqlq/ has {now[kind]:,} {kind}, the ceiling is {ceilings[kind]:,}"
+        for kind in BOUNDS
+        if now[kind] > ceilings[kind]
+    ]
+    problems += [place for path in sorted((ROOT / "sqlq").rglob("*.py")) for place in long_places(path)]
+    for problem in problems:
+        print(problem)
+    return 1 if problems else 0
+
+
+def long_places(path: Path) -> list[str]:
+    """Return a file that has too many lines, and its functions with too many lines of code."""
+    source, name = path.read_text(), path.relative_to(ROOT)
+    number = source.count("\n")
+    places = [f"{name} has {number} lines, at most {MAX_LINES}"] if number > MAX_LINES else []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            bound = MAX_CONSTRUCTOR_LINES if node.name == "__init__" else MAX_FUNCTION_LINES
+            segment = inspect.cleandoc("\n" + (ast.get_source_segment(source, node, padded=True) or ""))
+            if (lines := sizes(segment)["lines"]) > bound:
+                places.append(f"{name}:{node.lineno}: {node.name} has {lines} lines of code, at most {bound}")
+    return places
 
 
 def large_constructors(path: Path) -> list[str]:
@@ -117,21 +140,20 @@ def commands(group: click.Group) -> int:
 
 
 def report() -> None:
-    lines, files, long, large = Counter[str](), Counter[str](), [], []
+    lines, files, long, large = Counter[str](), Counter[str](), list[str](), list[str]()
     for path in sorted((ROOT / "sqlq").rglob("*.py")):
         source, room = path.read_text(), room_of(path)
         lines[room] += sizes(source)["lines"]
         files[room] += 1
-        if source.count("\n") > LONGEST_FILE:
-            long.append(f"{path.relative_to(ROOT)} ({source.count(chr(10))})")
+        long += long_places(path)
         large += large_constructors(path)
     sentences = counts()
-    print(f"{'room':<16} {'lines':>6} {'files':>6} {'begin':>6} {'long':>6} {'words':>6}")
+    print(f"{'room':<16} {'lines':>7} {'files':>7} " + " ".join(f"{kind:>7}" for kind in KINDS))
     for room, number in lines.most_common():
-        prose = " ".join(f"{sentences[room][kind]:>6}" for kind in KINDS)
-        print(f"{room:<16} {number:>6,} {files[room]:>6} {prose}")
-    prose = " ".join(f"{sum(room[kind] for room in sentences.values()):>6}" for kind in KINDS)
-    print(f"{'all':<16} {lines.total():>6,} {files.total():>6} {prose}\n")
+        words = " ".join(f"{sentences[room][kind]:>7}" for kind in KINDS)
+        print(f"{room:<16} {number:>7,} {files[room]:>7} {words}")
+    words = " ".join(f"{sum(room[kind] for room in sentences.values()):>7}" for kind in KINDS)
+    print(f"{'all':<16} {lines.total():>7,} {files.total():>7} {words}\n")
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     tests = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
     functions = sum(len(re.findall(r"^ *(?:async )?def test_", text, re.MULTILINE)) for text in tests)
@@ -141,7 +163,7 @@ def report() -> None:
         "commands": commands(root.sqlq),
         "test functions": functions,
         "lines of tests": sum(sizes(path.read_text())["lines"] for path in (ROOT / "tests").rglob("*.py")),
-        f"files above {LONGEST_FILE} lines": ", ".join(long) or 0,
+        "files and functions that are too long": ", ".join(long) or 0,
         f"constructors above {MOST_PARAMETERS} parameters": ", ".join(large) or 0,
     }.items():
         print(f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}")
