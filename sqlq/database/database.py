@@ -27,9 +27,14 @@ from sqlq.config.constants import ANSWER_SECONDS
 from sqlq.config.urls import in_memory, masked, no_schemas, supported
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_at, dialect_named, dialect_of
-from sqlq.database.idle import look_at_errors, look_at_idle, raise_what_sqlalchemy_raises
+from sqlq.database.pool import (
+    RawConnections,
+    dispose,
+    look_at_errors,
+    look_at_idle,
+    raise_what_sqlalchemy_raises,
+)
 from sqlq.database.profiles import ANY, CLAIMS, LISTENING, LOOPS, Use
-from sqlq.database.raw import RawConnections, dispose
 from sqlq.database.schemas import ENCRYPTION, ask_on, named
 from sqlq.database.sqlite.driver import READ_ONLY, may_only_be_read, mind_the_file
 from sqlq.database.timeouts import Patience, Turns, is_over

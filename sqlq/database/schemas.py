@@ -1,8 +1,8 @@
-"""The schema to which a connection sends sqlq's statements, and the encryption of its database."""
+"""Statements in the schema of their connection, and the encryption of its database."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,6 +50,16 @@ def run_text(conn: Connection, statement: str, **parameters: Any) -> Any:
     """Run a statement written by hand, with its parameters by name."""
     written = in_catalog(statement) if conn.dialect.name == "postgresql" else statement
     return conn.execute(text(named(written, conn.dialect, schema_of(conn))), parameters)
+
+
+def compiled_for(statement: Any, dialect: Any, schema: str | None, keys: Iterable[str]) -> Any:
+    """Return a statement as SQLAlchemy compiles it, for a driver with these parameters, in a schema."""
+    return statement.compile(
+        dialect=qualified(dialect),
+        column_keys=list(keys),
+        schema_translate_map={TOKEN_SCHEMA: schema},
+        render_schema_translate=True,
+    )
 
 
 @contextmanager

@@ -23,7 +23,6 @@ from sqlalchemy import (
 from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.selectable import FromClause
 
-from sqlq.database import steps
 from sqlq.database.batch import (
     NEW,
     NO_VALUES,
@@ -60,6 +59,42 @@ def listed(ids: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(ids)))
 
 
+# These step from one value of an index to the next, by one probe for each. A SELECT DISTINCT would read all
+# rows of the index.
+LEVELS = """
+WITH RECURSIVE each_queue (queue) AS (
+      SELECT min(queue) FROM __sqlq__.jobs WHERE reserved_at IS NULL
+      UNION ALL
+      SELECT (SELECT min(j.queue) FROM __sqlq__.jobs j
+               WHERE j.reserved_at IS NULL AND j.queue > each_queue.queue)
+        FROM each_queue WHERE each_queue.queue IS NOT NULL),
+each_priority (queue, priority) AS (
+      SELECT queue, (SELECT min(j.priority) FROM __sqlq__.jobs j
+                      WHERE j.reserved_at IS NULL AND j.queue = each_queue.queue)
+        FROM each_queue WHERE queue IS NOT NULL
+      UNION ALL
+      SELECT queue, (SELECT min(j.priority) FROM __sqlq__.jobs j
+                      WHERE j.reserved_at IS NULL AND j.queue = each_priority.queue
+                        AND j.priority > each_priority.priority)
+        FROM each_priority WHERE priority IS NOT NULL)
+SELECT queue, priority FROM each_priority WHERE priority IS NOT NULL
+"""
+"""The queues with unreserved jobs, and the priorities of these."""
+
+BEGINS = " AND substr(limit_key, 1, :length) = :prefix"
+
+LINES = """
+WITH RECURSIVE each_limit_key (limit_key) AS (
+      SELECT min(limit_key) FROM __sqlq__.jobs WHERE blocked_by = 'limit' AND limit_key > :after{begins}
+      UNION ALL
+      SELECT (SELECT min(limit_key) FROM __sqlq__.jobs
+               WHERE blocked_by = 'limit' AND limit_key > each_limit_key.limit_key{begins})
+        FROM each_limit_key WHERE each_limit_key.limit_key IS NOT NULL)
+SELECT limit_key FROM each_limit_key WHERE limit_key IS NOT NULL LIMIT :most
+"""
+"""The keys of limits with jobs in line, after one key. `{begins}` is nothing, or the condition `BEGINS`."""
+
+
 class Sql:
     """The statements of one database; stateless, a part of its `Dialect`."""
 
@@ -74,8 +109,9 @@ class Sql:
     report that."""
     _insert: Callable[[Table], Any]
     """The class of an insert that can skip or change rows."""
-    levels, lines = steps.LEVELS, steps.LINES
-    """The statements of `steps`, as this database runs them."""
+    levels, lines = LEVELS, LINES
+    """These statements, as this database runs them."""
+
     # -- writing ---------------------------------------------------------------------------------------------
 
     def upsert(

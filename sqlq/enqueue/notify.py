@@ -25,7 +25,7 @@ from typing import Any
 from sqlq.config.background import Background
 from sqlq.database.database import Database
 from sqlq.database.notifications import WAITING, place_of
-from sqlq.database.raw import is_in_transaction
+from sqlq.database.pool import is_in_transaction
 from sqlq.store.workers import notify
 
 log = logging.getLogger("sqlq")

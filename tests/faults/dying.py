@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.admin.flows import SKIPPED
-from sqlq.database.driver import Driver
+from sqlq.database.dialect import Driver
 from sqlq.database.mariadb.driver import MariaDBDriver
 from sqlq.database.postgresql.driver import PostgreSQLDriver
 from sqlq.database.sqlite.driver import SQLiteDriver

@@ -15,8 +15,8 @@ PROGRAM = """
 import os, sys
 import sqlq
 from sqlalchemy import event
-from sqlq.database import raw
-raw.TAKEN_SECONDS = 60  # so that what rests is not given back before the fork, however slow the machine
+from sqlq.database import pool
+pool.TAKEN_SECONDS = 60  # so that what rests is not given back before the fork, however slow the machine
 url, children, each = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 app = sqlq.App(url)
 task = app.task(name="t")(lambda who, n: None)

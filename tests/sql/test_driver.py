@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import Pool
 
 import sqlq
-from sqlq.database import idle, raw
+from sqlq.database import pool
 from sqlq.database.database import Database
 from sqlq.database.values import Ask
 
@@ -33,8 +33,7 @@ class Clock(SimpleNamespace):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (raw, idle):
-        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(pool, "time", clock)
     return clock
 
 
@@ -58,7 +57,7 @@ def test_consecutive_statements_take_one_connection_from_the_pool(app: sqlq.App,
     for _ in range(10):
         app.enqueue(task.new())
     assert (len(taken), len(made)) == (1, 1)
-    clock.now += 2 * raw.TAKEN_SECONDS
+    clock.now += 2 * pool.TAKEN_SECONDS
     app.enqueue(task.new())
     assert (len(taken), len(made)) == (2, 1)
     assert len(app.jobs.list()) == 12
@@ -79,8 +78,8 @@ def test_a_connection_that_rested_long_is_pinged(
     pid = backend(app.database)
     for seconds, pings in (
         (0.01, 0),
-        (idle.IDLE_SECONDS / 2, 0),
-        (2 * idle.IDLE_SECONDS, 1),
+        (pool.IDLE_SECONDS / 2, 0),
+        (2 * pool.IDLE_SECONDS, 1),
         (0.01, 1),
     ):
         clock.now += seconds
@@ -166,7 +165,7 @@ def test_a_session_with_changed_settings_is_replaced(app: sqlq.App, clock: Clock
         return str(said)
 
     app.database.run_statement("SET SESSION tx_isolation = 'REPEATABLE-READ'", None)
-    clock.now += 2 * idle.IDLE_SECONDS
+    clock.now += 2 * pool.IDLE_SECONDS
     assert level() == "READ-COMMITTED"
 
 

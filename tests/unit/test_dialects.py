@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from sqlq.database.driver import Driver
-from sqlq.database.migrations import Migrations
+from sqlq.database.dialect import Driver, Migrations
 from sqlq.database.sql import Sql
 
 MOST_VERBS = 25

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import Connection, Engine, exc, text
 
 import sqlq
-from sqlq.database.driver import Driver
+from sqlq.database.dialect import Driver
 from sqlq.model.outcome import Released, Settlement
 from sqlq.store.jobs import settle
 from sqlq.store.limits import admit

@@ -21,7 +21,7 @@ from sqlalchemy.engine import IteratorResult, Result
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.util import greenlet_spawn, immutabledict
 
-from sqlq.database.compiled import compiled_for
+from sqlq.database.schemas import compiled_for
 from sqlq.database.values import RawRows
 from sqlq.errors import ConfigurationError
 from sqlq.schema.qualify import qualified

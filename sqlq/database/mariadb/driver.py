@@ -1,4 +1,4 @@
-"""Connections to MariaDB, and the meaning of its errors."""
+"""Connections to MariaDB, the meaning of its errors, and how statements are written there."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
 
 from sqlq.config.constants import IDLE_TRANSACTION_MS, LOOP_LONGEST_ANSWER_SECONDS
 from sqlq.config.urls import masked
-from sqlq.database.driver import Driver
-from sqlq.database.mariadb import compiler, health
-from sqlq.database.raw import is_readable
+from sqlq.database.dialect import Driver
+from sqlq.database.mariadb import health
+from sqlq.database.pool import is_readable
 from sqlq.database.timeouts import Patience, bound
 from sqlq.database.values import Trouble
 from sqlq.errors import UnsupportedDatabaseError
+from sqlq.schema import qualify
 
 BEGINS = "sqlq_begins"
 """The execution option of connections whose statements are transactions of several."""
@@ -103,7 +104,7 @@ class MariaDBDriver(Driver):
         return not asks or bool(self.run(driver, _IS_SOUND, ())[0][0])
 
     def prepare(self, engine: Engine, patience: Patience, *, plans_once: bool) -> None:
-        setattr(engine.dialect, compiler.IS_OWN, True)
+        setattr(engine.dialect, _IS_OWN, True)
         settings = [_SESSION]
 
         def settle_in(driver: Any, record: Any) -> None:
@@ -191,3 +192,45 @@ attempts."""
 # guard: a-session-stays-as-it-was-made
 _IS_SOUND = "SELECT @@tx_isolation = 'READ-COMMITTED' AND @@autocommit AND NOT @@in_transaction"
 """A proxy between here and the server may have given the connection another session."""
+
+
+_IS_OWN = "sqlq_is_own"
+"""The attribute of a dialect whose connections are sqlq's own."""
+
+
+class _Compiler(qualify.COMPILER):  # type: ignore[misc]  # Any, as its docstring says
+    """Writes statements of the store so that they find the rows they change by the primary key."""
+
+    def visit_length_func(self, function: Any, **kw: Any) -> str:
+        return f"CHAR_LENGTH{self.function_argspec(function, **kw)}"
+
+    def visit_if__func(self, function: Any, **kw: Any) -> str:
+        return f"IF{self.function_argspec(function, **kw)}"
+
+    def visit_update(self, update: Any, *args: Any, **kw: Any) -> str:
+        return self._without_waits(super().visit_update(update, *args, **kw))
+
+    def visit_delete(self, delete: Any, *args: Any, **kw: Any) -> str:
+        return self._without_waits(super().visit_delete(delete, *args, **kw))
+
+    def _without_waits(self, said: str) -> str:
+        """Write a change of rows that are locked already so that it waits for nothing. Producers lock a
+        unique key before its job, workers the job before its key. So only one of them may wait. A handler
+        that completes its job in a transaction of its own is no worker."""
+        # guard: workers-wait-for-no-key
+        is_locked = _IS_OWN in vars(self.dialect) and not self.binds.keys().isdisjoint(("sqlq_ids", "batch"))
+        return f"SET STATEMENT innodb_lock_wait_timeout = 0 FOR {said}" if is_locked else said
+
+    def update_tables_clause(self, update: Any, table: Any, others: Any, **kw: Any) -> str:
+        tables = [self.process(each, asfrom=True, **kw) for each in (*others, table)]
+        # guard: rows-are-changed-by-their-ids
+        return f"{' STRAIGHT_JOIN '.join(tables)} FORCE INDEX (PRIMARY)"
+
+    def delete_table_clause(self, delete: Any, table: Any, others: Any, **kw: Any) -> str:
+        return str(self.process(table, asfrom=True, **kw))
+
+    def delete_extra_from_clause(self, delete: Any, table: Any, others: Any, hints: Any, **kw: Any) -> str:
+        return f"USING {self.update_tables_clause(delete, table, others, **kw)}"
+
+
+qualify.COMPILERS["mariadb"] = _Compiler

@@ -8,7 +8,9 @@ read all of it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
 from itertools import chain
 from typing import Any
 
@@ -41,12 +43,12 @@ from sqlq.database.batch import (
     Values,
 )
 from sqlq.database.mariadb import statements
-from sqlq.database.mariadb.claims import PLACE, reserved, time_of
 from sqlq.database.mariadb.driver import REFUSE_STANDBY
 from sqlq.database.mariadb.locking import copying, deletion, is_met, locking, note_met, plan_of
 from sqlq.database.schemas import ask_on
-from sqlq.database.sql import Sql
+from sqlq.database.sql import Sql, listed
 from sqlq.database.values import (
+    CLAIMED,
     LARGEST_WINDOW,
     Ask,
     Claimant,
@@ -62,6 +64,8 @@ MOST_CHARACTERS = 3_500_000
 16 MiB."""
 
 _TEXT = "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
+
+_PLACE = {column.name: place for place, column in enumerate(CLAIMED)}
 
 
 class MariaDBSql(Sql):
@@ -169,7 +173,7 @@ class MariaDBSql(Sql):
 
     def claim(self, ask: Ask, wanted: ClaimRequest, by: Claimant) -> RawRows:
         find = self._due_beyond if wanted.positions else self._due
-        return reserved(ask, find(ask, wanted), by)
+        return _reserved(ask, find(ask, wanted), by)
 
     def _due(self, ask: Ask, wanted: ClaimRequest) -> RawRows:
         names, limit, order, _ = wanted
@@ -182,13 +186,13 @@ class MariaDBSql(Sql):
             names = [name for name in names if name in ready]
         for name in names:
             if len(due) < limit:
-                due += self._due_in_one(ask, levels, name, limit - len(due), PLACE["priority"])
+                due += self._due_in_one(ask, levels, name, limit - len(due), _PLACE["priority"])
         return due
 
     def _due_beyond(self, ask: Ask, wanted: ClaimRequest) -> RawRows:
         due: list[Any] = []
         places = [
-            (queue, priority, moment := time_of(due_us), moment, id)
+            (queue, priority, moment := _time_of(due_us), moment, id)
             for queue, priority, due_us, id in wanted.positions
         ]
         if len(places) > 1:  # one statement for all finds those that are worth one of their own
@@ -235,6 +239,27 @@ class MariaDBSql(Sql):
         ask = ask_on(conn)
         for key in ask(statements.KEY_OF, (id,)):
             ask(statements.LOCK_KEY, tuple(key))  # guard: the-key-before-its-job
+
+
+def _reserved(ask: Ask, due: RawRows, by: Claimant) -> RawRows:
+    """Reserve locked jobs, and return them. Rows without attempts of their own get those of their tasks."""
+    if not due:
+        return []
+    claimed = [list(row[:-1]) for row in due]
+    allowed: dict[str, int] = json.loads(by.max_attempts)
+    missing: dict[int, list[int]] = {}
+    for row, own in zip(claimed, due, strict=True):
+        most = allowed.get(row[_PLACE["task"]])
+        if own[-1] is None and most is not None:
+            row[_PLACE["max_attempts"]] = most
+            missing.setdefault(most, []).append(row[0])
+    cases = " ".join(f"WHEN id IN ({listed(ids)}) THEN %s" for ids in missing.values())
+    ask(statements.reserve(listed(row[0] for row in due), cases), (by.owner, by.lease_ms, *missing))
+    return [tuple(row) for row in claimed]
+
+
+def _time_of(us: int) -> datetime:
+    return datetime(1970, 1, 1) + timedelta(microseconds=us)  # noqa: DTZ001 - as the columns have it
 
 
 def _json_type(kind: type[Any]) -> str:

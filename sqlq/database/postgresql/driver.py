@@ -10,10 +10,9 @@ from sqlalchemy import URL, Connection, Engine, event, text
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
 from sqlq.config.constants import IDLE_TRANSACTION_MS
-from sqlq.database.driver import Driver
-from sqlq.database.postgresql.hosts import follow_hosts
+from sqlq.database.dialect import Driver
+from sqlq.database.pool import is_in_transaction, is_readable
 from sqlq.database.postgresql.online import sqlstate
-from sqlq.database.raw import is_in_transaction, is_readable
 from sqlq.database.timeouts import Patience, bound
 from sqlq.database.values import RawRows, Trouble
 from sqlq.schema.qualify import in_catalog
@@ -137,7 +136,51 @@ class PostgreSQLDriver(Driver):
             if conn.info.get(_POOLED) and isolation == "READ COMMITTED":
                 conn.exec_driver_sql(_BOUND_IDLE)  # guard: idle-transactions-end-behind-a-pooler
 
-        follow_hosts(engine)
+        _follow_hosts(engine)
+
+
+_HOST = "sqlq_host"
+"""The key under which a pooled connection keeps its host and port."""
+
+
+def _follow_hosts(engine: Engine) -> None:
+    """Try the host of the last connection first, and one whose connection broke last.
+
+    libpq tries them as they are listed. One that is frozen takes the whole connect timeout, for each
+    connection anew, before the next one has its turn.
+    """
+    order: list[tuple[str, str]] = []
+
+    def move(host: tuple[str, str] | None, *, first: bool) -> None:
+        if host in order:
+            others = [each for each in order if each != host]
+            # in one step: other threads read the list, and move hosts
+            order[:] = [host, *others] if first else [*others, host]
+
+    @event.listens_for(engine, "do_connect")
+    def arrange(dialect: Any, record: Any, arguments: Any, parameters: dict[str, Any]) -> None:
+        hosts = str(parameters.get("host", "")).split(",")
+        if len(hosts) == 1 or not parameters.keys().isdisjoint(("hostaddr", "load_balance_hosts")):
+            return
+        ports = str(parameters.get("port", "")).split(",")
+        if not order:
+            order[:] = zip(hosts, ports * len(hosts) if len(ports) == 1 else ports, strict=False)
+        names, numbers = (",".join(each) for each in zip(*order, strict=True))
+        parameters["host"] = names
+        if "port" in parameters:  # guard: no-port-is-for-libpq-to-find
+            parameters["port"] = numbers
+
+    @event.listens_for(engine, "connect")
+    def note(connection: Any, record: Any) -> None:
+        if order:
+            info = connection.info
+            names = ((info.host, str(info.port)), (info.host, ""))
+            record.info[_HOST] = next((each for each in names if each in order), None)
+            move(record.info[_HOST], first=True)  # guard: the-host-that-answers-is-first
+
+    @event.listens_for(engine, "invalidate")
+    def leave(connection: Any, record: Any, error: Any) -> None:
+        move(record.info.pop(_HOST, None), first=False)  # guard: a-lost-host-is-tried-last
 
 
 ONLY_ON_REQUEST = sys.maxsize

@@ -22,7 +22,7 @@ from sqlalchemy.util import await_only
 
 from sqlq.config.command_hint import command
 from sqlq.config.urls import IN_MEMORY, in_memory
-from sqlq.database.driver import Driver
+from sqlq.database.dialect import Driver
 from sqlq.database.timeouts import Patience
 from sqlq.database.values import RawRows, Trouble
 from sqlq.errors import ConfigurationError, MissingFileError

@@ -33,10 +33,9 @@ from sqlalchemy import (
 )
 
 from sqlq.database.batch import CHANGED, NEW, Batch, Expression, Key, insert_returning, with_returning
-from sqlq.database.compiled import compiled_for
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_named, dialect_of, stricter_isolation
-from sqlq.database.schemas import schema_of
+from sqlq.database.schemas import compiled_for, schema_of
 from sqlq.database.sql import portions
 from sqlq.errors import EnqueueError
 from sqlq.model.checks import OnConflict

@@ -34,7 +34,7 @@ from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
 from sqlq.database.schemas import run_text
-from sqlq.database.steps import BEGINS
+from sqlq.database.sql import BEGINS
 from sqlq.model.checks import Rule
 from sqlq.model.limit import LimitStatus
 from sqlq.schema.tables import IS_UNRESERVED, blocked_by, failed_jobs, jobs, limits, queues, wakes

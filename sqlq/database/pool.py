@@ -1,4 +1,4 @@
-"""Runs statements that a caller waits for without SQLAlchemy, on connections of an engine's own pool."""
+"""The pool of an engine: raw statements on its connections, and the replacement of those that died."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from sqlalchemy import Engine
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Engine, event
+from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
-from sqlq.database.driver import Driver
+from sqlq.database.dialect import Driver
+from sqlq.database.timeouts import Patience
 from sqlq.database.values import Ask, RawRows
 
 T = TypeVar("T")
@@ -22,6 +24,9 @@ RESTS_SINCE = "sqlq_rests_since"
 TAKEN_SECONDS = 0.05
 """A connection serves one statement after the other for this long. Then it returns to the pool, which may
 find it too old or broken."""
+
+IDLE_SECONDS = 10.0
+"""After this long a ping checks an idle connection before its use."""
 
 
 class RawConnections:
@@ -143,6 +148,54 @@ def dispose(engine: Engine) -> None:
 _ONE = "one"
 _FORGOTTEN: list[Any] = []
 """Kept, since the destructor of a forgotten connection may close it."""
+
+
+def look_at_idle(driver: Driver, engine: Engine) -> None:
+    """Replace a pooled connection that died while idle when it is taken from the pool.
+
+    A close by a server or a proxy shows without a query. Only after a longer rest a ping checks it, at the
+    cost of a round trip: a firewall may have forgotten the connection.
+    """
+
+    @event.listens_for(engine, "checkin")
+    def _rests(dbapi_connection: Any, record: ConnectionPoolEntry) -> None:
+        record.info.setdefault(RESTS_SINCE, time.monotonic())  # guard: rest-since-the-first
+
+    @event.listens_for(engine, "checkout")
+    def _wakes(dbapi_connection: Any, record: ConnectionPoolEntry, proxy: Any) -> None:
+        since = record.info.pop(RESTS_SINCE, None)
+        if since is None:
+            return
+        try:
+            fresh = time.monotonic() - since < IDLE_SECONDS
+            sound = driver.is_sound(engine, dbapi_connection, asks=not fresh)
+        except Exception as error:  # the driver's, whose class depends on it
+            raise DisconnectionError from error
+        if not sound:
+            raise DisconnectionError
+
+
+def look_at_errors(driver: Driver, engine: Engine, patience: Patience) -> None:
+    """Give up each connection of an engine that an error has made useless."""
+
+    @event.listens_for(engine, "handle_error")
+    def _failed(context: ExceptionContext) -> None:
+        if context.connection is None:
+            patience.start_over()
+        elif driver.trouble(context.original_exception).is_useless:
+            context.is_disconnect = True
+
+
+def raise_what_sqlalchemy_raises(engine: Engine) -> None:
+    """Raise errors on an engine of sqlq's own as SQLAlchemy's, since their class and code decide the
+    handling.
+
+    A host's hook for `handle_error` on the class Engine may raise anything in their place, and applies to
+    every engine.
+    """
+    event.listen(engine, "handle_error", lambda context: None)  # gives the engine its own list
+    hooks: Any = engine.dialect.dispatch.handle_error
+    hooks.parent_listeners = ()  # guard: errors-are-sqlalchemys
 
 
 def is_in_transaction(driver: Any) -> bool:
