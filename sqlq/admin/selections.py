@@ -66,10 +66,9 @@ def selections(
 ) -> Sequence[Selection]:
     is_named = bool(ids) or any(value is not None for value in (task, queue, batch))
     if is_named == all:
+        both = ", and not both" if all else ""
         raise ConfigurationError(
-            f"all {what} are meant, but ids, a task, a queue or a batch are named too: give one of the two"
-            if all
-            else f"name the {what} that are meant: by id, task, queue or batch, or all of them"
+            f"name the {what} that are meant: by id, task, queue or batch, or all of them{both}"
         )
     return portions(sorted(set(ids)), task, queue, batch)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sqlq.config.durations import counted
@@ -15,12 +16,12 @@ if TYPE_CHECKING:
 
 class Outcome(NamedTuple):
     """The answer of a verb: the object for programs, and the lines for people. The ids are those of the jobs
-    that stay as they were, and `why_not` returns the reason for one."""
+    that stay as they were; some have `reasons` of their own."""
 
     value: Any
     lines: Sequence[str]
     unchanged: Sequence[int] = ()
-    why_not: Callable[[JobDetails], str] = lambda job: f"it is {job.state}"
+    reasons: Mapping[int, str] = MappingProxyType({})
 
     def sentence(self, also_unchanged: int = 0) -> str:
         """Return the answer as one sentence; `also_unchanged` other jobs had changed before."""
@@ -94,6 +95,8 @@ class Verb:
     """The choices that a command has to confirm. Nobody confirms ids."""
     needs_code: bool = False
     """Whether it needs the tasks of the App."""
+    steps: str = ""
+    """The reason why an ended step of a flow may stay as it was."""
 
     @property
     def help(self) -> str:
@@ -122,6 +125,16 @@ class Verb:
     def fits(self, state: str | None) -> bool:
         """Whether it is for subjects of this state, or of some state."""
         return state is None or not self.states or state in self.states
+
+    def why_not(self, outcome: Outcome, job: JobDetails) -> str:
+        """Return why a job stayed as it was."""
+        if job.id in outcome.reasons:
+            return outcome.reasons[job.id]
+        if self.steps and job.flow_id is not None and job.ended_at is not None:
+            return self.steps
+        if self.fits(job.state):
+            return f"it is {job.state}, but not of those named, or locked by another transaction"
+        return f"it is {job.state}: {self.words} is for {', '.join(self.states)} jobs"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,11 @@ are made from these.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 from sqlq.admin.verb import Option, Outcome, Verb
 from sqlq.config.durations import counted
-
-if TYPE_CHECKING:
-    from sqlq.model.job import JobDetails
 
 WAITING = ("blocked", "scheduled", "available")
 LIVE = (*WAITING, "running")
@@ -67,8 +65,8 @@ def who(worker: Any) -> str:
     return f"{'' if worker.name is None else worker.name + ' on '}{worker.host} pid {worker.pid}"
 
 
-def _others(ids: Iterable[int], done: Collection[int]) -> list[int]:
-    return sorted(set(ids).difference(done))
+def _others(ids: Iterable[int], changed: Collection[int]) -> list[int]:
+    return sorted(set(ids).difference(changed))
 
 
 def _did(done: str, ids: Sequence[int], which: str = "") -> str:
@@ -78,22 +76,18 @@ def _did(done: str, ids: Sequence[int], which: str = "") -> str:
 def on_jobs(
     done: str,
     ids: Sequence[int],
-    changed: Sequence[int],
+    changed: Collection[int],
     options: Mapping[str, Any],
     *,
     line: str = "",
-    nothing: str = "",
-    missing: str = "",
-    why_not: Callable[[JobDetails], str] = lambda job: f"it is {job.state}",
+    reasons: Mapping[int, str] = MappingProxyType({}),
+    **values: Any,
 ) -> Outcome:
     """Return the answer where some of these ids, or of the jobs that the options choose, were changed.
-    `nothing` is the sentence where there are none, `missing` the key of those that were not."""
+    `line` takes the place of the usual one. `reasons` are those of single jobs that were not changed."""
     which, unchanged = of(options), _others(ids, changed)
-    if changed:
-        line = line or _did(done, changed, which)
-    else:
-        line = (nothing or f"no jobs{{}} {done}").format(which)
-    return Outcome({done: changed, missing or f"not_{done}": unchanged}, [line], unchanged, why_not)
+    line = line or _did(done, sorted(changed), which) if changed else f"no jobs{which} {done}"
+    return Outcome({done: changed, f"not_{done}": unchanged} | values, [line], unchanged, reasons)
 
 
 # -- jobs ----------------------------------------------------------------------------------------------------
@@ -117,33 +111,15 @@ def retry(app: Any, ids: Sequence[int], *, flow: int | None = None, **options: A
     all their attempts anew. A job whose unique key a live job holds stays failed. Exits with 1 if one of
     the ids was not moved back.
     """
-    which = of({**options, "flow": flow})
-    held: Sequence[int] = ()
-    if flow is None:
-        moved = app.jobs.retry(ids, **options)
-        held = moved.held
-    else:
-        moved = app.flows.retry(flow)
-    lines = [f"no failed jobs{which} moved back"]
-    if moved:
-        lines = [f"moved back {counted(len(moved), 'job')}{which} to run again: {listed(moved)}"]
-    if held:
-        stay = counted(len(held), "job stays", "jobs stay")
-        lines += [f"{stay} failed, since live jobs hold the same unique keys: {listed(held)}"]
-
-    def why_not(job: JobDetails) -> str:
-        if job.id in held:
-            return str(app.jobs.why(job.id)[0])
-        if job.state == "failed":
-            return _NOT_NAMED
-        return f"it is {job.state}: only failed jobs are retried"
-
-    unchanged = _others(ids, moved)
-    value = {"retried": moved, "held_back": held, "not_failed": _others(unchanged, held)}
-    return Outcome(value, lines, unchanged, why_not)
-
-
-_NOT_NAMED = "it has failed, but is not of those named, or is locked by another command"
+    moved = app.jobs.retry(ids, **options) if flow is None else app.flows.retry(flow)
+    held: Sequence[int] = getattr(moved, "held", ())
+    reasons = {id: f"a live job holds its unique key: sqlq why {id} names it" for id in held}
+    outcome = on_jobs("retried", ids, moved, {**options, "flow": flow}, reasons=reasons, held=held)
+    if not held:
+        return outcome
+    stay = counted(len(held), "job stays", "jobs stay")
+    line = f"{stay} failed, since live jobs hold the same unique keys: {listed(held)}"
+    return outcome._replace(lines=[*outcome.lines, line])
 
 
 @verb(
@@ -177,25 +153,18 @@ def cancel(app: Any, ids: Sequence[int], *, flow: int | None = None, **options: 
         named = {name: options[name] for name in ("force", "reason") if name in options}
         effects = app.flows.cancel(flow, **named)
     by_effect: dict[str, list[int]] = {
-        effect.replace(" ", "_"): sorted(id for id, each in effects.items() if each == effect)
+        effect.replace(" ", "_"): sorted(id for id, of_job in effects.items() if of_job == effect)
         for effect in ("cancelled", "requested", "ended", "unknown", "passed over", "locked")
     }
     cancelled, requested = by_effect["cancelled"], by_effect["requested"]
     lines = [_did("cancelled", cancelled, which)] if cancelled else []
     if requested:
-        asked = f"asked {counted(len(requested), 'running job')}{which} to stop: {listed(requested)}"
-        lines += [f"{asked}; its worker sees it within 2 seconds; --force does not wait for it"]
-
-    def why_not(job: JobDetails) -> str:
-        if effects[job.id] == "locked":
-            return "another transaction has locked its row: try again"
-        if effects[job.id] == "passed over":
-            return f"it is of task {job.task} in queue {job.queue}, not of those named"
-        return f"it is {job.state} already"
+        request = f"asked {counted(len(requested), 'running job')}{which} to stop: {listed(requested)}"
+        lines += [f"{request}; its worker sees it within 2 seconds; --force does not wait for it"]
 
     # a step that has ended meanwhile is no failure
     unchanged = _others(effects, cancelled + requested) if flow is None else by_effect["locked"]
-    return Outcome(by_effect, lines or [f"no jobs{which} cancelled"], unchanged, why_not)
+    return Outcome(by_effect, lines or [f"no jobs{which} cancelled"], unchanged)
 
 
 @verb(
@@ -214,16 +183,7 @@ def reschedule(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
     Those that wait under a limit or in a flow do not start before that time. Exits with 1 if one of the
     ids was not moved.
     """
-    moved = app.jobs.reschedule(ids, **options)
-    at, delay = options.get("available_at"), options.get("delay")
-    when = f"at {at.isoformat()}" if at else f"in {delay.strip()}" if delay else "now"
-    return on_jobs(
-        *("rescheduled", ids, moved, options),
-        line=f"{counted(len(moved), 'job')}{of(options)} due {when}: {listed(moved)}",
-        nothing="no waiting jobs{} to move",
-        missing="not_waiting",
-        why_not=_why_not_waiting,
-    )
+    return on_jobs("rescheduled", ids, app.jobs.reschedule(ids, **options), options)
 
 
 @verb(
@@ -244,24 +204,14 @@ def change(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
     """
     effects = app.jobs.change(ids, **options)
     changed = [id for id, effect in effects.items() if effect == "changed"]
-    reasons = {
-        "protected": "it is signed or encrypted for its queue; enqueue it anew in the other one",
-        "key held": "another job holds its unique key in that queue",
-    }
-    return Outcome(
-        effects,
-        [_did("changed", changed) if changed else "changed 0 jobs"],
-        _others(effects, changed),
-        lambda job: reasons.get(effects[job.id]) or _why_not_waiting(job),
-    )
+    reasons = {id: _NOT_CHANGED[effect] for id, effect in effects.items() if effect in _NOT_CHANGED}
+    return on_jobs("changed", ids, changed, {}, reasons=reasons)._replace(value=effects)
 
 
-def _why_not_waiting(job: JobDetails) -> str:
-    if job.state == "running":
-        return "it is running, and only waiting jobs are moved"
-    if job.state in WAITING:
-        return f"it is {job.state}, but not of those named, or locked by another transaction"
-    return f"it is {job.state} already; sqlq retry and sqlq replay run jobs again"
+_NOT_CHANGED = {
+    "protected": "it is signed or encrypted for its queue; enqueue it anew in the other one",
+    "key held": "another job holds its unique key in that queue",
+}
 
 
 @verb(
@@ -272,6 +222,7 @@ def _why_not_waiting(job: JobDetails) -> str:
     button="Delete…",
     asks=True,
     confirms=("all", "task", "queue", "batch", "error"),
+    steps="another step of its flow may still take its result",
 )
 def delete(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
     """Delete failed jobs for good, and ended ones by id.
@@ -280,13 +231,7 @@ def delete(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
     ids, it counts them, and wants a yes. An id may also be that of a finished or cancelled job.
     """
 
-    def why_not(job: JobDetails) -> str:
-        if job.state == "finished":
-            return "another step of its flow may still take its result"
-        return _NOT_NAMED if job.state == "failed" else f"it is {job.state}"
-
-    deleted = app.jobs.delete(ids, **options)
-    return on_jobs("deleted", ids, deleted, options, nothing="no failed jobs{} to delete", why_not=why_not)
+    return on_jobs("deleted", ids, app.jobs.delete(ids, **options), options)
 
 
 @verb(
@@ -300,6 +245,7 @@ def delete(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
     button="Replay…",
     asks=True,
     needs_code=True,
+    steps="it is a step of a flow: sqlq retry --flow runs failed steps again",
 )
 def replay(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
     """Enqueue copies of ended jobs, as new jobs.
@@ -311,21 +257,10 @@ def replay(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
     \b
     sqlq replay --task shop.send_receipt --since 2h
     """
-    replays, which = app.jobs.replay(ids, **options), of(options)
-    lines = [f"replayed {counted(len(replays), 'job')}{which} as {listed([*replays.values()])}"]
-    unchanged = _others(ids, replays)
+    replays = app.jobs.replay(ids, **options)
+    line = f"replayed {counted(len(replays), 'job')}{of(options)} as {listed([*replays.values()])}"
     rows = [{"id": id, "replay_of": original} for original, id in replays.items()]
-    value = {"replayed": rows, "not_replayed": unchanged}
-    lines = lines if replays else [f"no ended jobs{which} to replay"]
-    return Outcome(value, lines, unchanged, _why_not_replayed)
-
-
-def _why_not_replayed(job: JobDetails) -> str:
-    if job.flow_id is not None:
-        return f"it is a step of flow {job.flow_id}: sqlq retry --flow {job.flow_id} runs failed steps again"
-    if job.ended_at is None:
-        return f"it is {job.state}, and only ended jobs are replayed"
-    return f"it is {job.state}, but not of those named"
+    return on_jobs("replayed", ids, replays, options, line=line, replayed=rows)
 
 
 @verb("flows skip", states=("failed", "blocked"), button="Skip…", asks=True)
@@ -363,22 +298,10 @@ def pause_queues(
     workers, and not queues: sqlq workers pause.
     """
     ending = "" if duration is None else f" for {duration.strip()}"
-    already = f"paused already, and from now on{ending or ' without an end'}"
     unknown = app.queues._unknown(names)
     paused = app.queues.pause(*names, all=all, duration=duration)
-    if all:
-        line = f"paused all queues{ending}" if paused else f"all queues are {already}"
-        return Outcome({"all": True, "paused": bool(paused)}, [line])
-    nothing = (
-        "; nothing else is known of a queue of that name: no job is in it, and no worker or task names it"
-    )
-    lines = [
-        f"paused {name}{ending}{nothing if name in unknown else ''}"
-        if name in paused
-        else f"{name} is {already}"
-        for name in sorted({*names})
-    ]
-    return Outcome(_switched(names, "paused", paused, unknown), lines)
+    otherwise = f"paused already, and from now on{ending or ' without an end'}"
+    return _switched("paused", names, paused, unknown, otherwise, ending)
 
 
 @verb(
@@ -393,18 +316,26 @@ def resume_queues(app: Any, names: Sequence[str], *, all: bool = False) -> Outco
     With --all the pause of all queues ends; those that were paused by name stay so.
     """
     unknown = app.queues._unknown(names)
-    resumed = app.queues.resume(*names, all=all)
-    if all:
-        line = "resumed all queues that are not paused by name" if resumed else "all queues are not paused"
-        return Outcome({"all": True, "resumed": bool(resumed)}, [line])
-    lines = [f"resumed {name}" if name in resumed else f"{name} is not paused" for name in sorted({*names})]
-    return Outcome(_switched(names, "resumed", resumed, unknown), lines)
+    return _switched("resumed", names, app.queues.resume(*names, all=all), unknown, "not paused")
 
 
 def _switched(
-    names: Sequence[str], verb: str, changed: Collection[str], unknown: Collection[str]
-) -> list[dict[str, object]]:
-    return [{"queue": q, verb: q in changed, "known": q not in unknown} for q in sorted({*names})]
+    done: str,
+    names: Collection[str],
+    changed: Collection[str],
+    unknown: Collection[str],
+    otherwise: str,
+    ending: str = "",
+) -> Outcome:
+    if not names:
+        line = f"{done} all queues{ending}" if changed else f"all queues are {otherwise}"
+        return Outcome({"all": True, done: bool(changed)}, [line])
+    queues = sorted({*names})
+    lines = [f"{done} {name}{ending}" if name in changed else f"{name} is {otherwise}" for name in queues]
+    if unknown:
+        lines += [f"nothing else is known of {', '.join(unknown)}: no job, worker or task names such a queue"]
+    rows = [{"queue": name, done: name in changed, "known": name not in unknown} for name in queues]
+    return Outcome(rows, lines)
 
 
 @verb(
@@ -419,13 +350,13 @@ def pause_workers(app: Any, names: Sequence[str], **options: Any) -> Outcome:
     Workers are named by --name, host, host:pid or id. They obey within 2 seconds; what they run goes on,
     and what they have not started is released. All processes of a `sqlq work` get the request together.
     """
-    return _asked("pause", "paused", app.workers.pause(*names, **options))
+    return _requested("pause", "paused", app.workers.pause(*names, **options))
 
 
 @verb("workers resume", chosen_by=(ALL_WORKERS,), states=("paused",), button="Resume")
 def resume_workers(app: Any, names: Sequence[str], **options: Any) -> Outcome:
     """Have paused workers claim again, within 2 seconds."""
-    return _asked("resume", "resumed", app.workers.resume(*names, **options))
+    return _requested("resume", "resumed", app.workers.resume(*names, **options))
 
 
 @verb(
@@ -441,7 +372,7 @@ def restart_workers(app: Any, names: Sequence[str], **options: Any) -> Outcome:
     Each claims nothing more within 2 seconds, and is replaced when what it runs has ended. The
     supervisors stay, and with them their options.
     """
-    return _asked("restart", "restarted", app.workers.restart(*names, **options))
+    return _requested("restart", "restarted", app.workers.restart(*names, **options))
 
 
 @verb("workers stop", chosen_by=(ALL_WORKERS,), role="admin", button="Stop…", asks=True)
@@ -450,13 +381,13 @@ def stop_workers(app: Any, names: Sequence[str], **options: Any) -> Outcome:
 
     They claim nothing more within 2 seconds, and exit with 0. A service manager may start them again.
     """
-    return _asked("stop", "stopped", app.workers.stop(*names, **options))
+    return _requested("stop", "stopped", app.workers.stop(*names, **options))
 
 
-def _asked(method: str, done: str, asked: Sequence[Any]) -> Outcome:
-    lines = [f"asked {who(each)} to {method}" for each in asked]
-    lines += [f"{counted(len(asked), 'worker')} will be {done} within 2 seconds; what runs may finish"]
-    return Outcome([each._asdict() for each in asked], lines if asked else ["no worker is running"])
+def _requested(method: str, done: str, workers: Sequence[Any]) -> Outcome:
+    lines = [f"asked {who(worker)} to {method}" for worker in workers]
+    lines += [f"{counted(len(workers), 'worker')} will be {done} within 2 seconds; what runs may finish"]
+    return Outcome([worker._asdict() for worker in workers], lines if workers else ["no worker is running"])
 
 
 @verb("schedules pause", states=("active", "failing", "retired", "ended"), button="Pause")
@@ -499,12 +430,8 @@ def remove_schedule(app: Any, names: Sequence[str]) -> Outcome:
     One that code declares is added again by the next worker that starts with that code: pause it instead.
     """
     (name,) = names
-    is_declared = app.schedules.get(name).is_declared
     app.schedules.remove(name)
-    again = "code declared it: the next worker that starts with that code adds it again"
-    return Outcome(
-        {"schedule": name, "removed": True}, [f"removed {name}", *([again] if is_declared else [])]
-    )
+    return Outcome({"schedule": name, "removed": True}, [f"removed {name}"])
 
 
 @verb(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
 from functools import partial
 from typing import Any
 
 import click
 
-from sqlq.admin.verb import JobSelection, Option, Verb
+from sqlq.admin.verb import JobSelection, Verb
 from sqlq.admin.verbs import of
 from sqlq.cli.context import Context
 from sqlq.cli.options import confirm, json_flag, option_of, yes_option
@@ -47,14 +46,19 @@ def _run(
     verb: Verb, context: Context, /, subjects: Any, as_json: bool, yes: bool = False, **options: Any
 ) -> None:
     named = subjects if isinstance(subjects, tuple) else (subjects,)
-    choices = [each for each in verb.chosen_by if options[each.name] not in (None, False)]
-    _check(verb, named, choices)
+    chosen = {each.name for each in verb.chosen_by if options[each.name] not in (None, False)}
+    if verb.chosen_by and not subjects and not chosen:
+        choices = ", ".join(option.words for option in verb.chosen_by)
+        raise click.UsageError(f"name the {verb.group or 'jobs'}, or give {choices}")
+    for name in chosen & {"flow", "error"}:
+        if subjects or len(chosen) > 1:
+            raise click.UsageError(f"--{name} chooses the jobs: leave out the rest")
     app = context.app(needs_code=verb.needs_code)
     if error := options.pop("error", None):
         named = tuple(app.jobs.failed_alike(error))
         if not named:
             raise ConfigurationError(f"no failed job has the error {error!r}: see {quoted('failed')}")
-    if not yes and not subjects and any(each.name in verb.confirms for each in choices):
+    if not yes and not subjects and not chosen.isdisjoint(verb.confirms):
         search = {name: options[name] for name in ("task", "queue", "batch")}
         number = len(JobSelection(named, search).states(app, verb.states, MOST_COUNTED))
         if number:
@@ -64,23 +68,4 @@ def _run(
     with naming_options():
         outcome = verb.do(app, named, **options)
     answer(outcome.value, *outcome.lines, as_json=as_json)
-    context.refuse(outcome.unchanged, outcome.why_not)
-
-
-def _check(verb: Verb, named: Collection[Any], choices: Sequence[Option]) -> None:
-    """Raise `UsageError` unless the subjects are named in one way."""
-    chosen = {each.name for each in choices}
-    if not verb.chosen_by:
-        return
-    if not verb.is_of_jobs:
-        if bool(chosen) == bool(named):
-            both = ", and not both" if named else ""
-            raise click.UsageError(f"name the {verb.group}, or give --all{both}")
-        return
-    if not named and not chosen:
-        raise click.UsageError(f"name the jobs: by id, {', '.join(each.words for each in verb.chosen_by)}")
-    for name in ("all", "flow"):
-        if name in chosen and (named or len(chosen) > 1):
-            raise click.UsageError(f"--{name} is for all of them: leave out the rest")
-    if "error" in chosen and named:
-        raise click.UsageError("--error names the jobs: leave out ids")
+    context.refuse(outcome.unchanged, partial(verb.why_not, outcome))

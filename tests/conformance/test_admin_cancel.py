@@ -346,7 +346,7 @@ def test_cancel_works_in_batches_and_leaves_newer_jobs(play: Play, monkeypatch: 
     ("how", "complaint"),
     [
         ({}, "name the jobs that are meant: by id, task, queue or batch, or all of them"),
-        ({"ids": [1], "all": True}, "give one of the two"),
+        ({"ids": [1], "all": True}, "or all of them, and not both"),
         ({"ids": []}, "name the jobs that are meant"),
         ({"ids": 7}, "give a list"),
         ({"ids": "7"}, "give a list"),

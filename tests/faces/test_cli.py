@@ -362,11 +362,6 @@ def test_enqueue_reads_arguments_as_json_or_else_as_text(sqlq_: Command, app: sq
         assert app.jobs.get(done["id"]).payload == payload
 
 
-def test_enqueue_refuses_unique_until_without_a_unique_key(sqlq_: Command) -> None:
-    said = sqlq_.shop("enqueue", "shop.send", "7", "--unique-until", "start").misuse()
-    assert said == "--unique-until start is of use with --unique-key only"
-
-
 def test_enqueue_finds_a_task_by_its_alias(sqlq_: Command) -> None:
     assert sqlq_.shop("enqueue", "mail.send", "7", "--json").json()["task"] == "shop.send"
 
@@ -435,15 +430,12 @@ WRONG_USAGE = {
     ("shop.send", "7", "--queue", ""): "--queue is ''",
     ("shop.send", "7", "--queue", "a,b"): "--queue is 'a,b': a comma separates queues",
     ("shop.send", "7", "--max-attempts", "0"): "--max-attempts is 0",
-    ("shop.send", "7", "--unique-until", "start"): "of use with --unique-key only",
-    ("shop.send", "order_id=3"): "--kwargs '{\"order_id\": 3}'",
-    ("shop.send", "7", "note=x"): "or the text itself as '\"note=x\"'",
     ("shop.send", "7", "--kwargs", "[1]"): "not a JSON object",
     ("shop.send", "7", "--kwargs", "{copy: 1}"): "not JSON",
     ("shop.send", "7", "--kwargs", '{"copy": NaN}'): "NaN is not JSON",
     ("shop.send", "7", "--available-at", "tomorrow"): "is not a time like",
     ("shop.send", "7", "--available-at", "2030-01-01T00:00"): "has no time zone",
-    ("shop.send", "-5"): "put -- before arguments that begin with a dash",
+    ("shop.send", "-5"): "No such option: -5",
     ("shop.send", "7", "--prioriti", "3"): "Did you mean",
 }
 

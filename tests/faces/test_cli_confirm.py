@@ -73,7 +73,7 @@ def test_cancel_all_with_yes_cancels_waiting_and_requests_running_jobs(sqlq_: Co
 def test_cancel_all_goes_with_no_other_choice(sqlq_: Command, more: tuple[str, ...]) -> None:
     done = sqlq_("cancel", "--all", *more)
     assert done.code in (1, 2)
-    assert "give one of the two" in done.err or "leave out the rest" in done.err
+    assert any(words in done.err for words in ("and not both", "leave out the rest", "nobody is here"))
 
 
 def fail(app: sqlq.App, task: str, queue: str, number: int) -> list[int]:
@@ -105,4 +105,4 @@ def test_delete_needs_a_confirmation_unless_ids_are_given(sqlq_: Command, app: s
     assert sqlq_.ok("delete", str(exports[0])) == f"deleted 1 job: {exports[0]}\n"
     answer: Any = sqlq_("delete", "--all", "-y", "--json").json()
     assert answer == {"deleted": exports[1:], "not_deleted": []}
-    assert sqlq_.ok("delete", "--queue", "mail") == "no failed jobs in queue mail to delete\n"
+    assert sqlq_.ok("delete", "--queue", "mail") == "no jobs in queue mail deleted\n"

@@ -191,9 +191,7 @@ def test_without_setproctitle_titles_stay_as_they_are(sqlq_: Command) -> None:
 
 MISUSED: list[tuple[tuple[str, ...], str]] = [
     (("workers", "pause"), "name the workers, or give --all"),
-    (("workers", "stop", "a", "--all"), "name the workers, or give --all, and not both"),
     (("queues", "pause"), "name the queues, or give --all"),
-    (("queues", "pause", "mail", "--all"), "name the queues, or give --all, and not both"),
     (("queues", "resume"), "name the queues, or give --all"),
     (
         ("queues", "pause", "--all", "--duration", "soon"),

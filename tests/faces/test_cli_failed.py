@@ -224,7 +224,7 @@ def test_a_failed_job_runs_again_once_its_cause_is_mended(sqlq_: Command, app: s
     id = sqlq_.shop("enqueue", "shop.fail", "it", "--json").json()["id"]
     wait_until(lambda: "1 failed" in sqlq_.work().err, timeout=60)
     sqlq_.touch("mended")
-    assert sqlq_.ok("retry", str(id)) == f"moved back 1 job to run again: {id}\n"
+    assert sqlq_.ok("retry", str(id)) == f"retried 1 job: {id}\n"
     sqlq_.work()
     job = app.jobs.get(id)
     assert (job.state, job.attempts, len(job.errors)) == (State.FINISHED, 1, 2)
@@ -239,14 +239,16 @@ def test_retry_by_id_task_queue_or_all(sqlq_: Command, engine: Engine) -> None:
         (105, "c", "z"),
     ):
         _failed(engine, id, queue=queue, task=task)
-    assert sqlq_("retry").misuse() == "name the jobs: by id, --task, --queue, --batch, --error, --flow, --all"
-    assert "leave out the rest" in sqlq_("retry", "101", "--all").misuse()
-    nothing: dict[str, list[int]] = {"held_back": [], "not_failed": []}
+    assert (
+        sqlq_("retry").misuse() == "name the jobs, or give --task, --queue, --batch, --error, --flow, --all"
+    )
+    assert "or all of them, and not both" in sqlq_("retry", "101", "--all").sentence()
+    nothing: dict[str, list[int]] = {"held": [], "not_retried": []}
     assert sqlq_("retry", "101", "--json").json() == {"retried": [101], **nothing}
     assert sqlq_("retry", "--task", "x", "--json").json() == {"retried": [103], **nothing}
     assert sqlq_("retry", "--queue", "a", "--json").json() == {"retried": [102], **nothing}
     assert sqlq_("retry", "--all", "--json").json() == {"retried": [104, 105], **nothing}
-    assert sqlq_.ok("retry", "--all") == "no failed jobs moved back\n"
+    assert sqlq_.ok("retry", "--all") == "no jobs retried\n"
 
 
 def test_retry_prints_an_outcome_for_each_id(sqlq_: Command, engine: Engine, app: sqlq.App) -> None:
@@ -255,10 +257,10 @@ def test_retry_prints_an_outcome_for_each_id(sqlq_: Command, engine: Engine, app
     (model,) = app.jobs.list(state="available")
     done = sqlq_("retry", "101", "102", "4711", str(model.id))
     assert done.code == 1
-    assert "moved back 1 job to run again: 101" in done.out
+    assert "retried 1 job: 101" in done.out
     assert "1 job stays failed, since live jobs hold the same unique keys: 102" in done.out
     assert "job 4711: there is no such job" in done.err
-    assert f"job {model.id}: it is available: only failed jobs are retried" in done.err
+    assert f"job {model.id}: it is available: retry is for failed jobs" in done.err
 
 
 def test_retry_names_the_live_job_and_exits_with_1_for_a_held_key(sqlq_: Command, engine: Engine) -> None:
@@ -267,7 +269,7 @@ def test_retry_names_the_live_job_and_exits_with_1_for_a_held_key(sqlq_: Command
     sqlq_.ok("retry", "101")
     done = sqlq_("retry", "102")
     assert done.code == 1
-    assert "job 102: it has failed for good, and job 101 has its unique key" in done.err
+    assert "job 102: a live job holds its unique key: sqlq why 102 names it" in done.err
     assert sqlq_("retry", "--all").code == 0
 
 
@@ -280,7 +282,7 @@ def test_delete_by_id_task_queue_or_all(sqlq_: Command, engine: Engine, app: sql
         (105, "c", "z"),
     ):
         _failed(engine, id, queue=queue, task=task)
-    assert sqlq_("delete").misuse() == "name the jobs: by id, --task, --queue, --batch, --error, --all"
+    assert sqlq_("delete").misuse() == "name the jobs, or give --task, --queue, --batch, --error, --all"
     assert sqlq_("delete", "101", "--json").json() == {"deleted": [101], "not_deleted": []}
     assert sqlq_.ok("delete", "--task", "x", "--yes") == "deleted 1 job of task x: 103\n"
     assert sqlq_("delete", "102", "--queue", "b").code == 1, "ids and queue must both fit"

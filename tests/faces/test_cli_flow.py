@@ -135,8 +135,8 @@ def test_flows_are_listed_and_shown(shop: Shop, sqlq_: Command) -> None:
 
 def test_a_flow_is_mended_from_the_command_line(shop: Shop, sqlq_: Command) -> None:
     done, (pay, _, ship, _) = order(shop)
-    assert f"moved back 1 job of flow {done.id}" in sqlq_.ok("retry", "--flow", str(done.id))
-    assert sqlq_.ok("retry", "--flow", str(done.id)) == f"no failed jobs of flow {done.id} moved back\n"
+    assert f"retried 1 job of flow {done.id}" in sqlq_.ok("retry", "--flow", str(done.id))
+    assert sqlq_.ok("retry", "--flow", str(done.id)) == f"no jobs of flow {done.id} retried\n"
     shop.work()
     assert sqlq_("retry", "--flow", str(done.id), "--json").json()["retried"] == [pay]
     shop.work()

@@ -37,11 +37,14 @@ def test_cancel_prints_an_outcome_for_each_job(sqlq_: Command, app: sqlq.App, en
     assert done.code == 1
     assert f"cancelled 1 job: {c}\n" in done.out
     assert f"asked 1 running job to stop: {b}; its worker sees it within 2 seconds" in done.out
-    assert f"sqlq: job {a}: it is cancelled already\n" in done.err
+    assert (
+        f"sqlq: job {a}: it is cancelled: cancel is for blocked, scheduled, available, running jobs\n"
+        in done.err
+    )
     assert "sqlq: job 4711: there is no such job\n" in done.err
     done = sqlq_("cancel", str(b), "--queue", "other")
     assert (done.code, done.out) == (1, "no jobs in queue other cancelled\n")
-    assert f"job {b}: it is of task shop.send in queue mail, not of those named" in done.err
+    assert f"job {b}: it is running, but not of those named, or locked by another transaction" in done.err
     nothing: dict[str, list[int]] = {
         "requested": [],
         "ended": [],
@@ -123,8 +126,8 @@ def test_pause_and_resume(sqlq_: Command, app: sqlq.App) -> None:
     said = sqlq_.ok("queues", "pause", "mail", "nope")
     assert (
         said
-        == "paused mail\npaused nope; nothing else is known of a queue of that name: no job is in it, and "
-        "no worker or task names it\n"
+        == "paused mail\npaused nope\nnothing else is known of nope: no job, worker or task names such a "
+        "queue\n"
     )
     assert sqlq_.shop("queues", "pause", "mail", "empty").out.count("nothing else is known") == 1
     (sqlq_.directory / "other.py").write_text(
@@ -144,7 +147,10 @@ def test_pause_and_resume(sqlq_: Command, app: sqlq.App) -> None:
     assert [row.split()[0] for row in rows[:2]] == ["mail", "nope"]
     assert all(row.rstrip().endswith("paused") for row in rows[:2])
     assert "paused: mail, nope; go on with sqlq queues resume mail" in rows
-    assert sqlq_.ok("queues", "resume", "mail", "other") == "resumed mail\nother is not paused\n"
+    assert sqlq_.ok("queues", "resume", "mail", "other") == (
+        "resumed mail\nother is not paused\n"
+        "nothing else is known of other: no job, worker or task names such a queue\n"
+    )
     sqlq_.work("-q", "mail")
     assert app.jobs.get(id).state == "finished"
 
@@ -243,8 +249,8 @@ def test_bad_input_is_one_sentence_and_changes_nothing(sqlq_: Command, app: sqlq
     ):
         assert complaint in sqlq_(*arguments).sentence(), arguments
     misuses: list[tuple[tuple[str, ...], str]] = [
-        (("cancel",), "name the jobs: by id, --task, --queue, --batch, --flow, --all"),
-        (("cancel", "--force"), "name the jobs: by id, --task, --queue, --batch, --flow, --all"),
+        (("cancel",), "name the jobs, or give --task, --queue, --batch, --flow, --all"),
+        (("cancel", "--force"), "name the jobs, or give --task, --queue, --batch, --flow, --all"),
         (("cancel", "--queue", ""), "--queue is ''"),
         (("cancel", "--task", "x" * 300), "--task has 300 characters"),
         (("prune",), "say what to prune: --finished, --failed or both, each with an age such as 7d"),

@@ -112,22 +112,22 @@ def test_replay_by_task_says_how_many_became_which(sqlq_: Command) -> None:
     sqlq_.work()
     said = sqlq_.ok("replay", "--task", "shop.send", "--since", "1h")
     assert said == "replayed 3 jobs of task shop.send as 4, 5, 6\n"
-    assert sqlq_.ok("replay", "--queue", "nowhere") == "no ended jobs in queue nowhere to replay\n"
+    assert sqlq_.ok("replay", "--queue", "nowhere") == "no jobs in queue nowhere replayed\n"
 
 
 def test_replay_explains_each_id_that_it_leaves_out(sqlq_: Command) -> None:
     live: int = sqlq_.shop("enqueue", "shop.send", "7", "--json").json()["id"]
     done = sqlq_("replay", str(live), "4711")
     assert done.code == 1
-    assert done.out == "no ended jobs to replay\n"
+    assert done.out == "no jobs replayed\n"
     assert done.err == (
-        f"sqlq: job {live}: it is available, and only ended jobs are replayed\n"
+        f"sqlq: job {live}: it is available: replay is for finished, failed, cancelled jobs\n"
         "sqlq: job 4711: there is no such job\n"
     )
 
 
 def test_a_wrong_command_line_of_replay_is_reported_in_one_sentence(sqlq_: Command) -> None:
-    assert "name the jobs: by id, --task, --queue, --batch, --since, --until" in sqlq_("replay").misuse()
+    assert "name the jobs, or give --task, --queue, --batch, --since, --until" in sqlq_("replay").misuse()
     assert "--since is 'yesterday'" in sqlq_("replay", "--since", "yesterday").misuse()
     assert "has no time zone" in sqlq_("replay", "--since", "2026-01-01").misuse()
 

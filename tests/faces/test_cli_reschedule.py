@@ -12,24 +12,24 @@ from tests.faces.command import Command
 def test_reschedule_moves_jobs_and_explains_the_others(sqlq_: Command, app: sqlq.App, engine: Engine) -> None:
     send = app.task(name="send")(lambda: None)
     first, second, third = (app.enqueue(send.new()).id for _ in range(3))
-    assert sqlq_.ok("reschedule", str(first), "--delay", "1h") == f"1 job due in 1h: {first}\n"
+    assert sqlq_.ok("reschedule", str(first), "--delay", "1h") == f"rescheduled 1 job: {first}\n"
     assert app.jobs.get(first).state == "scheduled"
     assert sqlq_.ok("reschedule", "--task", "send", "--available-at", "2030-01-31T08:00:00Z") == (
-        f"3 jobs of task send due at 2030-01-31T08:00:00+00:00: {first}, {second}, {third}\n"
+        f"rescheduled 3 jobs of task send: {first}, {second}, {third}\n"
     )
     app.jobs.cancel([third])
     with engine.begin() as conn:
         reserved = "reserved_at = created_at, reserved_by = 'w', lease_expires_at = created_at"
         conn.execute(text(f"UPDATE jobs SET {reserved} WHERE id = {second}"))
     done = sqlq_("reschedule", str(first), str(second), str(third), "4711")
-    assert (done.code, done.out) == (1, f"1 job due now: {first}\n")
+    assert (done.code, done.out) == (1, f"rescheduled 1 job: {first}\n")
     assert done.err.splitlines() == [
-        f"sqlq: job {second}: it is running, and only waiting jobs are moved",
-        f"sqlq: job {third}: it is cancelled already; sqlq retry and sqlq replay run jobs again",
+        f"sqlq: job {second}: it is running: reschedule is for blocked, scheduled, available jobs",
+        f"sqlq: job {third}: it is cancelled: reschedule is for blocked, scheduled, available jobs",
         "sqlq: job 4711: there is no such job",
     ]
-    assert sqlq_("reschedule", "--all", "--json").json() == {"rescheduled": [first], "not_waiting": []}
-    assert sqlq_.ok("reschedule", "--queue", "nowhere") == "no waiting jobs in queue nowhere to move\n"
+    assert sqlq_("reschedule", "--all", "--json").json() == {"rescheduled": [first], "not_rescheduled": []}
+    assert sqlq_.ok("reschedule", "--queue", "nowhere") == "no jobs in queue nowhere rescheduled\n"
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -6,7 +6,6 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.testing.database import write_declared
 from tests.faces.command import Command
 from tests.kit import for_each, span
 
@@ -54,12 +53,6 @@ def test_schedules_add_show_run_and_remove(sqlq_: Command, app: sqlq.App) -> Non
     assert sqlq_.ok("schedules", "resume", "nightly") == "nightly is not paused\n"
     assert sqlq_.ok("schedules", "remove", "nightly") == "removed nightly\n"
     assert sqlq_("schedules", "show", "nightly").sentence() == "there is no schedule 'nightly'"
-
-
-def test_a_declared_schedule_comes_back_after_removal(sqlq_: Command, app: sqlq.App) -> None:
-    app.task(name="nightly", schedule="0 3 * * *")(lambda: None)
-    write_declared(app)
-    assert "code declared it: the next worker" in sqlq_.ok("schedules", "remove", "nightly")
 
 
 @on_sqlite

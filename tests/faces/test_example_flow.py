@@ -51,7 +51,7 @@ def test_an_order_goes_well_and_one_is_repaired(tmp_path: Path, database_url: st
     assert "failed" in stopped
     assert "DeclinedError: the card for order 8 was declined" in stopped
     assert re.search(r"sqlq .*retry --flow 2", stopped)
-    assert "moved back 1 job of flow 2" in retried
+    assert "retried 1 job of flow 2" in retried
     assert "5 finished" in listed
     with engine.connect() as conn:
         assert conn.execute(text("SELECT id, state FROM orders ORDER BY id")).all() == [

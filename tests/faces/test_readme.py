@@ -254,7 +254,7 @@ def test_commands(desk: Desk) -> None:
     assert "shop.send_receipt" in desk.run(listing)
     assert re.search(r"^ +1  shop\.send_receipt ", desk.run(by_error), re.MULTILINE)
     assert "the payload is not JSON" in desk.run(show)
-    assert "moved back 1 job" in desk.run(retry)
+    assert "retried 1 job" in desk.run(retry)
     desk.run("sqlq --app shop:app work --drain")
     assert "deleted 1 job" in desk.run(forget)
     operate = block("sh", "operate").splitlines()
@@ -282,7 +282,7 @@ def test_commands(desk: Desk) -> None:
         "1 blocked, 1 available", "1 available, 1 blocked"
     )
     assert "sqlq cancel --flow 1 -a shop:app" in desk.run(shown)
-    assert "no failed jobs of flow 1 moved back" in desk.run(retried)
+    assert "no jobs of flow 1 retried" in desk.run(retried)
     assert "cancelled 2 jobs of flow 1" in desk.run(cancelled)
     assert "sqlq_database_up 1.0" in desk.run(block("sh", "metrics"))
     desk.run(down)

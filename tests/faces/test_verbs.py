@@ -42,7 +42,7 @@ def test_a_new_verb_is_a_command_and_is_in_the_audit(sqlq_: Command, app: sqlq.A
     done = touched(sqlq_, "touch", str(one), "99", "--by", "2h", "--json")
     assert (done.code, json.loads(done.out)) == (1, {"touched": [one], "not_touched": [99]})
     assert done.err == "sqlq: job 99: there is no such job\n"
-    assert touched(sqlq_, "touch").misuse() == "name the jobs: by id, --queue"
+    assert touched(sqlq_, "touch").misuse() == "name the jobs, or give --queue"
     rows = [(row.action, row.target, row.number) for row in app.audit.list()]
     assert rows == [
         ("touch", f"touch {one} 99 --by 2h", 1),

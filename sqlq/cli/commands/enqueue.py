@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import shlex
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -31,20 +30,7 @@ HELD = 3
 """The exit code where a live job holds the unique key, and nothing was enqueued."""
 
 
-class _Enqueue(click.Command):
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            if not error.option_name[1:2].isdigit():
-                raise
-            raise click.UsageError(
-                f"{error.option_name} looks like an option: put -- before arguments that begin with a dash",
-                ctx,
-            ) from None
-
-
-@click.command(cls=_Enqueue)
+@click.command()
 @job_options
 @duration("--delay", help='Delay before the job is due, as in "30s", "5m", "2h", "1d".')
 @time_option(
@@ -79,8 +65,6 @@ def enqueue(context: Context, /, task: str, args: tuple[str, ...], as_json: bool
     \b
     sqlq enqueue -a shop.tasks:app shop.tasks.send_receipt 7 --delay 5m
     """
-    if options["unique_until"] in ("start", "pruned") and options["unique_key"] is None:
-        raise click.UsageError(f"--unique-until {options['unique_until']} is of use with --unique-key only")
     positional, by_name = [argument(arg) for arg in args], options.pop("kwargs") or {}
     by_its_name = context.app_path is None and not context.names_nothing()
     if by_its_name:
@@ -88,10 +72,9 @@ def enqueue(context: Context, /, task: str, args: tuple[str, ...], as_json: bool
         new = app.named(task).new(*positional, **by_name)
     else:
         app = context.app_with_tasks("enqueue checks the job against its task")
-        found = app.tasks.find(task)
-        _refuse_assignments(args, positional, found.handler)
-        new = new_from_json(found, positional, by_name)
-        _check_plain_types(found.handler, positional, by_name)
+        known = app.tasks.find(task)
+        new = new_from_json(known, positional, by_name)
+        _check_plain_types(known.handler, positional, by_name)
     changes = {name: value for name, value in options.items() if value is not None}
     if changes.get("timeout", "").strip().lower() == "none":
         changes["timeout"] = None
@@ -109,20 +92,8 @@ def enqueue(context: Context, /, task: str, args: tuple[str, ...], as_json: bool
         raise SystemExit(HELD)
 
 
-def _refuse_assignments(args: Sequence[str], values: Sequence[Any], handler: Callable[..., Any]) -> None:
-    """Refuse `order_id=3`, which would be the text "order_id=3"."""
-    names = signature_of(handler).parameters
-    for arg, value in zip(args, values, strict=True):
-        name, equals, given = arg.partition("=")
-        if equals and name in names and value == arg:
-            example = shlex.quote(json.dumps({name: argument(given)}, ensure_ascii=False))
-            raise click.UsageError(
-                f"{arg} is read as text: give arguments by name as --kwargs {example}, or the text itself as "
-                f"{shlex.quote(json.dumps(arg, ensure_ascii=False))}"
-            )
-
-
 _PLAIN = (int, float, str, bool, types.NoneType)
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _check_plain_types(
@@ -133,21 +104,17 @@ def _check_plain_types(
     signature = signature_of(handler)
     hints = hints_of(getattr(handler, "stands_for", handler), include_extras=False)
     for name, value in signature.bind(*positional, **named).arguments.items():
-        hint = hints.get(name)
+        hint, kind = hints.get(name), signature.parameters[name].kind
         is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
         arms = typing.get_args(hint) if is_union else (hint,)
-        variadic = signature.parameters[name].kind in (
-            inspect.Parameter.VAR_POSITIONAL,
-            inspect.Parameter.VAR_KEYWORD,
-        )
-        if variadic or not all(arm in _PLAIN for arm in arms):
+        if kind in _VARIADIC or not all(arm in _PLAIN for arm in arms):
             continue
         if type(value) not in arms and not (float in arms and type(value) is int):
-            wanted = " or ".join("None" if arm is types.NoneType else arm.__name__ for arm in arms)
-            said = f"{name} is {json.dumps(value, ensure_ascii=False)}: the task takes {wanted} there"
+            expected = " or ".join("None" if arm is types.NoneType else arm.__name__ for arm in arms)
+            message = f"{name} is {json.dumps(value, ensure_ascii=False)}: the task takes {expected} there"
             if str in arms:
-                said += "; text that looks like JSON is given in quotes of its own, as in '\"7\"'"
-            raise ArgumentsError(said)
+                message += "; text that looks like JSON is given in quotes of its own, as in '\"7\"'"
+            raise ArgumentsError(message)
 
 
 def argument(text: str) -> Any:

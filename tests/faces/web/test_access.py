@@ -252,7 +252,7 @@ def test_a_visitor_can_do_what_the_table_allows(app: sqlq.App, failed_job: int, 
 def test_an_operator_cannot_delete_but_retry(app: sqlq.App, failed_job: int) -> None:
     operator = Visitor(app, "operator")
     assert operator.send("delete", id=failed_job, confirmed="yes").status_code == 403
-    assert "moved back 1 job" in operator.done("retry", id=failed_job)
+    assert "retried 1 job" in operator.done("retry", id=failed_job)
 
 
 # -- forms of other sites ------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def test_a_group_of_failures_is_retried(desk: Desk) -> None:
     browser.press("Retry all of them…")
     browser.sees("3 jobs would be acted on")
     browser.press("Retry")
-    browser.sees("moved back 3 jobs", ".said")
+    browser.sees("retried 3 jobs", ".said")
     assert desk.app.jobs.list(state="failed") == []
 
 

@@ -231,7 +231,7 @@ def test_every_url_stays_under_the_prefix_of_a_mount(
     answer = retry(prefix, browser, failed_job)
     assert answer.status_code == 303, answer.text
     assert answer.headers["location"].removeprefix(HOST) == f"{prefix}/jobs/{failed_job}?from=here"
-    assert "moved back 1 job" in browser.get(answer.headers["location"]).text
+    assert "retried 1 job" in browser.get(answer.headers["location"]).text
     assert app.jobs.get(failed_job).state == "available"
 
 

@@ -108,8 +108,8 @@ class OfStaff(TransactionTestCase):
         self.assertEqual(
             (answer.status_code, answer["Location"]), (303, f"{ROOT}jobs/{self.job.id}?x=%C3%A4")
         )
-        self.assertIn("moved back 1 job", self.page(answer["Location"].removeprefix(ROOT)))
-        self.assertNotIn("moved back", self.page(), "which is said once")
+        self.assertIn("retried 1 job", self.page(answer["Location"].removeprefix(ROOT)))
+        self.assertNotIn("retried 1 job", self.page(), "which is said once")
         self.assertEqual(app.jobs.get(self.job.id).state, "available")
 
     def test_a_form_of_another_site_or_without_its_token_is_refused(self):
