@@ -46,7 +46,8 @@ SECRET_NAMES = (
     r"(?i)pass(word|wd|phrase)?$|secret|token|api_?key|authorization|cookie|credential|private_?key"
 )
 """Keys of arguments, headers and results whose values are not shown to anyone."""
-REDACTED = "(hidden)"
+FORM_COOKIE = "sqlq_form"
+"""The cookie with the token of a browser's forms."""
 
 
 class Redaction:
@@ -59,18 +60,18 @@ class Redaction:
         """Return a decoded JSON value without its secrets."""
         if isinstance(value, Mapping):
             return {
-                key: REDACTED if self._names.search(str(key)) else self(inner) for key, inner in value.items()
+                key: "(hidden)" if self._names.search(str(key)) else self(part) for key, part in value.items()
             }
         if isinstance(value, list | tuple):
-            return [self(inner) for inner in value]
+            return [self(part) for part in value]
         return value
 
 
 class RefusedError(Exception):
     """A request that is not answered, with the reason."""
 
-    def __init__(self, why: str, status: int = 403) -> None:
-        super().__init__(why)
+    def __init__(self, reason: str, status: int = 403) -> None:
+        super().__init__(reason)
         self.status = status
 
 
@@ -86,18 +87,20 @@ def check_host(request: Request, hosts: Collection[str] | None) -> None:
         )
 
 
-def check_origin(request: Request) -> None:
-    """Refuse a form that another site has sent. Browsers name the sender in one of these headers."""
+def check_form(request: Request) -> None:
+    """Refuse a form that another site has sent, or that does not have the token of this browser's pages."""
     site = request.headers.get("Sec-Fetch-Site")
-    if site == "same-origin":  # no page can set it; a proxy may have cut the port off the host
-        return
-    sender = request.headers.get("Origin") or request.headers.get("Referer")
-    if site is None and sender is None:
-        raise RefusedError("the browser did not say which site has sent the form: nothing was done")
-    is_other = sender is not None and urlsplit(sender).netloc != request.host
-    if is_other or site not in (None, "none"):  # guard: another-site-posts-nothing
-        raise RefusedError("the form was sent by another site: nothing was done")
+    if site != "same-origin":  # which no page can set; a proxy may have cut the port off the host
+        sender = request.headers.get("Origin") or request.headers.get("Referer")
+        if site is None and sender is None:
+            raise RefusedError("the browser did not name the site of the form: nothing was done")
+        is_other = sender is not None and urlsplit(sender).netloc != request.host
+        if is_other or site not in (None, "none"):  # guard: another-site-posts-nothing
+            raise RefusedError("the form was sent by another site: nothing was done")
+    token = request.cookies.get(FORM_COOKIE, "")
+    if not token or not same(token, request.form.get("token", "")):  # guard: forms-have-their-token
+        raise RefusedError("the form has expired: go back, load the page anew and send it again")
 
 
-def same(one: str, other: str) -> bool:
-    return hmac.compare_digest(one.encode(), other.encode())
+def same(secret: str, text: str) -> bool:
+    return hmac.compare_digest(secret.encode(), text.encode())

@@ -8,12 +8,11 @@ from typing import Any
 
 from werkzeug import Response
 
-from sqlq.admin.facet import command_line
 from sqlq.admin.verb import JobSelection, Option, Verb, whole
 from sqlq.admin.verbs import VERBS
 from sqlq.errors import ConfigurationError
 from sqlq.web.access import RefusedError
-from sqlq.web.pages import FIELDS, SEARCHED, filter_of, search_of
+from sqlq.web.pages import FIELDS, SEARCHED, chosen, search_of
 from sqlq.web.view import View
 
 MOST = 10_000
@@ -22,15 +21,14 @@ MOST = 10_000
 
 def act(view: View) -> Response:
     """Carry out a form, or show the page that confirms it; then return to where it came from."""
-    form = view.request.form
-    words = view.values["verb"]
+    form, words = view.request.form, view.values["verb"]
     verb = VERBS.get(words)
     if verb is None:
         raise ConfigurationError(f"there is no action {words[:40]!r} here")
     if not view.user.may(verb.role):  # guard: each-verb-has-its-role
         raise RefusedError(f"your role, {view.user.role}, may not do that: {verb.role} is needed")
     known = _options(verb)
-    options = {name: each.read(form[name]) for name, each in known.items() if form.get(name)}
+    options = {name: option.read(form[name]) for name, option in known.items() if form.get(name)}
     subjects: list[Any] = [form["name"]] if form.get("name") else []
     states: dict[int, str] = {}
     changed = 0
@@ -42,15 +40,14 @@ def act(view: View) -> Response:
     # guard: a-filter-is-counted-before-it-acts
     if form.get("matching") or (verb.asks and form.get("confirmed") != "yes"):
         error = form.get("error")
-        same = command_line(words, *([] if error else subjects), error=error, **options)
         return view.page(
-            "confirm.html",
+            "confirm",
             words=words,
             options=known,
-            flags=[each for each in verb.options if each.kind == "flag"],
+            flags=[option for option in verb.options if option.kind == "flag"],
             subjects=subjects,
             states=Counter(states.values()),
-            command=view.command(same),
+            command=view.command(words, *([] if error else subjects), error=error, **options),
             form=form,
             most=MOST,
         )
@@ -63,27 +60,26 @@ def act(view: View) -> Response:
 def _options(verb: Verb) -> Mapping[str, Option]:
     """Return the options that a form may have. A filter has the fields of those that choose jobs."""
     others = (*FIELDS, "error", *(["all"] if verb.is_of_jobs else []))
-    options = [each for each in (*verb.chosen_by, *verb.options) if each.name not in others]
-    return {each.name: each for each in options if each.kind != "time"}
+    options = (*verb.chosen_by, *verb.options)
+    return {each.name: each for each in options if each.name not in others and each.kind != "time"}
 
 
 def _jobs(view: View, verb: Verb) -> tuple[dict[int, str], int]:
-    """Return the states of the jobs of a form, and how many that it names are in no state for the verb.
+    """Return the states of the jobs of a form, and the number of those that are in no state for the verb.
 
     It names jobs, all of an error, or all that match a filter."""
     form, app = view.request.form, view.reading.own  # guard: a-replica-decides-nothing
     # guard: an-action-keeps-to-the-states-shown
-    states = [each for each in verb.states if each in (form.get("state") or each).split()]
+    states = [state for state in verb.states if state in (form.get("state") or state).split()]
     if form.get("matching") and not form.get("error"):
-        search = search_of(view, filter_of(form))
+        search = search_of(view, chosen(form))
         search.pop("state", None)
         return JobSelection(search=search).states(app, states, MOST, within=SEARCHED), 0
-    if error := form.get("error"):
-        selection = JobSelection(tuple(app.jobs.failed_alike(error)))
+    if form.get("error"):
+        ids = app.jobs.failed_alike(form["error"])
     else:
-        ids = (whole(text, "the id") for text in form.getlist("id"))
-        selection = JobSelection(tuple(id for id in ids if id is not None))
-    if not selection.ids:  # an empty tuple would mean all
+        ids = [id for text in form.getlist("id") if (id := whole(text, "the id"))]
+    if not ids:  # an empty selection would mean all
         return {}, 0
-    found = selection.states(app, states, MOST, within=SEARCHED)
-    return found, len(set(selection.ids) - found.keys())
+    jobs = JobSelection(tuple(ids)).states(app, states, MOST, within=SEARCHED)
+    return jobs, len(set(ids) - jobs.keys())

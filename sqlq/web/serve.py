@@ -68,16 +68,19 @@ class ByPassword:
         self._file = file
         self._salt = secrets.token_bytes(32)
         self._failures: list[float] = []
+        self._state: tuple[str, dict[str, tuple[User, str]], set[bytes]] = "", {}, set()
         self._read()
 
     def _read(self) -> None:
-        """Raises `ConfigurationError` for a file that cannot be read, or has something else in it."""
-        users: dict[str, tuple[User, str]] = {}
+        """Read the file. Raises `ConfigurationError` where it cannot be read, or has something else in it."""
         try:
-            stamp, lines = self._stamp(), self._file.read_text().splitlines()
+            text = self._file.read_text()
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"--users {self._file} cannot be read: {error}") from None
-        for line in filter(None, lines):
+        if text == self._state[0]:
+            return
+        users: dict[str, tuple[User, str]] = {}
+        for line in filter(None, text.splitlines()):
             name, _, rest = line.partition(":")
             role, _, hashed = rest.partition(":")
             known = next((each for each in ROLES if each == role), None)
@@ -87,22 +90,17 @@ class ByPassword:
                     f"{', '.join(ROLES)} and a hash of werkzeug.security.generate_password_hash"
                 )
             users[name] = User(name, known), hashed
-        self._state: tuple[Any, dict[str, tuple[User, str]], set[bytes]] = stamp, users, set()
-
-    def _stamp(self) -> tuple[int, ...]:
-        found = self._file.stat()
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        self._state = text, users, set()
 
     def __call__(self, request: Request) -> User:
         try:
-            if self._stamp() != self._state[0]:
-                self._read()
-        except (OSError, ConfigurationError) as error:
+            self._read()
+        except ConfigurationError as error:
             log.error("nobody can log in: %s", error)
             raise RefusedError("the users cannot be read: the log of sqlq web has the reason", 503) from None
         _, users, accepted = self._state
-        given = request.authorization
-        name, password = (given and given.username) or "", (given and given.password) or ""
+        basic = request.authorization
+        name, password = (basic and basic.username) or "", (basic and basic.password) or ""
         if name:
             # the hash is slow on purpose, and a browser sends the password with each request
             key = hmac.digest(self._salt, f"{name}:{password}".encode(), "sha256")

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import logging
 from collections.abc import Collection, Iterable
+from functools import partial
 from importlib import resources
 from typing import Any
 
@@ -21,16 +22,7 @@ from sqlq.errors import (
     SqlqError,
     UnsupportedDatabaseError,
 )
-from sqlq.web.access import (
-    SECRET_NAMES,
-    Authorize,
-    Redaction,
-    RefusedError,
-    User,
-    check_host,
-    check_origin,
-    same,
-)
+from sqlq.web.access import SECRET_NAMES, Authorize, Redaction, RefusedError, User, check_form, check_host
 from sqlq.web.reading import Reading
 
 
@@ -49,10 +41,10 @@ required("werkzeug")
 
 from werkzeug import Request, Response  # noqa: E402 - the sentence above comes first
 from werkzeug.exceptions import HTTPException  # noqa: E402
-from werkzeug.routing import Map, RequestRedirect, Rule  # noqa: E402
+from werkzeug.routing import Map, Rule  # noqa: E402
 
-from sqlq.web import actions, api, pages  # noqa: E402
-from sqlq.web.view import FORM_COOKIE, Dashboard, View  # noqa: E402
+from sqlq.web import actions, pages  # noqa: E402
+from sqlq.web.view import View  # noqa: E402
 
 log = logging.getLogger("sqlq.web")
 
@@ -99,22 +91,20 @@ class Site:
                 "authorize says who may look and act: give a function that takes the request and returns a "
                 'sqlq.web.User("ada", "operator"), or None to refuse'
             )
-        if any(map(inspect.iscoroutinefunction, (authorize, type(authorize).__call__))):
-            raise ConfigurationError(
-                "authorize is an async def, and sqlq.web.wsgi has no event loop: write it as def, or mount "
-                "sqlq.web.asgi"
-            )
         self.reading = Reading(app, read_url)
-        self._dashboard = Dashboard(app, self.reading, Redaction(redact), hide_from_viewers)
+        self._view = partial(View, app, self.reading, Redaction(redact), hide_from_viewers)
         self._authorize = authorize
         self._has_warned = False
         self._hosts = hosts
-        named = {**pages.PAGES, **{path: (path, page) for path, page in api.PAGES.items()}}
-        self._handlers = {name: page for name, (_, page) in named.items()} | {"act": actions.act}
-        rules = [Rule(path, endpoint=name, methods=["GET"]) for name, (path, _) in named.items()]
+        paths = {
+            **{name: path for name, (path, _) in pages.PAGES.items()},
+            **{path: path for path in pages.API},
+        }
+        rules = [Rule(path, endpoint=name, methods=["GET"]) for name, path in paths.items()]
+        names = ", ".join(map(repr, ASSETS))
         rules += [Rule("/act/<verb>", endpoint="act", methods=["POST"])]
-        rules += [Rule("/static/<name>", endpoint="static", methods=["GET"])]
-        self._map = Map(rules, strict_slashes=False)
+        rules += [Rule(f"/static/<any({names}):name>", endpoint="static", methods=["GET"])]
+        self._map = Map(rules, strict_slashes=False, merge_slashes=False)
 
     def __call__(self, environ: Any, start_response: Any) -> Iterable[bytes]:
         request = Request(environ)
@@ -126,25 +116,22 @@ class Site:
 
     def _answer(self, request: Request) -> Response:
         urls = self._map.bind_to_environ(request.environ)
-        view = View(self._dashboard, request, urls)
+        view = self._view(request, urls)
         try:
             check_host(request, self._hosts)
             if not request.environ.get("PATH_INFO"):  # mounted at /sqlq, and no slash came after it
                 return Response(status=308, headers={"Location": view.url("overview")})
-            endpoint, values = urls.match()
+            endpoint, view.values = urls.match()
             if endpoint == "static":
-                return _asset(values["name"])
+                return _asset(**view.values)
             if request.method == "POST":
-                check_origin(request)
-                self._check_token(view)
-            user = self._user(request)
-            if user is None:
-                status = 401 if endpoint.startswith("/api/") else 403
-                raise RefusedError("you have no access to this dashboard", status)
-            view.user, view.values = user, dict(values)
-            return self._handlers[endpoint](view)
-        except RequestRedirect:
-            return Response(status=308, headers={"Location": view.url("overview")})
+                check_form(request)
+            view.user = self._user(request)
+            if endpoint == "act":
+                return actions.act(view)
+            if endpoint in pages.API:
+                return pages.API[endpoint](view)
+            return view.page(endpoint, **pages.PAGES[endpoint][1](view))
         except HTTPException as error:
             if isinstance(error.response, Response):  # an answer of `authorize`
                 return error.response
@@ -155,15 +142,15 @@ class Site:
             return self._problem(view, str(error), STATUS.get(type(error), 400))
         except SQLAlchemyError as error:
             log.warning("the database did not answer a page of the dashboard: %s", refusal(error))
-            said = f"The database did not answer: {refusal(error)}. This page tries again by itself."
-            return self._problem(view, said, 503)
+            message = f"The database did not answer: {refusal(error)}. This page tries again by itself."
+            return self._problem(view, message, 503)
 
-    def _user(self, request: Request) -> User | None:
+    def _user(self, request: Request) -> User:
         """Return the user of a request. Any answer of `authorize` but a `User` refuses it."""
         user: Any = self._authorize(request)
-        if user is None or isinstance(user, User):  # guard: only-a-user-enters
+        if isinstance(user, User):  # guard: only-a-user-enters
             return user
-        if not self._has_warned:
+        if user is not None and not self._has_warned:
             self._has_warned = True
             log.error(
                 "authorize returned a %s, so the request is refused, and each one like it: return "
@@ -172,22 +159,16 @@ class Site:
             )
         if inspect.iscoroutine(user):
             user.close()
-        return None
+        raise RefusedError(
+            "you have no access to this dashboard", 401 if request.path.startswith("/api/") else 403
+        )
 
-    def _problem(self, view: View, said: str, status: int) -> Response:
+    def _problem(self, view: View, message: str, status: int) -> Response:
         if view.request.path.startswith("/api/"):
-            return api.problem(said, status)
-        return view.page("problem.html", status, problem=said, code=status)
-
-    def _check_token(self, view: View) -> None:
-        """Refuse a form that does not have the token of this browser's pages."""
-        known = view.request.cookies.get(FORM_COOKIE, "")
-        if not known or not same(known, view.request.form.get("token", "")):  # guard: forms-have-their-token
-            raise RefusedError("the form has expired: go back, load the page anew and send it again")
+            return pages.json_response({"error": message}, status)
+        return view.page("problem", status, problem=message, code=status)
 
 
 def _asset(name: str) -> Response:
-    if name not in ASSETS:
-        return Response("no such file", 404)
     text = resources.files("sqlq.web").joinpath("static", name).read_bytes()
     return Response(text, mimetype=ASSETS[name], headers={"Cache-Control": "max-age=3600"})

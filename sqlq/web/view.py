@@ -2,57 +2,61 @@
 
 from __future__ import annotations
 
+import json
 import secrets
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache, cached_property, partial
+from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 from werkzeug import Request, Response
 from werkzeug.routing import BuildError, MapAdapter
 
+from sqlq.admin.doctor.finding import in_units
 from sqlq.admin.facet import command_line
 from sqlq.admin.verb import Verb
 from sqlq.admin.verbs import VERBS
 from sqlq.app.app import App
-from sqlq.config.command_hint import command
-from sqlq.web.access import Redaction, User
+from sqlq.config.command_hint import command, escaped_lines, shortened, word
+from sqlq.config.durations import age, span, until, written
+from sqlq.model.flow_status import StepDetails
+from sqlq.payload.encryption import Unopened
+from sqlq.web.access import FORM_COOKIE, Redaction
 from sqlq.web.reading import Reading
-from sqlq.web.render import templates
 
-FORM_COOKIE, SAID_COOKIE = "sqlq_form", "sqlq_said"
+MESSAGE_COOKIE = "sqlq_message"
+LONGEST_TEXT = 20_000
+"""Characters of a text that a page shows; the command line and the JSON API have all of it."""
 
 
-class Dashboard(NamedTuple):
-    """The App of all requests, its reads, and what is hidden from whom."""
+@dataclass
+class View:
+    """One request: its user, and the means to answer it."""
 
     app: App
     reading: Reading
     redact: Redaction
-    hides: bool
+    is_hiding: bool
     """Whether arguments and results are hidden from viewers."""
+    request: Request
+    urls: MapAdapter
+    user: Any = None
+    """A `User`; None for pages that need none."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """The variable parts of the path, as the id of a job."""
 
-
-_NOBODY = User("nobody")
-"""The user of pages that need none."""
-
-
-class View:
-    """One request: its user, and the means to answer it."""
-
-    user = _NOBODY
-
-    def __init__(self, dashboard: Dashboard, request: Request, urls: MapAdapter) -> None:
-        self.app, self.reading = dashboard.app, dashboard.reading
-        self.redact, self._is_hiding = dashboard.redact, dashboard.hides
-        self.request = request
-        self.urls = urls
-        self.values: dict[str, Any] = {}
-        """The variable parts of the path, as the id of a job."""
-        self.form_token = request.cookies.get(FORM_COOKIE) or secrets.token_urlsafe(24)
+    @cached_property
+    def form_token(self) -> str:
+        return self.request.cookies.get(FORM_COOKIE) or secrets.token_urlsafe(24)
 
     def url(self, endpoint: str, **values: Any) -> str:
         """Return the path of a page, under the prefix of this request."""
-        given = {key: each for key, each in values.items() if each not in (None, "")}
         try:
-            return self.urls.build(endpoint, given)
+            return self.urls.build(endpoint, {name: value for name, value in values.items() if value != ""})
         except BuildError:  # SQL may have written an empty name, and no path has one
             return self.urls.build("overview")
 
@@ -69,55 +73,41 @@ class View:
         known = (verb for verb in VERBS.values() if verb.button and verb.group == group)
         return [verb for verb in known if self.user.may(verb.role) and verb.fits(state)]
 
-    def verb(self, words: str) -> Verb:
-        return VERBS[words]
-
-    def line(self, verb: str, name: Any, options: dict[str, Any]) -> str:
-        """Return the command that does the same as a button."""
-        return self.command(command_line(verb, *([name] if name else []), **options))
-
-    def command(self, words: str, needs_app: bool = False) -> str:
-        return command(words, self.app.url, needs_app=needs_app)
+    def command(self, words: str, *subjects: Any, needs_app: bool = False, **options: Any) -> str:
+        """Return the command that does the same as a button, or that a sentence names."""
+        return command(command_line(words, *subjects, **options), self.app.url, needs_app=needs_app)
 
     @property
     def hides(self) -> bool:
         """Whether arguments and results are hidden from this user."""
-        return self._is_hiding and not self.user.may("operator")
+        return self.is_hiding and not self.user.may("operator")
 
     def shown(self, value: Any) -> Any:
         """Return a decoded value as this user may see it."""
-        if self.hides:
-            return "(hidden from viewers)"
-        return self.redact(value)
+        return "(hidden from viewers)" if self.hides else self.redact(value)
 
-    def page(self, template: str, status: int = 200, **values: Any) -> Response:
-        """Return a page."""
-        said = self.request.cookies.get(SAID_COOKIE)
-        values = {
-            **values,
-            "view": self,
-            "user": None if self.user is _NOBODY else self.user,
-            "said": said,
-            "endpoint": template.removesuffix(".html"),
-        }
-        response = Response(templates().get_template(template).render(values), status, mimetype="text/html")
-        if said is not None:
-            self.set_cookie(response, SAID_COOKIE, "", max_age=0)
+    def page(self, name: str, status: int = 200, **values: Any) -> Response:
+        message = self.request.cookies.get(MESSAGE_COOKIE)
+        values |= {"view": self, "user": self.user, "message": message, "endpoint": name}
+        text = templates().get_template(f"{name}.html").render(values)
+        response = Response(text, status, mimetype="text/html")
+        if message is not None:
+            self.set_cookie(response, MESSAGE_COOKIE, "", max_age=0)
         if FORM_COOKIE not in self.request.cookies:
             self.set_cookie(response, FORM_COOKIE, self.form_token)
         return response
 
-    def back(self, said: str) -> Response:
+    def back(self, message: str) -> Response:
         """Return to the page from which a form was sent, with a sentence."""
         response = Response(status=303, headers={"Location": self.came_from})
-        self.set_cookie(response, SAID_COOKIE, said[:1000], max_age=60)
+        self.set_cookie(response, MESSAGE_COOKIE, message[:1000], max_age=60)
         return response
 
     @property
     def came_from(self) -> str:
         """The path of the page that the form names, if it is one of ours."""
         root = self.url("overview")
-        path = str(self.request.form.get("back", ""))
+        path = self.request.form.get("back", "")
         ours = path.startswith(root) and not path.startswith("//") and "\\" not in path
         return path if ours and path.isprintable() else root  # guard: nobody-is-sent-elsewhere
 
@@ -131,3 +121,71 @@ class View:
             httponly=True,
             samesite="Strict",
         )
+
+
+# -- templates -----------------------------------------------------------------------------------------------
+
+
+@cache
+def templates() -> Environment:
+    """Return the templates. Every value in them is escaped."""
+    environment = Environment(
+        loader=PackageLoader("sqlq.web"),
+        autoescape=True,  # guard: rows-are-hostile
+        undefined=StrictUndefined,
+        finalize=_steerless,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "age": partial(_time, age),
+        "ago": partial(_time, lambda time: f"{age(time)} ago"),
+        "cut": cut,
+        "json": as_json,
+        "time": partial(_time, written),
+        "number": "{:,}".format,
+        "span": span,
+        "units": in_units,
+        "until": partial(_time, until),
+        "word": word,
+    }
+    environment.globals |= {"placed": placed, "verbs": VERBS}
+    return environment
+
+
+def placed(steps: Sequence[StepDetails], width: int, height: int) -> dict[int, tuple[int, int]]:
+    """Return where each step of a flow is drawn: in the column after those that it waits for."""
+    columns: dict[int, int] = {}
+    rows: Counter[int] = Counter()
+    positions = {}
+    for step in steps:  # ids ascend, and a step waits for earlier ones only
+        column = columns[step.id] = 1 + max((columns[id] for id in step.after if id in columns), default=-1)
+        positions[step.id] = column * width + 1, rows[column] * height + 1
+        rows[column] += 1
+    return positions
+
+
+def _steerless(value: Any) -> Any:
+    """Bound a text, and escape what turns the direction of a line or steers a terminal it is pasted into."""
+    if isinstance(value, Markup):
+        return Markup(escaped_lines(value))  # guard: pages-steer-nothing
+    return shortened(escaped_lines(str(value)), LONGEST_TEXT)  # guard: pages-are-bounded
+
+
+def cut(value: Any, most: int = 120) -> str:
+    """Return a text of at most this number of characters."""
+    return shortened(str(value), most)
+
+
+def as_json(value: Any) -> str:
+    if isinstance(value, Unopened):
+        return f"({value.why})"
+    return json.dumps(value, ensure_ascii=False, indent=2, default=str)
+
+
+def _time(words: Callable[[datetime], str], time: datetime | None) -> Markup:
+    """Write a time in these words, with the time itself on hover."""
+    if time is None:
+        return Markup("–")
+    form = Markup('<time datetime="{}" title="{}">{}</time>')
+    return form.format(time.isoformat(), written(time), words(time))

@@ -22,7 +22,7 @@ import sqlq
 from sqlq.admin.verbs import VERBS
 from sqlq.errors import ConfigurationError
 from sqlq.payload.encryption import new_key
-from sqlq.web import User, api, pages, wsgi
+from sqlq.web import User, pages, wsgi
 from sqlq.web.access import ROLES, Role
 from sqlq.web.serve import LOGINS_A_MINUTE, Server
 from sqlq.web.site import POLICY, Site
@@ -107,7 +107,7 @@ def test_every_request_is_refused_when_authorize_returns_no_user(
         assert answer.status_code == (401 if path.startswith("/api/") else 403), (method, path)
         assert not re.search(r"send|default|ValueError|<nav", answer.text), (method, path)
         paths.add(path)
-    assert len(paths) == len(pages.PAGES) + len(api.PAGES) + len(VERBS)
+    assert len(paths) == len(pages.PAGES) + len(pages.API) + len(VERBS)
     assert app.jobs.get(failed_job).state == "failed"
     lines = [each.getMessage() for each in caplog.records if each.name == "sqlq.web"]
     assert len(lines) == (kind != "None"), "once, with the mend"
@@ -118,17 +118,6 @@ def test_every_request_is_refused_when_authorize_returns_no_user(
 def test_a_user_is_refused_when_it_has_no_name_or_role(given: Any) -> None:
     with pytest.raises(ConfigurationError, match="give a name, and one of the roles viewer, operator, admin"):
         User(*given)
-
-
-class AsyncCallable:
-    async def __call__(self, request: object) -> User:
-        return User("ada")
-
-
-@pytest.mark.parametrize("authorize", [AsyncCallable(), AsyncCallable().__call__])
-def test_an_async_authorize_is_refused_when_the_mount_has_no_loop(app: sqlq.App, authorize: Any) -> None:
-    with pytest.raises(ConfigurationError, match="write it as def, or mount sqlq"):
-        wsgi(app, authorize=authorize)
 
 
 def test_the_dashboard_is_refused_when_it_has_no_authorize(app: sqlq.App) -> None:

@@ -198,7 +198,9 @@ def check_that_all_stays_under(prefix: str, browser: httpx.Client, job: int) -> 
         address = asked.pop()
         answer = browser.get(address)
         assert answer.status_code == 200, (address, answer.text)
-        assert "sqlq_said" not in answer.headers.get("set-cookie", "") or "Max-Age=0" in str(answer.headers)
+        assert "sqlq_message" not in answer.headers.get("set-cookie", "") or "Max-Age=0" in str(
+            answer.headers
+        )
         for cookie in answer.headers.get_list("set-cookie"):
             assert cookie.startswith("session=") or f"Path={prefix}/" in cookie, cookie
         for link in links(address, answer):
