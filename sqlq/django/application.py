@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,7 +10,7 @@ from functools import cached_property
 from typing import Any, TypeVar
 
 import django
-from asgiref.sync import AsyncToSync, async_to_sync, sync_to_async
+from asgiref.sync import async_to_sync, sync_to_async
 from django.apps import apps
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
@@ -24,7 +22,6 @@ from sqlq.app.app import App
 from sqlq.app.connected import Connected
 from sqlq.app.inline import EagerEnqueuer, is_on_a_loop, on_a_loop_of_its_own
 from sqlq.config.command_hint import CommandLine
-from sqlq.config.durations import Duration
 from sqlq.config.urls import in_memory
 from sqlq.database.caller.drivers import driver_of
 from sqlq.database.caller.session import AnySessionToAwait, connection_of
@@ -53,12 +50,13 @@ class DjangoApp(App):
     """
 
     def __init__(self) -> None:
-        given = Configuration.read()
-        self.configuration = given
-        self._place = place_of(given.database)
+        configuration = self.configuration = Configuration.read()
+        self._place = place_of(configuration.database)
         self._follows = True
         self._moving = threading.Lock()
-        super().__init__(url_of(given.database), session=self.connection, **given.of_the_app())
+        super().__init__(
+            url_of(configuration.database), session=self.connection, **configuration.of_the_app()
+        )
         if is_testing():
             self._move_to(self._address_in_django())
         self.middleware(fresh_connections)
@@ -83,9 +81,9 @@ class DjangoApp(App):
         self._follows = self._follows and self._own_address is before
 
     def _for_looking(self, url: URL | None, use: Use = LOOKS) -> App:
-        found: DjangoApp = super()._for_looking(url, use)  # type: ignore[assignment]
-        found._follows = False  # it reads what is committed, on connections of its own
-        return found
+        app: DjangoApp = super()._for_looking(url, use)  # type: ignore[assignment]
+        app._follows = False  # it reads what is committed, on connections of its own
+        return app
 
     # -- where Django is -------------------------------------------------------------------------------------
 
@@ -100,18 +98,18 @@ class DjangoApp(App):
                 self._move_to(self._address_in_django())  # guard: follows-into-the-test-database
 
     def _address_in_django(self) -> Address:
-        given = self.configuration
-        url = url_of(given.database)
-        if not is_testing() or in_memory(url):
-            return self._address(url=url, schema=given.schema, listen_url=given.listen_url)
-        # A test database is dropped while the process goes on, which a connection at rest would forbid.
-        engine = create_engine(url, poolclass=NullPool)
-        return self._address(engine=engine, schema=given.schema, listen_url=given.listen_url)
+        url: Any = url_of(self.configuration.database)
+        where = {"url": url}
+        if is_testing() and not in_memory(url):
+            # A test database is dropped while the process goes on, which a connection at rest would forbid.
+            where = {"engine": create_engine(url, poolclass=NullPool)}
+        return self._address(
+            **where, schema=self.configuration.schema, listen_url=self.configuration.listen_url
+        )
 
     def _choose_address(self) -> None:
         super()._choose_address()
-        connected = self.__dict__["_connected"]
-        connected.database_of_parts = JoinedDatabase(connected, self.connection)
+        self._connected.database_of_parts = JoinedDatabase(self._connected, self.connection)
 
     @property
     def _connected(self) -> Connected:
@@ -129,32 +127,19 @@ class DjangoApp(App):
 
     # -- on Django's connection ------------------------------------------------------------------------------
 
-    async def aenqueue(
-        self,
-        job: JobOrFlow[J],
-        session: AnySessionToAwait = None,
-        *,
-        commit: bool = False,
-        eager: bool | None = None,
-    ) -> J:
+    async def aenqueue(self, job: JobOrFlow[J], session: AnySessionToAwait = None, **options: Any) -> J:
         """`App.aenqueue`; without a session where Django's ORM does its work for asynchronous code."""
         if session is not None:
-            return await super().aenqueue(job, session, eager=eager)
-        return await sync_to_async(self.enqueue)(job, eager=eager)
+            return await super().aenqueue(job, session, **options)
+        return await sync_to_async(self.enqueue)(job, **options)
 
     async def aenqueue_many(
-        self,
-        jobs: Iterable[NewJob[R]],
-        session: AnySessionToAwait = None,
-        *,
-        spread: Duration | None = None,
-        commit: bool = False,
-        eager: bool | None = None,
+        self, jobs: Iterable[NewJob[R]], session: AnySessionToAwait = None, **options: Any
     ) -> list[Job[R]]:
         """`App.aenqueue_many`; without a session as `aenqueue`."""
         if session is not None:
-            return await super().aenqueue_many(jobs, session, spread=spread, eager=eager)
-        return await sync_to_async(self.enqueue_many)(jobs, spread=spread, eager=eager)
+            return await super().aenqueue_many(jobs, session, **options)
+        return await sync_to_async(self.enqueue_many)(jobs, **options)
 
 
 def _run_coroutine(work: Coroutine[Any, Any, Any]) -> Any:
@@ -167,16 +152,6 @@ def _run_coroutine(work: Coroutine[Any, Any, Any]) -> Any:
         return await work
 
     return async_to_sync(wait)()
-
-
-def where_the_orm_works(function: Any, *args: Any) -> Any:
-    """Call a function for synchronous code on an event loop, in the thread that `sync_to_async` would call it
-    in. The loop stands still until it has returned, as in any other call."""
-    executors, loop = AsyncToSync.loop_thread_executors, asyncio.get_running_loop()
-    executor = getattr(AsyncToSync.executors, "current", None) or executors.get(loop)
-    if executor is None:  # no thread waits for this loop
-        return on_a_loop_of_its_own(sync_to_async(function)(*args))
-    return executor.submit(contextvars.copy_context().run, function, *args).result()
 
 
 class JoinedDatabase:

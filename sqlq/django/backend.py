@@ -6,14 +6,14 @@ like all others: `manage.py sqlq work` runs them, and the same commands and view
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cache
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.core import checks
 from django.db import close_old_connections
@@ -35,16 +35,13 @@ except ImportError:
     ) from None
 
 from sqlq.app.app import App
-from sqlq.app.inline import is_on_a_loop
-from sqlq.django.application import project_app, where_the_orm_works
+from sqlq.django.application import project_app
 from sqlq.errors import ConfigurationError, EnqueueError, JobNotFoundError, SqlqError
 from sqlq.events import JobEvent
 from sqlq.model.job import JobDetails, State
 from sqlq.model.task import Task, make_task
 from sqlq.payload.signatures import signature_of
 from sqlq.worker.attempt.context import current_job
-
-log = logging.getLogger("sqlq")
 
 _STATUS = {
     State.BLOCKED: TaskResultStatus.READY,
@@ -126,11 +123,8 @@ class SqlqBackend(BaseTaskBackend):
 
         Only the last attempt has the id of its worker, and `started_at` is the end of the first attempt.
         Raises `TaskResultDoesNotExist`, also for a job that is no longer kept, and for a job of a task that
-        is not one of Django's. On an event loop it stands still until the thread has answered where Django's
-        ORM works for asynchronous code; `aget_result` lets it go on.
+        is not one of Django's. Code on an event loop awaits `aget_result`.
         """
-        if is_on_a_loop():
-            return where_the_orm_works(self.get_result, result_id)
         try:
             return self._result(project_app().jobs.get(int(result_id)))
         except (ValueError, JobNotFoundError):
@@ -138,22 +132,14 @@ class SqlqBackend(BaseTaskBackend):
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
         """Return what is wrong with this backend's settings."""
-        from django.apps import apps
-
-        found = []
-        if not apps.is_installed("sqlq.django"):
-            said = (
-                f"TASKS[{self.alias!r}] is for sqlq, but 'sqlq.django' is not in INSTALLED_APPS: add it, so "
-            )
-            found.append(checks.Error(f"{said}that workers find your tasks", id="sqlq.E004"))
         try:
+            project_app()
             if unknown := sorted(set(self.options) - set(_OPTIONS)):
-                raise ConfigurationError(f"it may have {', '.join(_OPTIONS)}, not {', '.join(unknown)}")
+                raise ConfigurationError(f"OPTIONS may have {', '.join(_OPTIONS)}, not {', '.join(unknown)}")
             make_task(_storable, name="check", **self.options)
         except SqlqError as error:
-            said = f"OPTIONS of TASKS[{self.alias!r}] cannot be used: {error}"
-            found.append(checks.Error(said, id="sqlq.E005"))
-        return found
+            return [checks.Error(f"TASKS[{self.alias!r}] cannot be used: {error}", id="sqlq.E002")]
+        return []
 
     # -- tasks of Django's as tasks of sqlq's ----------------------------------------------------------------
 
@@ -161,7 +147,7 @@ class SqlqBackend(BaseTaskBackend):
         """Return the task of sqlq's that stands for one of Django's, registered with the App."""
         app, name = project_app(), task.module_path
         known = app.tasks.get(name)
-        if known is not None and _of_django(known) is not None:
+        if known is not None and _of_django(known):
             return known
         _listen(app)
         options = {key: value for key, value in self.options.items() if key in _OPTIONS}
@@ -174,8 +160,8 @@ class SqlqBackend(BaseTaskBackend):
         task = _of_django(project_app().tasks.get(details.task))
         if task is None:
             raise TaskResultDoesNotExist(details.id)
-        ended = [_moment(datetime.fromisoformat(record["at"])) for record in details.errors if "at" in record]
-        last = _moment(details.reserved_at) or (ended[-1] if ended else None)
+        ends = [_time(datetime.fromisoformat(record["at"])) for record in details.errors if "at" in record]
+        last = _time(details.reserved_at) or (ends[-1] if ends else None)
         workers = [_UNKNOWN_WORKER] * details.attempts
         if workers and details.reserved_by is not None:
             workers[-1] = details.reserved_by
@@ -183,9 +169,9 @@ class SqlqBackend(BaseTaskBackend):
             task=_as_enqueued(task, details, self.alias),
             id=str(details.id),
             status=_STATUS[details.state],
-            enqueued_at=_moment(details.created_at),
-            started_at=ended[0] if ended and details.attempts > 1 else last,
-            finished_at=_moment(details.ended_at),
+            enqueued_at=_time(details.created_at),
+            started_at=ends[0] if ends and details.attempts > 1 else last,
+            finished_at=_time(details.ended_at),
             last_attempted_at=last,
             args=details.args or [],
             kwargs=details.kwargs or {},
@@ -199,7 +185,7 @@ class SqlqBackend(BaseTaskBackend):
 
 @cache
 def _listen(app: App) -> None:
-    app.on("finished", "failed", "cancelled")(tell_finished)
+    app.on("finished", "failed", "cancelled")(publish_finished)
 
 
 def _of_django(task: Task[..., Any] | None) -> Any:
@@ -217,28 +203,28 @@ def _as_enqueued(task: Any, details: JobDetails, alias: str) -> Any:
             backend=alias,
             priority=details.priority,
             queue_name=details.queue,
-            run_after=_moment(due_at) if is_deferred else None,
+            run_after=_time(due_at) if is_deferred else None,
         )
     except InvalidTask:  # the settings have other queues by now
         return task
 
 
-def _moment(moment: datetime | None) -> datetime | None:
+def _time(time: datetime | None) -> datetime | None:
     """Return a time as Django has it: aware, or with USE_TZ = False in the project's time zone."""
-    return moment if moment is None or settings.USE_TZ else timezone.make_naive(moment)
+    return time if time is None or settings.USE_TZ else timezone.make_naive(time)
 
 
 def _errors(details: JobDetails) -> list[Any]:
     """Return the errors of all attempts, the oldest first; of the last one with its traceback."""
-    found = [_error(record.get("exception"), record.get("message"), None) for record in details.errors]
+    errors = [_error(record.get("exception"), record.get("message")) for record in details.errors]
     if details.state is State.FAILED:
-        found.append(_error(details.exception, details.message, details.traceback))
+        errors.append(_error(details.exception, details.message, details.traceback))
     elif details.state is State.CANCELLED:
-        found.append(_error("sqlq.model.retry.Cancel", details.reason, None))
-    return found
+        errors.append(_error("sqlq.model.retry.Cancel", details.reason))
+    return errors
 
 
-def _error(exception: str | None, message: str | None, traceback: str | None) -> Any:
+def _error(exception: str | None, message: str | None, traceback: str | None = None) -> Any:
     path = exception or "sqlq.errors.SqlqError"
     if path == _UNSUPPORTED:  # other backends let Django's own error through
         path = "TypeError"
@@ -256,25 +242,25 @@ def _handler(task: Any) -> Any:
     started."""
     function = task.func
 
+    def begin(args: Sequence[Any]) -> Sequence[Any]:
+        backend = task.get_backend()
+        result = backend.get_result(current_job().id)
+        task_started.send_robust(type(backend), task_result=result)
+        return (TaskContext(task_result=result), *args) if task.takes_context else args
+
     def handler(*args: Any, **kwargs: Any) -> Any:
-        result = _backend(task).get_result(current_job().id)
-        task_started.send_robust(_backend(task).__class__, task_result=result)
-        given = (TaskContext(task_result=result), *args) if task.takes_context else args
-        return _returned(result, function(*given, **kwargs))
+        return _storable(function(*begin(args), **kwargs))
 
     async def ahandler(*args: Any, **kwargs: Any) -> Any:
-        result = await asyncio.to_thread(_backend(task).get_result, current_job().id)
-        await task_started.asend_robust(_backend(task).__class__, task_result=result)
-        given = (TaskContext(task_result=result), *args) if task.takes_context else args
-        return _returned(result, await function(*given, **kwargs))
+        return _storable(await function(*await sync_to_async(begin)(args), **kwargs))
 
-    made: Any = ahandler if inspect.iscoroutinefunction(function) else handler
+    wrapper: Any = ahandler if inspect.iscoroutinefunction(function) else handler
     for name in ("__module__", "__qualname__", "__name__"):
-        setattr(made, name, getattr(function, name))
-    made.__signature__ = _signature(function, takes_context=task.takes_context)
-    made.django_task = task
-    made.stands_for = function  # whose annotations a command line checks
-    return made
+        setattr(wrapper, name, getattr(function, name))
+    wrapper.__signature__ = _signature(function, takes_context=task.takes_context)
+    wrapper.django_task = task
+    wrapper.stands_for = function  # whose annotations a command line checks
+    return wrapper
 
 
 def _signature(function: Any, *, takes_context: bool) -> inspect.Signature:
@@ -291,41 +277,26 @@ def _storable(value: Any) -> Any:
         raise UnsupportedResultError(str(error)) from error
 
 
-def _backend(task: Any) -> Any:
-    return task.get_backend()
-
-
-def _returned(result: Any, value: Any) -> Any:
-    """Return what a task has returned as it is stored."""
-    stored = _storable(value)
-    object.__setattr__(result, "_return_value", stored)
-    return stored
-
-
-def tell_finished(events: list[JobEvent]) -> None:
+def publish_finished(events: list[JobEvent]) -> None:
     """Send `task_finished` for jobs of Django's tasks that have ended, once that is committed."""
     close_old_connections()
     try:
         for event in events:
             if (task := _of_django(project_app().tasks.get(event.task))) is not None:
-                _tell_finished(task, event)
+                _publish_finished(task.get_backend(), event)
     finally:
         close_old_connections()
 
 
-def _tell_finished(task: Any, event: JobEvent) -> None:
+def _publish_finished(backend: Any, event: JobEvent) -> None:
     try:
-        result = _backend(task).get_result(event.id)
+        result = backend.get_result(event.id)
     except TaskResultDoesNotExist:  # an operator has deleted it at once: all are kept for some seconds
         return
-
-    def send() -> None:
-        task_finished.send_robust(_backend(task).__class__, task_result=result)
-
     try:
         if event.exception is not None:
             raise event.exception
     except BaseException:  # receivers find it in sys.exc_info(), as Django's own for the log does
-        send()
+        task_finished.send_robust(type(backend), task_result=result)
     else:
-        send()
+        task_finished.send_robust(type(backend), task_result=result)

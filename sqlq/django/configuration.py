@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -61,20 +60,22 @@ class Configuration:
         return cls.of(getattr(settings, "SQLQ", {}))
 
     @classmethod
-    def of(cls, given: Any) -> Configuration:
+    def of(cls, options: Any) -> Configuration:
         """Return the settings in a dict. Raises `ConfigurationError` for a key or value that cannot be."""
-        if not isinstance(given, Mapping):
+        if not isinstance(options, Mapping):
             raise ConfigurationError(
-                f'SQLQ in the settings is {given!r}: it is a dict, as in SQLQ = {{"database": "default"}}'
+                f'SQLQ in the settings is {options!r}: it is a dict, as in SQLQ = {{"database": "default"}}'
             )
         known = [*(each.name for each in fields(cls) if each.name != "workers"), *SETTINGS]
-        for key in given:
+        for key in options:
             if key not in known:
                 raise ConfigurationError(
                     f"SQLQ in the settings has the key {key!r}: it may have {', '.join(known)}"
                 )
-        workers = {name: value for name in SETTINGS if (value := given.get(name)) is not None}
-        configuration = cls(**{name: given[name] for name in given if name not in SETTINGS}, workers=workers)
+        workers = {name: value for name in SETTINGS if (value := options.get(name)) is not None}
+        configuration = cls(
+            **{name: options[name] for name in options if name not in SETTINGS}, workers=workers
+        )
         configuration._check()
         return configuration
 
@@ -82,10 +83,6 @@ class Configuration:
         """Return the options of `sqlq.App` among the keys."""
         others = ("database", "migrate_with_django", "task_modules", "workers")
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in others}
-
-    def variables(self) -> dict[str, str]:
-        """Return the settings of workers as variables of the environment."""
-        return {f"SQLQ_{name.upper()}": str(value) for name, value in self.workers.items()}
 
     def _check(self) -> None:
         if self.database not in connections.settings:
@@ -104,12 +101,7 @@ class Configuration:
             for name, value in self.workers.items():
                 OPTIONS[name].check(value, name)
         except ConfigurationError as error:
-            raise ConfigurationError(re.sub(r"^\w+", _named, str(error))) from None
-
-
-def _named(word: re.Match[str]) -> str:
-    """Return the first word of a message, as the settings have it where it names an option."""
-    return f'SQLQ["{word[0]}"]' if word[0] in (*SETTINGS, *Configuration.__annotations__) else word[0]
+            raise ConfigurationError(f"SQLQ in the settings: {error}") from None
 
 
 def place_of(alias: str) -> tuple[Any, ...]:
@@ -209,20 +201,14 @@ def _postgresql(parameters: Mapping[str, Any], role: str | None) -> URL:
 
 def check_settings(app_configs: Any = None, **kwargs: Any) -> list[checks.CheckMessage]:
     """Return what is wrong with SQLQ, and with the database that it names."""
-    id = "sqlq.E001"
     try:
         configuration = Configuration.read()
-        id = "sqlq.E002"
         url = url_of(configuration.database)
+        App(url, **configuration.of_the_app()).close()
     except SqlqError as error:
-        return [checks.Error(str(error), id=id)]
-    if not dialect_at(url).in_a_file:
-        return []
-    if configuration.schema is not None:
-        said = 'SQLQ["schema"] is set, but SQLite has no schemas: leave it out'
-        return [checks.Error(said, id="sqlq.E003")]
+        return [checks.Error(str(error), id="sqlq.E001")]
     options = connections.settings[configuration.database].get("OPTIONS", {})
-    if str(options.get("transaction_mode")).upper() == "IMMEDIATE":
+    if not dialect_at(url).in_a_file or str(options.get("transaction_mode")).upper() == "IMMEDIATE":
         return []
     return [
         checks.Warning(

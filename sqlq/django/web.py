@@ -14,10 +14,11 @@ from django.urls import NoReverseMatch, reverse
 from django.views.decorators.csrf import csrf_exempt
 
 from sqlq.django.application import project_app
-from sqlq.web import User, wsgi
+from sqlq.web import Role, User, wsgi
 from sqlq.web.site import required  # which names packages that are not there
 
 USER = "sqlq.django.user"
+_ROLES: dict[str, Role] = {"delete": "admin", "change": "operator", "view": "viewer"}
 
 
 # The dashboard's forms have a token of their own, and it refuses those that another site has sent. None has
@@ -57,12 +58,10 @@ def user_of(user: Any) -> User | None:
     """Return who a user of Django's is to the dashboard: nobody, unless staff with a permission."""
     if not (user.is_active and user.is_staff):  # guard: only-staff-sees-jobs
         return None
-    name = str(user.get_username())
-    if user.has_perm("sqlq.delete_job"):  # as superusers have
-        return User(name, "admin")
-    if user.has_perm("sqlq.change_job"):
-        return User(name, "operator")
-    return User(name, "viewer") if user.has_perm("sqlq.view_job") else None
+    for permission, role in _ROLES.items():
+        if user.has_perm(f"sqlq.{permission}_job"):  # as superusers have
+            return User(str(user.get_username()), role)
+    return None
 
 
 @cache

@@ -1,8 +1,9 @@
-"""The pages that look, and the JSON API. Each reads through the App's parts for operators."""
+"""The pages that look, the forms that act, and the JSON API, by way of the App's parts for operators."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -17,12 +18,13 @@ from sqlq.admin.doctor.doctor import Doctor
 from sqlq.admin.doctor.finding import Finding, Verdict
 from sqlq.admin.jobs import LOOKED_AT
 from sqlq.admin.storage import Storage, storage
-from sqlq.admin.verb import whole
+from sqlq.admin.verb import JobSelection, Option, Verb, whole
+from sqlq.admin.verbs import VERBS
 from sqlq.admin.why import why
 from sqlq.app.app import App
 from sqlq.config.durations import aware, milliseconds
 from sqlq.config.json_text import document
-from sqlq.errors import JobNotFoundError
+from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.model.checks import checked_whole
 from sqlq.model.job import JobDetails, State
 from sqlq.payload.codec import decoded
@@ -90,9 +92,10 @@ def _findings(app: App) -> list[Finding]:
 # -- jobs ----------------------------------------------------------------------------------------------------
 
 
-RARE = ("batch", "header", "key", "limit_key", "since", "until")
-"""The fields that a page shows on request."""
-FIELDS = ("state", "queue", "task", "label", "text", *RARE)
+FIELDS = (
+    *("state", "queue", "task", "label", "text"),
+    *("batch", "header", "key", "limit_key", "since", "until"),
+)
 
 
 def chosen(arguments: Mapping[str, str], names: Sequence[str] = FIELDS) -> dict[str, str]:
@@ -152,7 +155,6 @@ def jobs(view: View) -> Values:
         "complete": rows.complete,
         "searched": SEARCHED,
         "chosen": fields,
-        "rare": fields.keys() & set(RARE),
         "states": list(State),
         "before": before,
     }
@@ -247,6 +249,78 @@ PAGES: Mapping[str, tuple[str, Callable[[View], Values]]] = {
     "audit": ("/audit", audit),
 }
 """The pages by their names, which are those of their templates, too, with their paths."""
+
+
+# -- the forms that act: the command line's verbs, each with the command that does the same ------------------
+
+MOST_ACTED_ON = 10_000
+"""The most jobs that one form acts on."""
+
+
+def act(view: View) -> Response:
+    """Carry out a form, or show the page that confirms it; then return to where it came from."""
+    form, words = view.request.form, view.values["verb"]
+    verb = VERBS.get(words)
+    if verb is None:
+        raise ConfigurationError(f"there is no action {words[:40]!r} here")
+    if not view.user.may(verb.role):  # guard: each-verb-has-its-role
+        raise RefusedError(f"your role, {view.user.role}, may not do that: {verb.role} is needed")
+    known = _options(verb)
+    options = {name: option.read(form[name]) for name, option in known.items() if form.get(name)}
+    subjects: list[Any] = [form["name"]] if form.get("name") else []
+    states: dict[int, str] = {}
+    changed = 0
+    if verb.is_of_jobs and "flow" not in options:
+        states, changed = _jobs(view, verb)
+        subjects = sorted(states)
+        if not subjects:
+            return view.back("No job is chosen, or none is in a state for that any more: nothing was done.")
+    # guard: a-filter-is-counted-before-it-acts
+    if form.get("matching") or (verb.asks and form.get("confirmed") != "yes"):
+        error = form.get("error")
+        return view.page(
+            "confirm",
+            words=words,
+            options=known,
+            flags=[option for option in verb.options if option.kind == "flag"],
+            subjects=subjects,
+            states=Counter(states.values()),
+            command=view.command(words, *([] if error else subjects), error=error, **options),
+            form=form,
+            most=MOST_ACTED_ON,
+        )
+    with view.app.acting_as(view.user.name):
+        outcome = verb.do(view.app, subjects, **options)
+    view.reading.forget()
+    return view.back(f"{outcome.sentence(changed)}.")
+
+
+def _options(verb: Verb) -> Mapping[str, Option]:
+    """Return the options that a form may have. A filter has the fields of those that choose jobs."""
+    others = (*FIELDS, "error", *(["all"] if verb.is_of_jobs else []))
+    options = (*verb.chosen_by, *verb.options)
+    return {each.name: each for each in options if each.name not in others and each.kind != "time"}
+
+
+def _jobs(view: View, verb: Verb) -> tuple[dict[int, str], int]:
+    """Return the states of the jobs of a form, and the number of those that are in no state for the verb.
+
+    It names jobs, all of an error, or all that match a filter."""
+    form, app = view.request.form, view.reading.own  # guard: a-replica-decides-nothing
+    # guard: an-action-keeps-to-the-states-shown
+    states = [state for state in verb.states if state in (form.get("state") or state).split()]
+    if form.get("matching") and not form.get("error"):
+        search = search_of(view, chosen(form))
+        search.pop("state", None)
+        return JobSelection(search=search).states(app, states, MOST_ACTED_ON, within=SEARCHED), 0
+    if form.get("error"):
+        ids = app.jobs.failed_alike(form["error"])
+    else:
+        ids = [id for text in form.getlist("id") if (id := whole(text, "the id"))]
+    if not ids:  # an empty selection would mean all
+        return {}, 0
+    jobs = JobSelection(tuple(ids)).states(app, states, MOST_ACTED_ON, within=SEARCHED)
+    return jobs, len(set(ids) - jobs.keys())
 
 
 # -- the JSON API, which only reads: the objects that the command line prints with --json --------------------

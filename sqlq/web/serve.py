@@ -8,12 +8,14 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from sqlq.app.app import App
 from sqlq.config.listen import listen
 from sqlq.errors import ConfigurationError
+from sqlq.web import THREADS
 from sqlq.web.access import ROLES, RefusedError, User, same
 from sqlq.web.site import Site, required
 
@@ -27,7 +29,6 @@ from werkzeug.utils import redirect  # noqa: E402
 
 log = logging.getLogger("sqlq.web")
 
-THREADS = 8
 CONNECTIONS, SILENT_SECONDS = 500, 20
 """The most connections, and the time that one may be silent."""
 LOGINS_A_MINUTE = 10
@@ -128,12 +129,9 @@ _NOBODY = "scrypt:32768:8:1$KpSJ0OcUlnTxlzxm$" + "0" * 128
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches the address."""
-    if host == "localhost":
-        return True
-    try:
+    with suppress(ValueError):
         return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return host == "localhost"
 
 
 class Server:

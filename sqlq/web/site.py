@@ -43,7 +43,7 @@ from werkzeug import Request, Response  # noqa: E402 - the sentence above comes 
 from werkzeug.exceptions import HTTPException  # noqa: E402
 from werkzeug.routing import Map, Rule  # noqa: E402
 
-from sqlq.web import actions, pages  # noqa: E402
+from sqlq.web import pages  # noqa: E402
 from sqlq.web.view import View  # noqa: E402
 
 log = logging.getLogger("sqlq.web")
@@ -101,9 +101,8 @@ class Site:
             **{path: path for path in pages.API},
         }
         rules = [Rule(path, endpoint=name, methods=["GET"]) for name, path in paths.items()]
-        names = ", ".join(map(repr, ASSETS))
         rules += [Rule("/act/<verb>", endpoint="act", methods=["POST"])]
-        rules += [Rule(f"/static/<any({names}):name>", endpoint="static", methods=["GET"])]
+        rules += [Rule("/static/<name>", endpoint="static", methods=["GET"])]
         self._map = Map(rules, strict_slashes=False, merge_slashes=False)
 
     def __call__(self, environ: Any, start_response: Any) -> Iterable[bytes]:
@@ -128,7 +127,7 @@ class Site:
                 check_form(request)
             view.user = self._user(request)
             if endpoint == "act":
-                return actions.act(view)
+                return pages.act(view)
             if endpoint in pages.API:
                 return pages.API[endpoint](view)
             return view.page(endpoint, **pages.PAGES[endpoint][1](view))
@@ -170,5 +169,7 @@ class Site:
 
 
 def _asset(name: str) -> Response:
+    if name not in ASSETS:
+        return Response("no such file", 404)
     text = resources.files("sqlq.web").joinpath("static", name).read_bytes()
     return Response(text, mimetype=ASSETS[name], headers={"Cache-Control": "max-age=3600"})

@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -44,10 +43,11 @@ class Command(BaseCommand):
         ours.add_argument("--pythonpath")
         options, arguments = ours.parse_known_args(argv[2:])
         called = os.path.basename(argv[0])  # noqa: PTH119 - a name, not a place
-        name = "python -m django sqlq" if called == "__main__.py" else f"{_spoken(called)} sqlq"
+        name = f"{'python ' if called.endswith('.py') else ''}{called} sqlq"
+        name = "python -m django sqlq" if called == "__main__.py" else name
         program = [*_program(argv), *(f"--{key}={value}" for key, value in vars(options).items() if value)]
-        for variable, value in Configuration.read().variables().items():
-            os.environ.setdefault(variable, value)  # which the processes of a worker inherit
+        for option, value in Configuration.read().workers.items():  # which the processes of a worker inherit
+            os.environ.setdefault(f"SQLQ_{option.upper()}", str(value))
         sys.argv = [name, *arguments]
         run(InManage(name=name, program=program))
 
@@ -58,41 +58,11 @@ class Command(BaseCommand):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("arguments", nargs=argparse.REMAINDER)
 
-    def handle(self, *args: Any, arguments: Sequence[str], **options: Any) -> None:
-        """Run a command for `call_command("sqlq", "status")`. Raises `CommandError` where it fails."""
-        import click
-
-        from sqlq.cli.problems import explain
-        from sqlq.cli.root import sqlq
-        from sqlq.config import command_hint
-
-        given = [*map(str, arguments)]
-        if given[:1] == ["work"]:
-            raise CommandError(
-                "work needs a process of its own: run manage.py sqlq work, in tests sqlq.testing.drain(app)"
-            )
-        before, context = command_hint.current, InManage(name="manage.py sqlq")
-        command_hint.current = context
-        try:
-            out, err = options.get("stdout") or sys.stdout, options.get("stderr") or sys.stderr
-            with redirect_stdout(out), redirect_stderr(err):
-                code = sqlq.main(given, prog_name=context.name, standalone_mode=False, obj=context)
-        except click.ClickException as error:
-            raise CommandError(error.format_message(), returncode=error.exit_code) from error
-        except SystemExit as error:
-            code = error.code
-        except Exception as error:
-            if (sentence := explain(error, context)) is None:
-                raise
-            raise CommandError(sentence) from error
-        finally:
-            command_hint.current = before
-        if code:
-            raise CommandError(f"sqlq {' '.join(given)} ended with {code}", returncode=code)
-
-
-def _spoken(called: str) -> str:
-    return f"python {called}" if called.endswith(".py") else called
+    def handle(self, *args: Any, **options: Any) -> NoReturn:
+        raise CommandError(
+            "sqlq runs in a process of its own, as in python manage.py sqlq status; call the App in code, as "
+            "in app.migrate(), and sqlq.testing.drain(app) in tests"
+        )
 
 
 def _program(argv: list[str]) -> list[str]:

@@ -45,11 +45,12 @@ class TheBackend(SimpleTestCase):
         wrong = {"default": {"BACKEND": BACKEND, "OPTIONS": {"nonsense": 1}}}
         with override_settings(TASKS=wrong):
             (error,) = checks.run_checks()
-        self.assertEqual(error.id, "sqlq.E005")
+        self.assertEqual(error.id, "sqlq.E002")
         self.assertIn("not nonsense", error.msg)
-        with self.modify_settings(INSTALLED_APPS={"remove": ["sqlq.django"]}):
+        none_yet = mock.patch("sqlq.django.application._apps", [])
+        with none_yet, self.modify_settings(INSTALLED_APPS={"remove": ["sqlq.django"]}):
             (error,) = default_task_backend.check()
-        self.assertEqual(error.id, "sqlq.E004")
+        self.assertIn("add it to INSTALLED_APPS", error.msg)
 
     def test_options_are_checked(self):
         wrong = {"default": {"BACKEND": BACKEND, "OPTIONS": {"max_attempts": 0}}}
@@ -205,13 +206,6 @@ class Enqueue(TestCase):
     def test_the_app_registers_django_tasks_with_their_options(self):
         registered = app.tasks["shop.django_tasks.aabout_itself"]
         self.assertEqual((registered.queue, registered.priority), ("mail", 5))
-
-    async def test_synchronously_on_an_event_loop(self):
-        result = await django_tasks.echo.aenqueue(1)
-        result.refresh()
-        self.assertEqual(default_task_backend.get_result(result.id), result)
-        with self.assertRaises(TaskResultDoesNotExist):
-            django_tasks.echo.get_result("123456789")
 
 
 class WithoutARow(TransactionTestCase):

@@ -109,29 +109,41 @@ class Checks(SimpleTestCase):
                 "SQLQ in the settings has the key 'databse': it may have database, schema",
             ),
             ({"database": "jobs"}, "SQLQ[\"database\"] is 'jobs': it is a key of DATABASES"),
-            ({"schema": "Not A Schema"}, "SQLQ[\"schema\"] is 'Not A Schema'"),
-            ({"retention": "soon"}, 'SQLQ["retention"]'),
+            ({"schema": "Not A Schema"}, "SQLQ in the settings: schema is 'Not A Schema'"),
+            ({"retention": "soon"}, "SQLQ in the settings: retention"),
             ({"listen_url": "sqlite:///x"}, "LISTEN is PostgreSQL's"),
             ({"migrate_with_django": "no"}, "it is True or False"),
-            ({"service": " "}, 'SQLQ["service"] is'),
-            ({"concurrency": 0}, 'SQLQ["concurrency"] is 0: it must be a whole number from 1 to 1,000'),
-            ({"max_rss": "much"}, "SQLQ[\"max_rss\"] is 'much': give a size"),
-            ({"wait": "soon"}, "SQLQ[\"wait\"] is 'soon': give a timedelta or text"),
-            ({"defaults": {"timeuot": "5m"}}, "SQLQ[\"defaults\"] has no option 'timeuot'; it has queue"),
-            ({"defaults": "5m"}, "SQLQ[\"defaults\"] is '5m': it maps options to values"),
-            ({"queues": {"mail": {"timeout": "soon"}}}, "SQLQ[\"queues\"]['mail']: timeout is 'soon'"),
-            ({"queues": ["mail"]}, "SQLQ[\"queues\"] is ['mail']: it maps names of queues"),
-            ({"eager": "yes"}, "SQLQ[\"eager\"] is 'yes': it is True or False"),
-            ({"direct_calls": "never"}, 'SQLQ["direct_calls"] is \'never\': it is "allow"'),
-            ({"keys": KEY}, 'SQLQ["keys"] is no list: give the keys in one, the one that writes first'),
-            ({"keys": [KEY, "c2hvcnQ"]}, 'SQLQ["keys"][1] is no key: a key is 32 random bytes'),
-            ({"keys": [KEY, KEY]}, 'SQLQ["keys"] has the key'),
+            ({"service": " "}, "SQLQ in the settings: service is"),
+            (
+                {"concurrency": 0},
+                "SQLQ in the settings: concurrency is 0: it must be a whole number from 1 to 1,000",
+            ),
+            ({"max_rss": "much"}, "SQLQ in the settings: max_rss is 'much': give a size"),
+            ({"wait": "soon"}, "SQLQ in the settings: wait is 'soon': give a timedelta or text"),
+            (
+                {"defaults": {"timeuot": "5m"}},
+                "SQLQ in the settings: defaults has no option 'timeuot'; it has queue",
+            ),
+            ({"defaults": "5m"}, "SQLQ in the settings: defaults is '5m': it maps options to values"),
+            (
+                {"queues": {"mail": {"timeout": "soon"}}},
+                "SQLQ in the settings: queues['mail']: timeout is 'soon'",
+            ),
+            ({"queues": ["mail"]}, "SQLQ in the settings: queues is ['mail']: it maps names of queues"),
+            ({"eager": "yes"}, "SQLQ in the settings: eager is 'yes': it is True or False"),
+            ({"direct_calls": "never"}, "SQLQ in the settings: direct_calls is 'never': it is \"allow\""),
+            (
+                {"keys": KEY},
+                "SQLQ in the settings: keys is no list: give the keys in one, the one that writes first",
+            ),
+            ({"keys": [KEY, "c2hvcnQ"]}, "SQLQ in the settings: keys[1] is no key: a key is 32 random bytes"),
+            ({"keys": [KEY, KEY]}, "SQLQ in the settings: keys has the key"),
             (
                 {"encryption": "sign"},
-                'SQLQ["encryption"] is set, but there is no key: give keys or SQLQ_KEYS',
+                "SQLQ in the settings: encryption is set, but there is no key: give keys or SQLQ_KEYS",
             ),
-            ({"keys": [KEY], "encryption": "rot13"}, "SQLQ[\"encryption\"] is 'rot13': it is"),
-            ({"keys": [KEY], "plain": "maybe"}, "SQLQ[\"plain\"] is 'maybe'"),
+            ({"keys": [KEY], "encryption": "rot13"}, "SQLQ in the settings: encryption is 'rot13': it is"),
+            ({"keys": [KEY], "plain": "maybe"}, "SQLQ in the settings: plain is 'maybe'"),
             ({"task_modules": "tasks"}, 'it is a list of names, as in ["tasks", "emails"]'),
         ):
             with self.subTest(given):
@@ -146,10 +158,14 @@ class Checks(SimpleTestCase):
 
     def test_databases(self):
         with database(ENGINE="django.db.backends.dummy"):
-            self.assertEqual([id for id, _ in self.found(database="other")], ["sqlq.E002"])
+            ((id, message),) = self.found(database="other")
+            self.assertEqual(id, "sqlq.E001")
+            self.assertIn("DATABASES['other'] has the ENGINE", message)
         with database(ENGINE=SQLITE, NAME="shop.db"):
             self.assertEqual([id for id, _ in self.found(database="other")], ["sqlq.W001"])
-            self.assertEqual([id for id, _ in self.found(database="other", schema="shop")], ["sqlq.E003"])
+            ((id, message),) = self.found(database="other", schema="shop")
+            self.assertEqual(id, "sqlq.E001")
+            self.assertIn("schema", message)
         with database(ENGINE=SQLITE, NAME="shop.db", OPTIONS={"transaction_mode": "immediate"}):
             self.assertEqual(self.found(database="other"), [])
 
