@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -34,13 +34,14 @@ from sqlq.database.schemas import in_schema
 from sqlq.errors import ConfigurationError, JobNotFoundError, PayloadKeyError
 from sqlq.events import Events
 from sqlq.model.checks import Priority, Rows, checked_queue
-from sqlq.model.handle import AnyJob, AnyJobs, id_of
+from sqlq.model.handle import AnyJob, AnyJobs, Handle, id_of
 from sqlq.model.job import Job, JobDetails, NewJob, State
 from sqlq.model.task import Registry
 from sqlq.payload.encryption import Encryption
 from sqlq.results.results import Results
 from sqlq.schema import version
 from sqlq.schema.tables import failed_jobs, finished_jobs
+from sqlq.schema.types import milliseconds_of
 from sqlq.store import health
 from sqlq.store.health import Pace, pace_of
 from sqlq.store.jobs import failed, insert, lookup, operate
@@ -114,7 +115,8 @@ class Jobs(Facet):
         number = id_of(id)
         with self._read() as conn:
             job = lookup.details(conn, number, self._database.encryption)
-            lookup.require_own(id, job)
+            if isinstance(id, Handle):
+                id.require_own(None if job is None else milliseconds_of(job.created_at))
             if job is None:
                 raise no_job_here(conn, number, self._database.schema_for(conn))
             return job
@@ -174,14 +176,10 @@ class Jobs(Facet):
     alist = for_asyncio(list)
 
     def _ids(
-        self, *, states: Collection[str], limit: Rows, within: Rows = LOOKED_AT, **chosen: Unpack[Search]
+        self, *, state: str, limit: Rows, within: Rows = LOOKED_AT, **chosen: Unpack[Search]
     ) -> builtins.list[int]:
-        """Return the ids of jobs in these states, the newest first, as `list` finds them."""
-        meant = selection(**chosen)
-        wanted, within = [checked_state(state) for state in states], _within(within, meant)
-        return self._query(
-            lookup.ids, wanted, meant, within=within, limit=limit, encryption=self._database.encryption
-        )
+        """Return the ids of jobs in a state, the newest first, as `list` finds them."""
+        return [job.id for job in self.list(state=state, limit=limit, within=within, whole=False, **chosen)]
 
     def of_batch(self, batch: str) -> builtins.list[Job[Any]]:
         """Return the jobs of a batch that are there now, in whatever state, in the order of their ids.

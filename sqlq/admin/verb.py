@@ -149,6 +149,6 @@ class JobSelection:
         """Return the ids of at most `limit` jobs in these states, each with its state."""
         found: dict[int, str] = {}
         for state in states:
-            ids = app.jobs._ids(states=[state], limit=limit, ids=self.ids, **self.search, **how)
+            ids = app.jobs._ids(state=state, limit=limit, ids=self.ids, **self.search, **how)
             found |= dict.fromkeys(ids[: limit - len(found)], state)
         return found

@@ -57,14 +57,9 @@ class Curve:
 
     def __str__(self) -> str:
         waits = ", ".join(readable(ms) for ms in self.waits_ms)
-        varied = f", varied by {self.jitter:.0%}" if self.jitter else ""
-        if self.shape == "list":
-            return f"{waits}{varied}"
-        return f"{self.shape} from {waits} up to {readable(self.cap_ms)}{varied}"
-
-    def stored(self) -> str:
-        """Return the curve as a job's row has it."""
-        return json.dumps(asdict(self))
+        if self.shape != "list":
+            waits = f"{self.shape} from {waits} up to {readable(self.cap_ms)}"
+        return waits + (f", varied by {self.jitter:.0%}" if self.jitter else "")
 
 
 def exponential(first: Duration = "1s", cap: Duration = "1h", jitter: float = 0.2) -> Backoff:
@@ -128,24 +123,21 @@ def stored(option: Any, what: str) -> str:
             "a list of durations, or one of sqlq.exponential, fixed, linear and fibonacci; a task takes "
             "functions"
         )
-    return backoff.stored()
+    return json.dumps(asdict(backoff))
 
 
 def read(text: str) -> Backoff:
     """Return the backoff in a job's row: one of sqlq's own, or a duration or list of them. SQL may have
     inserted those as JSON. Raises `ConfigurationError` for anything else."""
     try:
-        said = json.loads(text)
-        if not isinstance(said, dict):
-            if not isinstance(said, str | list):
-                raise TypeError
-            return backoff_from(said)
-        known = Curve(
-            said["shape"], tuple(map(int, said["waits_ms"])), int(said["cap_ms"]), float(said["jitter"])
-        )
-        if min(*known.waits_ms, known.cap_ms) < 0 or known.shape not in get_args(Shape):
-            raise ValueError
-        return known
+        value = json.loads(text)
+        if isinstance(value, str | list):
+            return backoff_from(value)
+        waits_ms = tuple(map(int, value["waits_ms"]))
+        cap_ms = int(value["cap_ms"])
+        if value["shape"] in get_args(Shape) and min(*waits_ms, cap_ms) >= 0:
+            return Curve(value["shape"], waits_ms, cap_ms, float(value["jitter"]))
+        raise ValueError
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise ConfigurationError(
             f'the backoff {text[:100]!r} in its row cannot be read: it is JSON such as "10s" or ["10s", "5m"]'

@@ -9,7 +9,7 @@ first attempt costs nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -83,14 +83,14 @@ class AttemptRecord:
     message: str | None = None
 
 
-def written(attempts: int | None, said: Mapping[str, Any], course: AttemptTimes) -> str:
+def written(attempts: int | None, values: Mapping[str, Any], course: AttemptTimes) -> str:
     """Return a line as the row has it: one JSON object, without unknown values."""
     # SQLite lets in bytes; guard: a-line-names-its-worker-in-text
     worker = None if course.worker is None else str(course.worker)
     line = {
         "attempt": attempts,
         "at": _text(course.ended_at or datetime.now(UTC)),
-        **said,
+        **values,
         "claimed_at": _text(course.claimed_at),
         "started_at": _text(course.started_at),
         "worker": worker,
@@ -116,20 +116,14 @@ def read(record: Mapping[str, Any]) -> AttemptRecord:
     outcome: Any = record.get("note")
     if is_error(record):
         outcome = "lost" if record.get("reason") == "worker_lost" else "failed"
-    attempt = record.get("attempt")
+    number = record.get("attempt")
     times: dict[str, Any] = {name: _time(record.get(name)) for name in ("claimed_at", "started_at")}
+    times["ended_at"] = _time(record.get("at"))
     texts: dict[str, Any] = {
         name: None if (value := record.get(name)) is None else str(value)
         for name in ("worker", "host", "reason", "exception", "message")
     }
-    number = attempt if isinstance(attempt, int) else None
-    return AttemptRecord(outcome, number, ended_at=_time(record.get("at")), **times, **texts)
-
-
-def lines(records: Sequence[Mapping[str, Any]], last: AttemptRecord | None) -> tuple[AttemptRecord, ...]:
-    """Return the history of a job: these records of its row, and its last attempt."""
-    found = map(read, records)
-    return (*found,) if last is None else (*found, last)
+    return AttemptRecord(outcome, number if isinstance(number, int) else None, **times, **texts)
 
 
 def started_at(claimed_at: datetime | None, start_ms: int | None) -> datetime | None:

@@ -10,6 +10,7 @@ import logging
 import re
 import time
 import traceback as tracebacks
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Literal
@@ -57,9 +58,7 @@ class Retry(Signal):
             self.delay_ms, self.at = _wait(delay, "Retry(delay)")
         self.priority = None if priority is None else checked_priority(priority)
         self.queue = None if queue is None else checked_queue(queue)
-        super().__init__(
-            "the handler asked for a retry" if delay is None else f"the handler asked for a retry in {delay}"
-        )
+        super().__init__("the handler asked for a retry" + ("" if delay is None else f" in {delay}"))
 
 
 class Snooze(Signal):
@@ -106,13 +105,10 @@ class RetryPolicy:
         """Return whether another attempt may follow. One exception of a group that no attempt may follow
         decides for the group."""
         parts = leaves(error)
-        if any(isinstance(each, self.fail_on) for each in (error, *parts)):  # guard: groups-are-looked-into
+        if any(isinstance(part, self.fail_on) for part in (error, *parts)):  # guard: groups-are-looked-into
             return False
-        return (
-            self.retry_on is None
-            or isinstance(error, self.retry_on)
-            or all(isinstance(each, self.retry_on) for each in parts)
-        )
+        listed = self.retry_on
+        return listed is None or isinstance(error, listed) or all(isinstance(part, listed) for part in parts)
 
     def wait_ms(self, attempts: int) -> int:
         """Return the wait before the next attempt; a callable that fails must not lose the job, so it gets
@@ -123,10 +119,9 @@ class RetryPolicy:
         # thread
         except BaseException as error:  # guard: a-backoff-that-fails-loses-nothing
             log.warning("the backoff of a task failed (%s), so the default is used", describe(error).message)
-            return milliseconds(_DEFAULT(attempts), "backoff")
+            return milliseconds(exponential()(attempts), "backoff")
 
 
-_DEFAULT = exponential()
 DEFAULT_POLICY = RetryPolicy()
 
 
@@ -147,8 +142,7 @@ def decide(job: ClaimedJob, error: BaseException, policy: RetryPolicy = DEFAULT_
             return replace(outcome, at=error.at, priority=error.priority, queue=error.queue)
     is_timeout = isinstance(error, JobTimeoutError)
     reason: FailureReason = "timeout" if is_timeout else "error"
-    ends = isinstance(error, policy.fail_on) if is_timeout else not policy.retries(error)
-    if ends:
+    if isinstance(error, policy.fail_on) if is_timeout else not policy.retries(error):
         return Failed(reason, describe(error))
     return failed(job, describe(error), policy, reason=reason)
 
@@ -210,18 +204,11 @@ def put_off(
     delay_ms = milliseconds(_put_off(job.releases + 1), "delay")
     if _is_news(reason, job.task):  # guard: a-task-is-put-back-in-one-line
         log.warning(
-            "job %d: %s; put back for %s, in case %s. It will fail %s after it was first met. %s are not "
-            "logged for %s",
+            "job %d: %s; put back for %s, in case %s. It will fail %s after it was first met. The log has "
+            "one such line a minute for each of 20 tasks",
             *(job.id, scrubbed(why, 500), readable(delay_ms), others, readable(UNKNOWN_TASK_MS)),
-            "Further ones of this task" if len(_put_back_at) < PUT_BACK_NAMES else "Further ones of any task",
-            readable(PUT_BACK_SECONDS * 1000),
-            extra={
-                "job_id": job.id,
-                "task": job.task,
-                "queue": job.queue,
-                "attempt": job.attempts,
-                "event": reason,
-            },
+            extra={"job_id": job.id, "task": job.task, "queue": job.queue}
+            | {"attempt": job.attempts, "event": reason},
         )
     return Released(delay_ms, unknown_task=True, reason=reason)  # guard: unknown-task-is-put-back
 
@@ -262,15 +249,15 @@ def wait_after_loss_ms(losses: int) -> int:
 
 def leaves(error: BaseException) -> list[BaseException]:
     """Return the exceptions in a group and its groups, in their order. Another exception is its only leaf."""
-    found, rest = [], [error]
+    parts, rest = [], [error]
     while rest:
-        each = rest.pop()
-        if issubclass(type(each), BaseExceptionGroup):
+        part = rest.pop()
+        if issubclass(type(part), BaseExceptionGroup):
             # a class of the handler's may have an attribute of that name
-            rest.extend(reversed(BaseExceptionGroup.exceptions.__get__(each)))
+            rest.extend(reversed(BaseExceptionGroup.exceptions.__get__(part)))
         else:
-            found.append(each)
-    return found
+            parts.append(part)
+    return parts
 
 
 def describe(error: BaseException) -> ErrorText:
@@ -282,47 +269,34 @@ def describe(error: BaseException) -> ErrorText:
     """
     cause, *others = leaves(error)
     kind = type(cause)
-    try:
-        message = str(cause)
-    except BaseException as second:
-        message = f"<its __str__ raised {type(second).__name__}>"
+    message = _text(lambda: str(cause))
     if others:
         message += f" (and {len(others)} more)"
-    # the cause comes last: error groups and log lines show the last line of the user's code
-    shown = [error] if cause is error else [error, cause]
-    try:
-        trace = (
-            "\n".join("".join(tracebacks.format_exception(each)) for each in shown)
-            if error.__traceback__ is not None
-            else None
-        )
-    except BaseException as second:
-        trace = f"<no traceback: formatting it raised {type(second).__name__}>"
+    trace = None
+    if error.__traceback__ is not None:
+        # the cause comes last: error groups and log lines show the last line of the user's code
+        parts = [error] if cause is error else [error, cause]
+        trace = _text(lambda: "\n".join("".join(tracebacks.format_exception(part)) for part in parts))
+        trace = scrubbed(trace, ERROR_BYTES // 2)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return ErrorText(
-        exception=scrubbed(name, 512),
-        message=scrubbed(message, ERROR_BYTES // 4),
-        traceback=None if trace is None else scrubbed(trace, ERROR_BYTES // 2),
-    )
+    return ErrorText(scrubbed(name, 512), scrubbed(message, ERROR_BYTES // 4), trace)
 
 
-class _Text(Exception):  # noqa: N818  # shown as the cause of another, and never raised
-    """The traceback of an exception of another process."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        super().__init__(text)
-
-    def __str__(self) -> str:
-        return f"\n{self._text}"
+def _text(write: Callable[[], str]) -> str:
+    """Return a text of a handler's exception, whose methods may raise anything."""
+    try:
+        return write()
+    except BaseException as error:
+        return f"<it cannot be shown: {type(error).__name__}>"
 
 
 def remote_error(error: ErrorText) -> BaseException:
     """Return an exception for error reporters. It stands for one that another process met, and of which there
     is only text."""
-    found = ExecutionError(f"{error.exception}: {error.message}")
-    found.__cause__ = None if error.traceback is None else _Text(error.traceback)
-    return found
+    remote = ExecutionError(f"{error.exception}: {error.message}")
+    if error.traceback is not None:
+        remote.add_note(error.traceback)
+    return remote
 
 
 def scrubbed(value: str, limit: int) -> str:
@@ -350,5 +324,5 @@ def error_record(attempts: int, reason: str, error: ErrorText, course: AttemptTi
 
     Its `at` is by this machine's clock unless its course has the end: people read it, and it decides nothing.
     """
-    said = {"reason": reason, "exception": error.exception, "message": error.message[:500]}
-    return written(attempts, said, course or UNKNOWN)
+    values = {"reason": reason, "exception": error.exception, "message": error.message[:500]}
+    return written(attempts, values, course or UNKNOWN)

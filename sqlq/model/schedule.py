@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
-from itertools import islice, pairwise
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack
 
 from sqlq.config.durations import Duration, aware, milliseconds, readable, written
@@ -35,8 +34,6 @@ MENDED_LOOK = timedelta(seconds=60)
 """How often a schedule that could not be ticked is tried again."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WINDOW = timedelta(hours=1)
-_EXAMPLES = 64
-"""The shortest distance between this many runs is taken for the period, which jitter must not reach."""
 
 
 @dataclass(frozen=True)
@@ -77,20 +74,17 @@ class Schedule:
     overlap: Overlap = "allow"
 
     def __post_init__(self) -> None:
-        given = [name for name in ("cron", "every", "at") if getattr(self, name) is not None]
-        if len(given) != 1:
+        if [self.cron, self.every, self.at].count(None) != 2:
             raise ConfigurationError(
-                f"{' and '.join(given)} are given together: a schedule has one of cron, every and at"
-                if given
-                else 'the schedule says no moment: give cron="0 3 * * *", every="90s" or at=a moment'
+                'a schedule has one of cron="0 3 * * *", every="90s" and at=, a time with a time zone'
             )
         for name in _DURATIONS:
             if (duration := getattr(self, name)) is not None:
                 self._become(name, timedelta(milliseconds=milliseconds(duration, name)))
-        for name in _MOMENTS:
-            if (moment := getattr(self, name)) is not None:
+        for name in _TIMES:
+            if (time := getattr(self, name)) is not None:
                 # in whole milliseconds, as every database keeps it: else it would be due before it is
-                whole = aware(moment, name)
+                whole = aware(time, name)
                 # guard: moments-are-whole
                 self._become(name, whole.replace(microsecond=whole.microsecond // 1000 * 1000))
         checked_word(self.catch_up, "catch_up", choice=CatchUp)
@@ -98,38 +92,19 @@ class Schedule:
         if self.repeats is not None:
             checked_whole(self.repeats, "repeats", range(1, MOST_REPEATS + 1))
         if isinstance(self.every, timedelta) and self.every < timedelta(milliseconds=SHORTEST_MS):
-            raise ConfigurationError(f"every is {_said(self.every)}: it must be at least 1 s")
-        if self.starts is not None and self.ends is not None and self.ends <= self.starts:
-            raise ConfigurationError(
-                f"ends is {self.ends.isoformat()}, which is not after starts ({self.starts.isoformat()}): "
-                "there is no moment between them"
-            )
+            raise ConfigurationError(f"every is {_text_of(self.every)}: it must be at least 1 s")
         if self.cron is not None:
             self._become("cron", _checked_cron(self.cron))
             _zone(self.timezone)
-            if next(self._moments(_EPOCH), None) is None:
-                raise ConfigurationError(f"cron is {self.cron!r}, of which there is no moment in 50 years")
         elif self.timezone is not None:
             raise ConfigurationError(
                 f"timezone is {self.timezone!r}, but only cron is read in a time zone: leave it out"
-            )
-        period = self._period()
-        if isinstance(self.jitter, timedelta) and period is not None and self.jitter >= period:
-            raise ConfigurationError(
-                f"jitter is {_said(self.jitter)}, and the moments are {_said(period)} apart: give less"
             )
 
     def _become(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
-    def _period(self) -> timedelta | None:
-        """Return the shortest time between two of the next runs; None where there is one alone."""
-        if isinstance(self.every, timedelta):
-            return self.every
-        moments = islice(self._moments(datetime(2024, 1, 1, tzinfo=UTC)), _EXAMPLES)
-        return min((later - earlier for earlier, later in pairwise(moments)), default=None)
-
-    # -- moments ---------------------------------------------------------------------------------------------
+    # -- times -----------------------------------------------------------------------------------------------
 
     def next(self, after: datetime) -> datetime | None:
         """Return the time of the first run after another time, in UTC; None where there is none."""
@@ -146,12 +121,12 @@ class Schedule:
         here."""
         if self.starts is not None:
             after = max(after, self.starts - timedelta(microseconds=1))
-        for moment in self._moments(after):
-            if self.ends is not None and moment >= self.ends:
+        for time in self._unbounded(after):
+            if self.ends is not None and time >= self.ends:
                 return
-            yield moment
+            yield time
 
-    def _moments(self, after: datetime) -> Iterator[datetime]:
+    def _unbounded(self, after: datetime) -> Iterator[datetime]:
         if self.at is not None:
             if self.at > after:
                 yield self.at
@@ -168,13 +143,13 @@ class Schedule:
         from cronsim import CronSim
 
         last = after
-        for found in CronSim(self.cron or "", after.astimezone(_zone(self.timezone))):
-            moment = found.astimezone(UTC)
+        for local in CronSim(self.cron or "", after.astimezone(_zone(self.timezone))):
+            time = local.astimezone(UTC)
             # After a gap two times of day may fall together. Within the hour that comes twice the first of
             # the two lies behind. This check lets each run come once, and none before the one before it.
-            if moment > last:  # guard: a-moment-comes-once
-                last = moment
-                yield moment
+            if time > last:  # guard: a-moment-comes-once
+                last = time
+                yield time
 
     def due(
         self, since: datetime, until: datetime, most: int = MOST_CAUGHT_UP + 1
@@ -184,15 +159,15 @@ class Schedule:
         window = _WINDOW
         while True:
             begin = max(since, until - window)
-            found: list[datetime] = []
+            runs: list[datetime] = []
             later = None
-            for moment in self.moments(begin):
-                if moment > until:
-                    later = moment
+            for time in self.moments(begin):
+                if time > until:
+                    later = time
                     break
-                found.append(moment)
-            if begin == since or len(found) >= most:
-                return found[-most:], later
+                runs.append(time)
+            if begin == since or len(runs) >= most:
+                return runs[-most:], later
             window *= 4
 
     # -- in a row --------------------------------------------------------------------------------------------
@@ -200,9 +175,9 @@ class Schedule:
     def as_text(self) -> str:
         """Return the schedule as a row has it: JSON of the options that differ from their defaults."""
         options = {
-            each.name: _stored(value)
-            for each in fields(self)
-            if (value := getattr(self, each.name)) != each.default
+            field.name: _stored(value)
+            for field in fields(self)
+            if (value := getattr(self, field.name)) != field.default
         }
         return json.dumps(options, sort_keys=True, ensure_ascii=False)
 
@@ -210,7 +185,7 @@ class Schedule:
         if self.at is not None:
             return f"at {written(self.at)}"
         if isinstance(self.every, timedelta):
-            return f"every {_said(self.every)}"
+            return f"every {_text_of(self.every)}"
         return str(self.cron) if self.timezone is None else f"{self.cron} {self.timezone}"
 
 
@@ -218,7 +193,7 @@ class Turn(NamedTuple):
     """The decision about a schedule that is due. It has the runs that get a job, and the number of those that
     get none. `last_at` is up to where that is decided, `next_at` when to look next."""
 
-    moments: list[datetime]
+    runs: list[datetime]
     skipped: int
     last_at: datetime
     next_at: datetime | None
@@ -227,12 +202,12 @@ class Turn(NamedTuple):
 def turn(plan: Schedule, *, last_at: datetime, now: datetime, ticks: int, alive: bool) -> Turn:
     """Decide about the runs after `last_at` that are due `now`. `ticks` jobs were enqueued so far, and
     `alive` is whether the last of them has not ended."""
-    moments, later = plan.due(last_at, now)
-    if not moments:
+    runs, later = plan.due(last_at, now)
+    if not runs:
         return Turn([], 0, last_at, None if _is_spent(plan, ticks) else later)
     if alive and plan.overlap == "queue":
         return Turn([], 0, last_at, now + QUEUE_LOOK)  # guard: queue-waits
-    chosen = _caught_up(plan, moments, now)
+    chosen = _caught_up(plan, runs, now)
     if plan.overlap == "skip":
         chosen = [] if alive else chosen[-1:]  # guard: overlap-is-skipped
     elif plan.overlap == "queue":
@@ -240,19 +215,19 @@ def turn(plan: Schedule, *, last_at: datetime, now: datetime, ticks: int, alive:
     if plan.repeats is not None:
         chosen = chosen[: max(0, plan.repeats - ticks)]  # guard: no-more-than-repeats
     # the others of a queue are decided when it is their turn
-    decided = chosen[-1] if chosen and plan.overlap == "queue" else moments[-1]
-    skipped = sum(moment <= decided for moment in moments) - len(chosen)
+    decided = chosen[-1] if chosen and plan.overlap == "queue" else runs[-1]
+    skipped = sum(run <= decided for run in runs) - len(chosen)
     if _is_spent(plan, ticks + len(chosen)):
         return Turn(chosen, skipped, decided, None)
-    return Turn(chosen, skipped, decided, later if decided == moments[-1] else now + QUEUE_LOOK)
+    return Turn(chosen, skipped, decided, later if decided == runs[-1] else now + QUEUE_LOOK)
 
 
-def _caught_up(plan: Schedule, moments: list[datetime], now: datetime) -> list[datetime]:
+def _caught_up(plan: Schedule, runs: list[datetime], now: datetime) -> list[datetime]:
     if plan.catch_up == "all":
-        return moments[-MOST_CAUGHT_UP:]
+        return runs[-MOST_CAUGHT_UP:]
     if plan.catch_up == "skip":
-        return [moment for moment in moments[-1:] if now - moment <= LATE]
-    return moments[-1:]
+        return [run for run in runs[-1:] if now - run <= LATE]
+    return runs[-1:]
 
 
 def _is_spent(plan: Schedule, ticks: int) -> bool:
@@ -264,17 +239,12 @@ def read(text: str) -> Schedule:
     """Return the schedule in a row. Raises `ConfigurationError` for text that is none, as another program or
     a newer release may have written it."""
     try:
-        found = json.loads(text)
-        options = {name: _restored(name, value) for name, value in found.items()}
-        unknown = options.keys() - {each.name for each in fields(Schedule)}
+        return Schedule(**{name: _restored(name, value) for name, value in json.loads(text).items()})
     except (ValueError, TypeError, AttributeError, RecursionError, OverflowError):
         raise ConfigurationError(f"the plan of this schedule cannot be read: {text[:200]}") from None
-    if unknown:
-        raise ConfigurationError(f"the plan of this schedule says {', '.join(sorted(unknown))}, unknown here")
-    return Schedule(**options)
 
 
-_DURATIONS, _MOMENTS = ("every", "jitter"), ("at", "starts", "ends")
+_DURATIONS, _TIMES = ("every", "jitter"), ("at", "starts", "ends")
 
 
 def _stored(value: Any) -> Any:
@@ -286,14 +256,14 @@ def _stored(value: Any) -> Any:
 def _restored(name: str, value: Any) -> Any:
     if name in _DURATIONS:
         return timedelta(milliseconds=int(value))
-    return datetime.fromisoformat(value) if name in _MOMENTS else value
+    return datetime.fromisoformat(value) if name in _TIMES else value
 
 
-def _said(duration: timedelta) -> str:
+def _text_of(duration: timedelta) -> str:
     return readable(duration / timedelta(milliseconds=1))
 
 
-# -- what is given -------------------------------------------------------------------------------------------
+# -- declarations --------------------------------------------------------------------------------------------
 
 
 class Options(TypedDict, total=False):
@@ -313,21 +283,12 @@ class Options(TypedDict, total=False):
 
 def planned(when: Schedule | str | None, **options: Unpack[Options]) -> Schedule:
     """Return the schedule that is meant by a Schedule, a cron expression, or options by name."""
-    if unknown := sorted(options.keys() - Options.__annotations__):
-        takes = ", ".join(Options.__annotations__)
-        raise ConfigurationError(f"a schedule takes no {', '.join(unknown)}: it takes {takes}")
-    said: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    if when is not None and not isinstance(when, (Schedule, str)):
-        raise ConfigurationError(
-            f'the schedule is {when!r}: give a sqlq.Schedule or a cron expression such as "0 3 * * *"'
-        )
-    if isinstance(when, Schedule) and said:
-        raise ConfigurationError(
-            f"a Schedule and {', '.join(said)} are given together: say it all in the Schedule"
-        )
-    if isinstance(when, str) and "cron" in said:
-        raise ConfigurationError("two cron expressions are given: leave one out")
-    return when if isinstance(when, Schedule) else Schedule(**{"cron": when, **said})
+    values: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if not isinstance(when, Schedule):
+        return Schedule(**({"cron": when} | values))
+    if values:
+        raise ConfigurationError(f"a Schedule and {', '.join(values)} are given together: give one Schedule")
+    return when
 
 
 def checked_template(job: Any, name: str) -> NewJob:
@@ -344,8 +305,8 @@ def checked_template(job: Any, name: str) -> NewJob:
         )
     if job.available_at is not None or job.start_by is not None:
         raise ConfigurationError(
-            f"the job of the schedule {name!r} has an available_at of its own, or a start_by: "
-            'the schedule says when, and start_within="90s" how long after that'
+            f"the job of the schedule {name!r} has an available_at or start_by of its own: give the times "
+            'to the schedule, and start_within="90s" to the job'
         )
     return job
 
@@ -376,30 +337,29 @@ class Declarations:
             )
 
 
-_IN_COLUMNS = frozenset({"task", "queue", "payload"})
-_NOT_KEPT = frozenset({"available_at", "_given", "schedule", "scheduled_for"})
+_NOT_IN_OPTIONS = {"task", "queue", "payload", "available_at", "_given", "schedule", "scheduled_for"}
 
 
 def options_text(job: NewJob) -> str:
     """Return the options of a job beside its task, queue and payload, as a schedule's row has them."""
     plain = NewJob("", "", "", None)
-    found = {
-        each.name: value
-        for each in fields(job)
-        if each.name not in _IN_COLUMNS | _NOT_KEPT
-        and (value := getattr(job, each.name)) != getattr(plain, each.name)
+    options = {
+        field.name: value
+        for field in fields(job)
+        if field.name not in _NOT_IN_OPTIONS
+        and (value := getattr(job, field.name)) != getattr(plain, field.name)
     }
-    return json.dumps(found, sort_keys=True, ensure_ascii=False)
+    return json.dumps(options, sort_keys=True, ensure_ascii=False)
 
 
 def template(task: str, queue: str, payload: str, options: str) -> NewJob:
     """Return the job in a schedule's row. Raises `ConfigurationError` for options that are none, or unknown
     here."""
     try:
-        found = json.loads(options)
-        if "rule" in found:
-            found["rule"] = Rule(*found["rule"])
-        return replace(NewJob(task, payload, queue, None), **found)
+        values = json.loads(options)
+        if "rule" in values:
+            values["rule"] = Rule(*values["rule"])
+        return replace(NewJob(task, payload, queue, None), **values)
     except (ValueError, TypeError, RecursionError):
         raise ConfigurationError(f"the options of its job cannot be read: {options[:200]}") from None
 

@@ -16,30 +16,21 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
-from sqlalchemy import (
-    Connection,
-    Row,
-    bindparam,
-    func,
-    literal,
-    select,
-    update,
-)
+from sqlalchemy import Connection, Row, bindparam, delete, func, literal, select, update
 
 from sqlq.config.constants import LAST_ID
-from sqlq.database.batch import Change, Expression, Key, inserted
+from sqlq.database.batch import Expression, Key, inserted
 from sqlq.database.database import Database
 from sqlq.database.dialects import dialect_of
 from sqlq.errors import ConfigurationError, ScheduleNotFoundError
 from sqlq.model import schedule
 from sqlq.model.job import Job, NewJob
-from sqlq.model.schedule import MENDED_LOOK, Declared, Schedule, options_text, template
+from sqlq.model.schedule import MENDED_LOOK, Declared, Schedule, Turn, options_text, template
 from sqlq.payload.encryption import Encryption, looked_into
-from sqlq.schema.tables import MOST_COUNTED, failed_jobs, jobs, schedules
+from sqlq.schema.tables import MOST_COUNTED, jobs, schedules
 from sqlq.schema.types import Moment, ago, epoch_ms, now
 from sqlq.store.apart import REFUSED, apart, lately, noted
 from sqlq.store.jobs.insert import insert as insert_jobs
-from sqlq.store.jobs.rows import slices
 from sqlq.store.workers import notify
 from sqlq.store.workers.workers import moment
 
@@ -143,7 +134,7 @@ class _Done:
     """The result of a tick for one schedule."""
 
     row: Row[Any]
-    turn: schedule.Turn
+    turn: Turn
     new: list[NewJob]
     error: str | None = None
 
@@ -151,7 +142,7 @@ class _Done:
         """Decide nothing: the runs are still due when the schedule is mended."""
         self.new = []
         self.error = str(getattr(error, "orig", error)).strip()[:ERROR_CHARACTERS] or type(error).__name__
-        self.turn = schedule.Turn([], 0, self.row.last_at, self.row.moment + MENDED_LOOK)
+        self.turn = Turn([], 0, self.row.last_at, self.row.moment + MENDED_LOOK)
 
 
 def _alive(conn: Connection, rows: Iterable[Row[Any]]) -> set[int]:
@@ -162,7 +153,7 @@ def _alive(conn: Connection, rows: Iterable[Row[Any]]) -> set[int]:
 
 
 def _decided(row: Row[Any], alive: set[int], *, in_test: bool) -> _Done:
-    done = _Done(row, schedule.Turn([], 0, row.last_at, None), [])
+    done = _Done(row, Turn([], 0, row.last_at, None), [])
     try:
         plan = schedule.read(row.plan)
         job = template(row.task, row.queue, row.payload, row.options)
@@ -170,7 +161,7 @@ def _decided(row: Row[Any], alive: set[int], *, in_test: bool) -> _Done:
         done.turn = schedule.turn(
             plan, last_at=row.last_at, now=row.moment, ticks=row.ticks, alive=not alive.isdisjoint(last)
         )
-        done.new = [_of(row.name, job, at, plan, in_test=in_test) for at in done.turn.moments]
+        done.new = [_of(row.name, job, at, plan, in_test=in_test) for at in done.turn.runs]
     except Exception as error:  # guard: one-schedule-fails-alone
         done.fail(error)
     return done
@@ -196,38 +187,32 @@ def _write(conn: Connection, turns: Sequence[_Done], inserted: _Pairs) -> None:
             ids[str(new.schedule)].append(job.id)
     rows = []
     for done in turns:
-        row, made = done.row, ids[done.row.name]
-        missed = done.turn.skipped + len(done.new) - len(made)  # a live job held the unique key
+        row, created = done.row, ids[done.row.name]
+        missed = done.turn.skipped + len(done.new) - len(created)  # a live job held the unique key
         values = {
+            "of": row.name,
             "last_at": done.turn.last_at,
             "next_at": done.turn.next_at,
-            "ticks": min(row.ticks + len(made), MOST_COUNTED),
+            "ticks": min(row.ticks + len(created), MOST_COUNTED),
             "skipped": min(row.skipped + missed, MOST_COUNTED),
-            "recent_jobs": json.dumps([*recent(row.recent_jobs), *made][-RECENT:]),
+            "recent_jobs": json.dumps([*recent(row.recent_jobs), *created][-RECENT:]),
             "error": done.error,
             "error_at": None if done.error is None else row.moment,
         }
-        rows.append({"of": row.name, **values})
-    conn.execute(_UPDATE, rows)
-
-
-_TURN = ("last_at", "next_at", "ticks", "skipped", "recent_jobs", "error", "error_at")
-_UPDATE = (
-    update(schedules).where(_table.name == bindparam("of")).values({name: bindparam(name) for name in _TURN})
-)
+        rows.append(values)
+    conn.execute(update(schedules).where(_table.name == bindparam("of")), rows)
 
 
 def recent(text: str) -> list[int]:
     """Return the last jobs in a schedule's row; SQL may have written anything there."""
     try:
-        found = json.loads(text)
+        ids = json.loads(text)
     except (ValueError, TypeError, RecursionError):
         return []
-    found = found if isinstance(found, list) else []
-    return [id for id in found if isinstance(id, int) and 0 < id <= LAST_ID]
+    return [id for id in ids if isinstance(id, int) and 0 < id <= LAST_ID] if isinstance(ids, list) else []
 
 
-# -- what code declares --------------------------------------------------------------------------------------
+# -- declarations of code ------------------------------------------------------------------------------------
 
 
 class Followed(NamedTuple):
@@ -238,8 +223,6 @@ class Followed(NamedTuple):
     changed: list[str]
     retired: list[str]
     foreign: list[str]
-    columns: dict[str, dict[str, Any]]
-    """Those that it wrote into each row that was there."""
 
 
 def follow(
@@ -253,71 +236,47 @@ def follow(
 
     A row that a later deploy has written stays, so that an old worker changes nothing back. A schedule that
     is no longer declared is retired if its row has this service. Without a service its task must also be
-    known here. An operator's pause stays in force. Nothing is locked where nothing changes.
+    known here. An operator's pause stays in force.
     """
 
-    def look(conn: Connection, *, lock: bool) -> Followed:
-        query = _SCHEDULES.where(_table.declared_at.is_not(None) | _table.name.in_(list(declared)))
-        rows = dialect_of(conn).sql.lock(conn, query, waits=True) if lock else conn.execute(query).all()
-        started = moment(conn) - timedelta(milliseconds=age_ms())
-        return _changes(rows, declared, service, tasks, started, database.encryption)
-
-    with database.read() as conn:
-        found = look(conn, lock=False)
-    if not (found.added or found.columns):
-        return found
-
     def write(conn: Connection) -> Followed:
-        here = moment(conn)
-        for name in sorted(found.added):
-            new = declared[name]
-            job = new.job if database.encryption is None else new.job._protected_by(database.encryption)
-            values = {
-                **_job_columns(job),
-                **_begun(new.plan, here),
-                "name": name,
-                "service": service,
-                "declared_at": here - timedelta(milliseconds=age_ms()),
-            }
-            conn.execute(dialect_of(conn).sql.upsert(schedules, _KEY), values)
-        # anew, for another worker may have come first
-        done = look(conn, lock=True)
-        for name, values in done.columns.items():
-            conn.execute(update(schedules).where(_table.name == name).values(values))
+        started = moment(conn) - timedelta(milliseconds=age_ms())
+        known = conn.scalars(select(_table.name).where(_table.name.in_(list(declared))))
+        done = Followed(sorted(declared.keys() - {*known}), [], [], [])
+        for name in done.added:
+            _insert(conn, declared[name], service, started, database.encryption)
+        # with the rows that another worker has added meanwhile
+        ours = _SCHEDULES.where(_table.declared_at.is_not(None) | _table.name.in_(list(declared)))
+        for row in dialect_of(conn).sql.lock(conn, ours, waits=True):
+            new = declared.get(row.name)
+            if row.declared_at is not None and row.declared_at > started + SIBLINGS:
+                continue  # guard: a-later-deploy-counts
+            if new is None:
+                is_known = service is not None or row.task in tasks
+                # guard: only-own-are-retired
+                if row.retired_at is None and row.service == service and is_known:
+                    done.retired.append(row.name)
+                    _change(conn, row.name, {"retired_at": started, "next_at": None, "declared_at": started})
+            elif row.declared_at is None or row.service != service:
+                done.foreign.append(row.name)
+            else:
+                values = _changed(row, new, database.encryption)
+                if values:
+                    done.changed.append(row.name)
+                if values or row.declared_at < started - SIBLINGS:
+                    _change(conn, row.name, {**values, "declared_at": max(row.declared_at, started)})
         return done
 
-    return database.run(write)._replace(added=found.added)
+    return database.run(write)
 
 
-def _changes(
-    rows: Sequence[Row[Any]],
-    declared: Mapping[str, Declared],
-    service: str | None,
-    tasks: Collection[str],
-    started: datetime,
-    encryption: Encryption | None,
-) -> Followed:
-    known = {row.name: row for row in rows}
-    done = Followed([name for name in declared if name not in known], [], [], [], {})
-    for name, row in known.items():
-        new = declared.get(name)
-        if row.declared_at is not None and row.declared_at > started + SIBLINGS:
-            continue  # guard: a-later-deploy-counts
-        if new is None:
-            ours = row.task in tasks if service is None else True
-            # guard: only-own-are-retired
-            if row.declared_at is not None and row.retired_at is None and row.service == service and ours:
-                done.retired.append(name)
-                done.columns[name] = {"retired_at": started, "next_at": None, "declared_at": started}
-        elif row.declared_at is None or row.service != service:
-            done.foreign.append(name)
-        else:
-            values = _changed(row, new, encryption)
-            if values:
-                done.changed.append(name)
-            if values or row.declared_at < started - SIBLINGS:
-                done.columns[name] = {**values, "declared_at": max(row.declared_at, started)}
-    return done
+def _insert(
+    conn: Connection, new: Declared, service: str | None, started: datetime, encryption: Encryption | None
+) -> None:
+    job = new.job if encryption is None else new.job._protected_by(encryption)
+    values = {**_job_columns(job), **_begun(new.plan, moment(conn)), "name": new.name}
+    values |= {"service": service, "declared_at": started}
+    conn.execute(dialect_of(conn).sql.upsert(schedules, _KEY), values)
 
 
 def _changed(row: Row[Any], new: Declared, encryption: Encryption | None) -> dict[str, Any]:
@@ -351,7 +310,7 @@ def _begun(plan: Schedule, here: datetime, *, ticks: int = 0, paused: bool = Fal
     }
 
 
-# -- what is said at run time --------------------------------------------------------------------------------
+# -- changes at run time -------------------------------------------------------------------------------------
 
 
 def add(conn: Any, name: str, plan: Schedule, job: NewJob) -> None:
@@ -369,7 +328,7 @@ def add(conn: Any, name: str, plan: Schedule, job: NewJob) -> None:
 
 def pause(conn: Any, name: str) -> bool:
     """Enqueue nothing for a schedule until it is resumed; return whether it was not paused before."""
-    row = _locked(conn, name)
+    row = get(conn, name, locks=True)
     if row.paused_at is None:
         _change(conn, name, {"paused_at": row.moment, "next_at": None})
     return row.paused_at is None
@@ -377,7 +336,7 @@ def pause(conn: Any, name: str) -> bool:
 
 def resume(conn: Any, name: str) -> bool:
     """Resume a schedule from its next run; return whether it was paused."""
-    row = _locked(conn, name)
+    row = get(conn, name, locks=True)
     if row.paused_at is None:
         return False
     begun = _begun(schedule.read(row.plan), row.moment, ticks=row.ticks, paused=row.retired_at is not None)
@@ -387,57 +346,45 @@ def resume(conn: Any, name: str) -> bool:
 
 def remove(conn: Any, name: str) -> None:
     """Take a schedule out. Jobs that it has enqueued stay."""
-    _locked(conn, name)
-    _change(conn, name, None)
+    get(conn, name, locks=True)
+    conn.execute(delete(schedules).where(_table.name == name))
 
 
 def run(conn: Any, name: str) -> Job:
     """Enqueue a job of a schedule now; its regular runs do not change."""
-    row = _locked(conn, name)
-    job = template(row.task, row.queue, row.payload, row.options)
-    (made,) = insert_jobs(conn, [replace(job, schedule=name, scheduled_for=row.moment)])
-    if made.created:
-        _change(conn, name, {"recent_jobs": json.dumps([*recent(row.recent_jobs), made.id][-RECENT:])})
-    return made
-
-
-def _locked(conn: Any, name: str) -> Row[Any]:
-    """Return the row of a schedule, locked."""
-    query = _SCHEDULES.where(_table.name == name)
-    return _only(conn, name, dialect_of(conn).sql.lock(conn, query, waits=True))
-
-
-def _only(conn: Any, name: str, rows: Sequence[Row[Any]]) -> Row[Any]:
-    if rows:
-        return rows[0]
-    import difflib
-
-    known = conn.scalars(select(_table.name).order_by(_table.name).limit(1_000))
-    near = difflib.get_close_matches(name, list(known), 3)
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-    raise ScheduleNotFoundError(f"there is no schedule {name!r}{hint}")
+    row = get(conn, name, locks=True)
+    template_ = template(row.task, row.queue, row.payload, row.options)
+    (job,) = insert_jobs(conn, [replace(template_, schedule=name, scheduled_for=row.moment)])
+    if job.created:
+        _change(conn, name, {"recent_jobs": json.dumps([*recent(row.recent_jobs), job.id][-RECENT:])})
+    return job
 
 
 _KEY = Key(("name",))
 
 
-def _change(conn: Any, name: str, values: dict[str, Any] | None) -> None:
-    """Change a schedule, or with None delete it."""
-    row = select(_table.name).where(_table.name == name)
-    dialect_of(conn).sql.change(conn, Change(row, values, returning=(_table.name,), waits=True))
+def _change(conn: Any, name: str, values: dict[str, Any]) -> None:
+    """Change a schedule whose row this transaction has locked."""
+    conn.execute(update(schedules).where(_table.name == name).values(values))
 
 
 # -- looking -------------------------------------------------------------------------------------------------
 
 
-def rows(conn: Connection, names: Sequence[str] | None = None) -> Sequence[Row[Any]]:
-    """Return all schedules or those named, ordered by name, each with the time of the database's clock."""
-    return conn.execute(_SCHEDULES if names is None else _SCHEDULES.where(_table.name.in_(names))).all()
+def rows(conn: Connection) -> Sequence[Row[Any]]:
+    """Return all schedules, ordered by name, each with the time of the database's clock."""
+    return conn.execute(_SCHEDULES).all()
 
 
-def get(conn: Connection, name: str) -> Row[Any]:
-    """Return one schedule. Raises `ScheduleNotFoundError` where there is none of that name."""
-    return _only(conn, name, rows(conn, [name]))
+def get(conn: Any, name: str, *, locks: bool = False) -> Row[Any]:
+    """Return one schedule; with `locks` lock its row. Raises `ScheduleNotFoundError` where there is none of
+    that name."""
+    query = _SCHEDULES.where(_table.name == name)
+    rows = dialect_of(conn).sql.lock(conn, query, waits=True) if locks else conn.execute(query).all()
+    if not rows:
+        raise ScheduleNotFoundError(f"there is no schedule {name!r}")
+    row: Row[Any] = rows[0]
+    return row
 
 
 def late(conn: Connection, *, longer_than_ms: int) -> int:
@@ -446,27 +393,14 @@ def late(conn: Connection, *, longer_than_ms: int) -> int:
 
 
 def failing(conn: Connection) -> list[tuple[str, str]]:
-    """Return the active schedules that fail, each with the error. Its tick failed, or its last job has a task
-    that workers do not know or a payload that the task refuses."""
-    active = select(_table.name, _table.error, _table.recent_jobs)
-    rows = conn.execute(active.where(_table.retired_at.is_(None), _table.paused_at.is_(None))).all()
-    errors = [(row.name, row.error) for row in rows if row.error is not None]
-    last = {id: row.name for row in rows for id in recent(row.recent_jobs)[-1:]}
-    for ids in slices(list(last), BATCH):
-        refused = select(failed_jobs.c.id, failed_jobs.c.task, failed_jobs.c.reason).where(
-            failed_jobs.c.id.in_(ids), failed_jobs.c.reason.in_(("unknown_task", "bad_payload"))
-        )
-        for id, task, reason in conn.execute(refused):
-            errors.append((last[id], f"its last job, {id}, failed: {reason} ({task})"))
-        unknown = select(jobs.c.id, jobs.c.task).where(jobs.c.id.in_(ids), jobs.c.unknown_since.is_not(None))
-        for id, task in conn.execute(unknown):
-            errors.append((last[id], f"no worker takes its last job, {id}, of the task {task}"))
-    return sorted(errors)
+    """Return the active schedules whose tick failed, each with the error."""
+    active = (_table.retired_at.is_(None), _table.paused_at.is_(None), _table.error.is_not(None))
+    query = select(_table.name, _table.error).where(*active).order_by(_table.name)
+    return [(name, error) for name, error in conn.execute(query)]
 
 
 def begin_at(conn: Connection, here: datetime) -> None:
     """Begin all active schedules at this time, for tests with a clock of their own."""
     for row in rows(conn):
         if row.paused_at is None and row.retired_at is None:
-            begun = _begun(schedule.read(row.plan), here, ticks=row.ticks)
-            conn.execute(update(schedules).where(_table.name == row.name).values(begun))
+            _change(conn, row.name, _begun(schedule.read(row.plan), here, ticks=row.ticks))

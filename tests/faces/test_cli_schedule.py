@@ -66,7 +66,6 @@ def test_schedules_add_show_run_and_remove(sqlq_: Command, app: sqlq.App) -> Non
             ["--cron", "* * * * *", "--timezone", "Mars"],
             "--timezone is 'Mars', which this machine does not know",
         ),
-        (["--every", "1h", "--jitter", "2h"], "--jitter is 2 h, and the moments are 60 min apart"),
         (
             ["--every", "1h", "--repeats", "0"],
             "--repeats is 0: it must be a whole number from 1 to",
@@ -94,7 +93,7 @@ def test_a_wrong_command_line_of_schedules_is_reported_in_one_sentence(
     assert "the schedule 'nightly' has no moment to come" in past
     assert sqlq_.shop(*add, "7", *CRON).code == 0
     assert "there is a schedule 'nightly' already" in sqlq_.shop(*add, "7", *CRON).sentence()
-    assert "did you mean 'nightly'?" in sqlq_("schedules", "pause", "nightli").sentence()
+    assert "there is no schedule 'nightli'" in sqlq_("schedules", "pause", "nightli").sentence()
 
 
 def test_the_list_and_the_doctor_show_failing_schedules(
@@ -105,11 +104,6 @@ def test_the_list_and_the_doctor_show_failing_schedules(
     app.schedules.add("unknown", task.new(), every="1h")
     assert "none is late, and none fails" in sqlq_("doctor").out
     job = app.schedules.run("unknown")
-    since = "UPDATE jobs SET unknown_since = created_at"
-    with engine.begin() as conn:
-        conn.execute(text(since))
-    said = sqlq_("doctor").out
-    assert f"no worker takes its last job, {job.id}, of the task shop.send" in said
     with engine.begin() as conn:
         conn.execute(
             text("UPDATE sqlq_schedules SET error = 'it broke', error_at = created_at WHERE name = 'broken'")
@@ -130,10 +124,6 @@ def test_the_list_and_the_doctor_show_failing_schedules(
         conn.execute(text(f"UPDATE sqlq_schedules SET next_at = next_at - {hour} WHERE name = 'unknown'"))
     said = sqlq_("doctor").out
     assert "the schedule broken cannot be ticked: it broke" in said
-    assert (
-        f"the schedule unknown cannot be ticked: its last job, {job.id}, failed: unknown_task (shop.send)"
-        in said
-    )
     assert "1 schedule is due for more than 60 s" in said
     listed = sqlq_.ok("schedules")
     assert "failing" in listed

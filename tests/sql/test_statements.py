@@ -336,7 +336,6 @@ OTHERS = 5_000
 OWNED: dict[str, Callable[[Connection], Any]] = {
     "stand_in": lambda conn: workers.stand_in(conn, ["me", "you"], lease_ms=30_000),
     "owned": lambda conn: lease.owned(conn, "me"),
-    "still_holds": lambda conn: lease.still_holds(conn, "me"),
     "cancelled": lambda conn: workers.cancelled(conn, "me"),
 }
 

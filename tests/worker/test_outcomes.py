@@ -138,7 +138,7 @@ def test_an_exception_that_cannot_be_shown_is_recorded_all_the_same(app: sqlq.Ap
 
     job = app.enqueue(nasty.new())
     drain(app)
-    assert app.jobs.get(job.id).message == "<its __str__ raised RuntimeError>"
+    assert app.jobs.get(job.id).message == "<it cannot be shown: RuntimeError>"
 
 
 def test_an_error_text_of_50_megabytes_is_cut_and_scrubbed(

@@ -134,7 +134,7 @@ def _judge_on(conn: Connection, ids: Sequence[int], *, are_steps: bool) -> tuple
     if never := [id for id, verdict in verdicts if verdict == NEVER]:
         cancelled = [row.id for row in sql.lock(conn, _BLOCKED, {"ids": never})]
     if cancelled:
-        settle.cancel_step(conn, cancelled, REASON)
+        settle.finish(conn, jobs, cancelled, "cancelled", REASON)
     return len(verdicts), len(freed), cancelled
 
 

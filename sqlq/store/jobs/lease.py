@@ -5,7 +5,7 @@ It renews leases, notes progress, and saves cursors in the transactions of handl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
 from functools import cache
 from typing import Any, NamedTuple
@@ -18,22 +18,50 @@ from sqlalchemy import (
     Text,
     bindparam,
     case,
+    false,
     func,
-    literal,
     select,
 )
 
-from sqlq.database.batch import RIGHT, Batch, Change, Right, rights
+from sqlq.database.batch import RIGHT, Batch, Change, Expression, Right, Values, rights
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of, refuse_standby
 from sqlq.database.sql import held
-from sqlq.schema.tables import IS_RESERVED, finished_jobs, jobs
+from sqlq.schema.tables import IS_RESERVED, jobs
 from sqlq.schema.types import after
-from sqlq.store.jobs.rows import TABLES
+from sqlq.store.jobs.rows import in_all_tables
 
 HOLD = Batch.of_claims()
 """Rights, and nothing else."""
 _RETURNED = (*RIGHT, jobs.c.cancel_requested_at)
+
+
+def change_held(
+    conn: Connection,
+    batch: Batch,
+    rows: Sequence[tuple[Any, ...]],
+    values: Callable[[CTE], Values],
+    *,
+    returning: tuple[Expression, ...] = RIGHT,
+    waits: bool = False,
+    **parameters: Any,
+) -> Sequence[Any]:
+    """Change the jobs of a batch that their owner still holds. `values` is a function of a module, by which
+    the statement is kept."""
+    sql = dialect_of(conn).sql
+    change = _change_held(dialect_of(conn), batch, values, returning, waits)
+    return sql.change(conn, change, {**sql.batch_parameters(batch, rows), **parameters})
+
+
+@cache
+def _change_held(
+    dialect: Dialect,
+    batch: Batch,
+    values: Callable[[CTE], Values],
+    returning: tuple[Expression, ...],
+    waits: bool,
+) -> Change:
+    return Change(held(dialect.sql, batch), values, returning=returning, waits=waits)
 
 
 # -- extend --------------------------------------------------------------------------------------------------
@@ -42,21 +70,13 @@ _RETURNED = (*RIGHT, jobs.c.cancel_requested_at)
 def extend(conn: Connection, wanted: Iterable[Right], *, lease_ms: int) -> dict[Right, bool]:
     """Renew leases, counted from now. Return the renewed ones, with whether an operator has requested the
     job's cancel. A missing one is locked or lost; see `fates`."""
-    dialect = dialect_of(conn)
-    given = {**dialect.sql.batch_parameters(HOLD, sorted(wanted)), "lease_ms": lease_ms}
-    return {
-        (id, token): cancel_requested_at is not None
-        for id, token, cancel_requested_at in dialect.sql.change(conn, _extend(dialect), given)
-    }
+    rows = change_held(conn, HOLD, sorted(wanted), _renewed, returning=_RETURNED, lease_ms=lease_ms)
+    return {(id, token): cancel_requested_at is not None for id, token, cancel_requested_at in rows}
 
 
-# guard: renewal
-_RENEWED = {"lease_expires_at": after(bindparam("lease_ms", type_=BigInteger))}
-
-
-@cache
-def _extend(dialect: Dialect) -> Change:
-    return Change(held(dialect.sql, HOLD), _RENEWED, returning=_RETURNED)
+def _renewed(_: CTE) -> Values:
+    # guard: renewal
+    return {"lease_expires_at": after(bindparam("lease_ms", type_=BigInteger))}
 
 
 def owned(conn: Connection, owner: str) -> list[Right]:
@@ -90,17 +110,10 @@ def note(conn: Connection, notes: Sequence[Note], *, waits: bool = False) -> set
 
     A row that another transaction has locked is left out, or with `waits` waited for.
     """
-    dialect = dialect_of(conn)
-    parameters = dialect.sql.batch_parameters(_NOTES, sorted(notes))
-    return rights(dialect.sql.change(conn, _note(dialect, waits), parameters))
+    return rights(change_held(conn, _NOTES, sorted(notes), _noted, waits=waits))
 
 
-@cache
-def _note(dialect: Dialect, waits: bool) -> Change:
-    return Change(held(dialect.sql, _NOTES), _noted, returning=RIGHT, waits=waits)
-
-
-def _noted(mine: CTE) -> Mapping[str, Any]:
+def _noted(mine: CTE) -> Values:
     silent = mine.c.progress.is_(None)
     return {
         "progress": func.coalesce(mine.c.progress, jobs.c.progress),
@@ -144,7 +157,7 @@ def _save(dialect: Dialect) -> Change:
     )
 
 
-def _saved(mine: CTE) -> Mapping[str, Any]:
+def _saved(mine: CTE) -> Values:
     moves_on = jobs.c.cursor.is_distinct_from(mine.c.after)  # guard: only-who-gets-on-is-patient
     # one loss stays, so that the job goes on in a subprocess
     fewer = case((moves_on & (jobs.c.losses > 1), 1), else_=jobs.c.losses)
@@ -174,17 +187,18 @@ def fates(
     refuse_standby(conn)  # guard: standby-is-not-believed
     wanted = list(wanted)
     ids = [id for id, _ in wanted]
-    found: dict[int, tuple[int, bool]] = {}
-    for table, _ in TABLES:
-        reserved = IS_RESERVED if table is jobs else literal(0)
-        query = select(table.c.id, table.c.lease_token, reserved).where(table.c.id.in_(ids))
-        found |= {id: (token, bool(is_reserved)) for id, token, is_reserved in conn.execute(query)}
+    query = in_all_tables(
+        lambda table, _: select(
+            table.c.id, table.c.lease_token, IS_RESERVED if table is jobs else false()
+        ).where(table.c.id.in_(ids))
+    )
+    rows = {id: (token, is_reserved) for id, token, is_reserved in conn.execute(query)}
 
     def fate(id: int, token: int) -> Fate:
-        if id not in found:
+        if id not in rows:
             # guard: completed-and-pruned-is-settled
             return Fate.SETTLED if (id, token) in completed else Fate.LOST
-        actual, is_reserved = found[id]
+        actual, is_reserved = rows[id]
         if actual != token:  # guard: fate-by-token
             return Fate.LOST
         return Fate.HELD if is_reserved else Fate.SETTLED
@@ -197,15 +211,3 @@ def is_held(conn: Connection, right: Right) -> bool:
     id, token = right
     held = (jobs.c.id == id, jobs.c.lease_token == token, IS_RESERVED)
     return conn.scalar(select(jobs.c.id).where(*held)) is not None
-
-
-def cancelled(conn: Connection, id: int) -> bool:
-    """Whether a job has ended as cancelled, as by an operator's force."""
-    ended = (finished_jobs.c.id == id, finished_jobs.c.outcome == "cancelled")
-    return conn.scalar(select(finished_jobs.c.id).where(*ended)) is not None
-
-
-def still_holds(conn: Connection, id: str) -> bool:
-    """Whether a worker has reserved any row, locked rows included."""
-    mine = (IS_RESERVED, jobs.c.reserved_by == id)
-    return conn.scalar(select(jobs.c.id).where(*mine).limit(1)) is not None

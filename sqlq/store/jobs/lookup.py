@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from functools import cache
@@ -38,13 +38,12 @@ from sqlq.database.batch import Batch, Condition, Expression
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
 from sqlq.model import history
-from sqlq.model.handle import AnyJob, Handle
 from sqlq.model.history import AttemptRecord
 from sqlq.model.job import LARGE, Job, JobDetails, NewJob, Progress, State
 from sqlq.payload.codec import decoded
 from sqlq.payload.encryption import Encryption, Unopened, looked_into
 from sqlq.schema.tables import IS_RESERVED, IS_UNRESERVED, failed_jobs, finished_jobs, jobs
-from sqlq.schema.types import milliseconds_of, now, stands_in
+from sqlq.schema.types import now, stands_in
 from sqlq.store.jobs.rows import COLUMNS, ENDED_AT, FIELDS, OVER, TABLES, in_all_tables, slices
 
 BATCH = 1_000
@@ -85,11 +84,11 @@ class Selection:
         parts += [columns[name] == value for name, value in equal.items() if value is not None]
         if self.header is not None:
             name, _, value = self.header.partition("=")
-            wanted = [json.dumps(name, ensure_ascii=False), *([value] if value else [])]
-            parts += [stands_in(literal(each), columns.headers) for each in wanted]
+            parts.append(stands_in(literal(json.dumps(name, ensure_ascii=False)), columns.headers))
+            parts.append(stands_in(literal(value), columns.headers))
         if self.text is not None:
             texts = [columns[name] for name in ("payload", "message", "reason") if name in columns]
-            parts.append(or_(*(stands_in(literal(self.text), each) for each in texts)))
+            parts.append(or_(*(stands_in(literal(self.text), text) for text in texts)))
         if self.since is not None:
             parts.append(columns.created_at >= self.since)
         if self.until is not None:
@@ -107,29 +106,6 @@ class Selection:
 
 
 EVERY = Selection()
-
-
-def ids(
-    conn: Connection,
-    states: Collection[State],
-    chosen: Selection,
-    *,
-    within: int,
-    limit: int,
-    encryption: Encryption | None = None,
-) -> list[int]:
-    """Return the ids of the selected jobs in these states, the newest first, among the newest `within` of
-    each table."""
-    bound = None if chosen.batch is not None or chosen.ids else within
-    found: set[int] = set()
-    for source, belongs in (_SOURCES[state] for state in states):
-        query = _selected(source, belongs, chosen, bound, limit)
-        if chosen.visible is None:
-            query = query.with_only_columns(source.c.id)
-            found.update(conn.scalars(query.order_by(source.c.id.desc()).limit(limit)))
-        else:
-            found.update(job.id for job in _visible(conn, query, source, chosen, limit, encryption))
-    return sorted(found, reverse=True)[:limit]
 
 
 # -- looking -------------------------------------------------------------------------------------------------
@@ -157,12 +133,6 @@ _SOURCES: dict[State, tuple[Table, Condition]] = {
 }
 
 
-def require_own(asked: AnyJob, found: JobDetails | None) -> None:
-    """Raise `JobNotFoundError` where the caller passed a handle and the row found belongs to another job."""
-    if isinstance(asked, Handle):
-        asked.require_own(None if found is None else milliseconds_of(found.created_at))
-
-
 def details(conn: Connection, id: int, encryption: Encryption | None = None) -> JobDetails | None:
     """Return everything about a job, in whichever table it is; `encryption` opens signed or encrypted
     texts."""
@@ -182,141 +152,97 @@ def listing(
     within: int | None = None,
     whole: bool = True,
     encryption: Encryption | None = None,
-) -> Listing:
-    """Return at most `limit` jobs, the newest first. With `within`, search only that many of the newest in
-    each table, since matches may be rare. Unless `whole`, large fields are not read. `encryption` opens
-    signed or encrypted texts."""
+) -> tuple[list[JobDetails], bool]:
+    """Return at most `limit` jobs, the newest first, and whether no other job can belong to them. With
+    `within`, search only that many of the newest in each table, since matches may be rare. Unless `whole`,
+    large fields are not read. `encryption` opens signed or encrypted texts."""
     sources = [_SOURCES[state]] if state else [(source, true()) for source in _DETAILS]
-    found: list[JobDetails] = []
-    rare = chosen.is_rare or state not in (None, State.RUNNING, State.FAILED)
-    if not rare or chosen.batch is not None:  # every job matches, or an index finds those that do
+    is_rare = chosen.is_rare or state not in (None, State.RUNNING, State.FAILED)
+    if not is_rare or chosen.batch is not None or chosen.ids:  # all match, or an index finds those that do
         within = None
+    left_out = set() if whole else {*LARGE}
+    if chosen.visible is not None:
+        left_out.discard("payload")
+    jobs: list[JobDetails] = []
     floors: list[int] = []
     for source, belongs in sources:
         floor = None if within is None else position_of(conn, source, within, chosen)
         query = _selected(source, belongs, chosen, None if floor is None else within, limit)
-        if not whole:  # guard: lists-read-no-large-field
-            left_out = {*LARGE} - ({"payload"} if chosen.visible else set())
-            columns = query.selected_columns
-            query = query.with_only_columns(
-                *(null().label(c.name) if c.name in left_out else c for c in columns)
-            )
-        rows = [
-            job if whole else replace(job, payload=None)
-            for job in _visible(conn, query, source, chosen, limit, encryption)
-        ]
-        found += rows
-        if floor is not None and len(rows) < limit:
+        # guard: lists-read-no-large-field
+        columns = (null().label(c.name) if c.name in left_out else c for c in query.selected_columns)
+        query = query.with_only_columns(*columns).order_by(source.c.id.desc())
+        # a list that is shorter than the limit would reveal that there are others; all may be too large for
+        # memory
+        query = query.limit(limit) if chosen.visible is None else query.execution_options(yield_per=100)
+        with conn.execute(query) as rows:
+            visible = filter(chosen.visible, (_job(row, encryption) for row in rows.mappings()))
+            some = [*islice(visible, limit)]
+        jobs += some
+        if floor is not None and len(some) < limit:
             floors.append(floor)
-    found = sorted(found, key=lambda job: -job.id)[:limit]
-    full_to = found[-1].id if len(found) == limit else 0
-    return Listing(found, all(floor < full_to for floor in floors))
-
-
-def _visible(
-    conn: Connection,
-    query: Select[Any],
-    source: Table,
-    chosen: Selection,
-    limit: int,
-    encryption: Encryption | None,
-) -> Iterator[JobDetails]:
-    """Yield the newest visible jobs of a query, up to `limit`: a shorter list would reveal the others."""
-    query = query.order_by(source.c.id.desc())
-    # all may be too large for memory
-    query = query.limit(limit) if chosen.visible is None else query.execution_options(yield_per=100)
-    with conn.execute(query) as rows:
-        yield from islice(filter(chosen.visible, (_job(row, encryption) for row in rows.mappings())), limit)
+    jobs = sorted(jobs, key=lambda job: -job.id)[:limit]
+    last = jobs[-1].id if len(jobs) == limit else 0
+    return jobs, all(floor < last for floor in floors)
 
 
 def of_ids(conn: Connection, ids: Iterable[int]) -> list[JobDetails]:
     """Return those of these jobs that are kept, without their large fields."""
-    found: list[JobDetails] = []
-    for some in slices(possible(ids), BATCH):
-        found += listing(conn, chosen=Selection(tuple(some)), limit=BATCH, whole=False).jobs
-    return found
+    parts = slices(possible(ids), BATCH)
+    lists = (listing(conn, chosen=Selection(tuple(part)), limit=BATCH, whole=False) for part in parts)
+    return [job for jobs, _ in lists for job in jobs]
 
 
-class Listing(NamedTuple):
-    """Jobs, and whether the list is complete: no other job can belong to it."""
-
-    jobs: list[JobDetails]
-    complete: bool
-
-
-def position_of(conn: Connection, source: Table, place: int, chosen: Selection = EVERY) -> int | None:
-    """Return the id of the job at `place`, counted from the newest as 0; None if there are fewer jobs."""
+def position_of(conn: Connection, source: Table, position: int, chosen: Selection = EVERY) -> int | None:
+    """Return the id of the job at a position, counted from the newest as 0; None if there are fewer jobs."""
     ids = select(source.c.id).where(*chosen.in_place(source))
-    found: int | None = conn.scalar(ids.order_by(source.c.id.desc()).offset(place).limit(1))
-    return found
-
-
-_SEARCHED = {
-    *("id", "queue", "task", "flow_id", "label", "batch_key", "unique_key", "limit_key", "headers"),
-    *("payload", "message", "reason", "created_at"),
-}
+    id: int | None = conn.scalar(ids.order_by(source.c.id.desc()).offset(position).limit(1))
+    return id
 
 
 def _selected(
-    source: Table,
-    belongs: Condition,
-    chosen: Selection,
-    within: int | None,
-    limit: int,
+    source: Table, belongs: Condition, chosen: Selection, within: int | None, limit: int
 ) -> Select[Any]:
     """Return a query of the selected jobs, at least the newest `limit`; with `within`, among that number of
     the newest."""
     query = _DETAILS[source]
     if within is None:
         return query.where(belongs, chosen.where(source))
-    # a subquery finds the newest first, without their payloads, so that no plan reads more of the table
-    newest = (
-        select(*(c for c in source.c if c.name in _SEARCHED), belongs.label("belongs"))
-        .where(*chosen.in_place(source))
-        .order_by(source.c.id.desc())
-        .limit(within)
-        .subquery()
-    )
-    mine = select(newest.c.id).where(newest.c.belongs, chosen.where(newest)).order_by(newest.c.id.desc())
-    mine = mine.limit(limit if chosen.visible is None else within)
-    return query.where(source.c.id.in_(select(mine.subquery().c.id)))  # MariaDB takes no LIMIT within IN
+    # a subquery finds the newest first, so that no plan reads more of the table
+    searched = (c for c in source.c if c.name not in ("result", "traceback", "errors"))
+    newest = select(*searched, belongs.label("belongs")).where(*chosen.in_place(source))
+    newest_rows = newest.order_by(source.c.id.desc()).limit(within).subquery()
+    ids = select(newest_rows.c.id).where(newest_rows.c.belongs, chosen.where(newest_rows))
+    ids = ids.order_by(newest_rows.c.id.desc()).limit(limit if chosen.visible is None else within)
+    return query.where(source.c.id.in_(select(ids.subquery().c.id)))  # MariaDB takes no LIMIT within IN
 
 
 def _job(row: RowMapping, encryption: Encryption | None = None) -> JobDetails:
-    found: dict[str, Any] = {str(name): value for name, value in row.items()}
+    values: dict[str, Any] = {str(name): value for name, value in row.items()}
     payload, how = looked_into(encryption, "payload", row.task, row.queue, row.payload)
-    done, of, note = (found.pop(name) for name in ("progress", "progress_of", "progress_note"))
-    started_at = history.started_at(row.reserved_at, found.pop("start_ms"))
+    started_at = history.started_at(row.reserved_at, values.pop("start_ms"))
     lines = records(row.errors)
-    found |= {
+    progress, of, note = (values.pop(name) for name in ("progress", "progress_of", "progress_note"))
+    values |= {
         "state": State(row.state),
         "payload": _shown(payload),
         "encryption": how,
         "result": None if row.result is None else result_shown(encryption, row.task, row.queue, row.result),
         "errors": [line for line in lines if history.is_error(line)],
-        "history": history.lines(lines, _last_line(row, started_at)),
+        "history": (*map(history.read, lines), *_last_line(row, started_at)),
         "headers": "{}" if row.headers is None else row.headers,
-        "progress": _progress(done, of, note),
+        "progress": None,
         "available_at": None if row.available_at == FAR else row.available_at,
         "due_at": None if row.blocked_by is None else row.due_at,
     }
-    for read, names in _READ:
-        found |= {name: read(found[name]) for name in names if found[name] is not None}
-    return JobDetails(**found)
-
-
-_READ: tuple[tuple[Callable[[Any], Any], Sequence[str]], ...] = (
-    (decoded, ("headers", "on_success", "on_failure", "cursor")),
-    (str, ("label", "batch_key")),
-)
-"""How columns are read where they are not NULL; on SQLite they may hold anything."""
-
-
-def _progress(done: Any, of: Any, note: Any) -> Progress | None:
-    """Return the progress in a row; on SQLite the columns may hold anything."""
-    if not isinstance(done, int | float):
-        return None
-    return Progress(done, of if isinstance(of, int | float) else None, None if note is None else str(note))
+    # on SQLite columns may hold anything
+    if isinstance(progress, int | float):
+        of = of if isinstance(of, int | float) else None
+        values["progress"] = Progress(progress, of, None if note is None else str(note))
+    for name in ("headers", "on_success", "on_failure", "cursor"):
+        values[name] = None if values[name] is None else decoded(values[name])
+    for name in ("label", "batch_key"):
+        values[name] = None if values[name] is None else str(values[name])
+    return JobDetails(**values)
 
 
 def result_shown(encryption: Encryption | None, task: str, queue: str, text: Any) -> Any:
@@ -328,26 +254,22 @@ def _shown(text: Any) -> Any:
     return text if isinstance(text, Unopened) else decoded(text)
 
 
-def _last_line(row: RowMapping, started_at: datetime | None) -> AttemptRecord | None:
-    """Return the history line of the current or last attempt, which no record holds yet."""
-    state = State(row.state)
+def _last_line(row: RowMapping, started_at: datetime | None) -> Iterator[AttemptRecord]:
+    """Yield the history line of the current or last attempt, which no record holds yet."""
     attempt = row.attempts if row.reserved_at is not None else None
     times = (attempt, row.reserved_at, started_at, row.ended_at, row.reserved_by)
-    if state is State.RUNNING:
-        return AttemptRecord("running", *times)
-    if state is State.FAILED:
+    if row.state == State.FAILED:
         outcome: history.AttemptOutcome = "lost" if row.reason == "worker_lost" else "failed"
-        return AttemptRecord(outcome, *times, None, row.reason, row.exception, row.message)
-    return AttemptRecord(row.state, *times, message=row.reason) if state in OVER else None
+        yield AttemptRecord(outcome, *times, None, row.reason, row.exception, row.message)
+    elif row.state == State.RUNNING or row.state in OVER:
+        yield AttemptRecord(row.state, *times, message=row.reason)
 
 
 def records(text: str | None) -> list[Any]:
     """Return the lines of a job's history as its row has them."""
-    found = decoded(text) if text else []
-    return [
-        record if isinstance(record, dict) else {"message": record}
-        for record in (found if isinstance(found, list) else [found])
-    ]
+    value = decoded(text) if text else []
+    lines = value if isinstance(value, list) else [value]
+    return [line if isinstance(line, dict) else {"message": line} for line in lines]
 
 
 class Waiting(NamedTuple):
@@ -360,19 +282,17 @@ class Waiting(NamedTuple):
 def waiting(conn: Connection, queues: Collection[str] | None, limit: int) -> Waiting:
     """Count the due jobs of these queues, or of all. Reads at most `limit` of the jobs that no worker
     holds."""
-    looked_at = select(_is_due.label("due")).where(IS_UNRESERVED)
+    query = select(_is_due.label("due")).where(IS_UNRESERVED)
     if queues is not None:
-        looked_at = looked_at.where(jobs.c.queue.in_(queues))
-    sample = looked_at.limit(limit).subquery()
-    due = func.coalesce(func.sum(case((sample.c.due, 1), else_=0)), 0)
-    number, seen = conn.execute(select(due, func.count()).select_from(sample)).one()
-    return Waiting(int(number), seen < limit)
+        query = query.where(jobs.c.queue.in_(queues))
+    due = conn.scalars(query.limit(limit)).all()
+    return Waiting(sum(map(bool, due)), len(due) < limit)
 
 
 def counts(conn: Connection, chosen: Selection) -> dict[State, int]:
     """Return the number of the selected jobs by state."""
-    each = _selected_everywhere(chosen).subquery()
-    query = select(each.c.state, func.count()).group_by(each.c.state)
+    states = _selected_everywhere(chosen).subquery()
+    query = select(states.c.state, func.count()).group_by(states.c.state)
     return {State(state): number for state, number in conn.execute(query)}
 
 

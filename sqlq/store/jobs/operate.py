@@ -117,8 +117,7 @@ def cancel(
     wake_lines(conn, rows if force else waiting)
     settle.cancel(conn, [row.id for row in waiting], reason or ON_REQUEST)
     if force:
-        settle.revoke(conn, held)
-        settle.cancel(conn, held, reason or RUNNING_REASON)
+        settle.cancel(conn, held, reason or RUNNING_REASON, revokes=True)
         return CancelledBatch(Gone.of(rows), [])
     if held:
         requested = func.coalesce(jobs.c.cancel_requested_at, now())  # guard: cancel-is-requested

@@ -38,7 +38,7 @@ from sqlalchemy import (
 from sqlalchemy import insert as insert_into
 
 from sqlq.config.constants import ERROR_BYTES, NOTES_BYTES
-from sqlq.database.batch import RIGHT, Batch, Change, Right, rights
+from sqlq.database.batch import RIGHT, Batch, Change, Right, Values, rights
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
 from sqlq.database.schemas import encryption_of
@@ -77,7 +77,7 @@ from sqlq.schema.tables import (
 from sqlq.schema.types import Moment, after, far, now
 from sqlq.store.apart import REFUSED, apart, lately, noted
 from sqlq.store.jobs.insert import insert
-from sqlq.store.jobs.lease import HOLD
+from sqlq.store.jobs.lease import HOLD, change_held
 from sqlq.store.jobs.lookup import records
 from sqlq.store.limits.wakes import Wake, wake, wake_lines
 
@@ -89,8 +89,8 @@ def _end(conn: Connection, batch: Batch, rows: Sequence[Row], *, waits: bool = F
     wait for rows that another transaction has locked."""
     dialect = dialect_of(conn)
     done: set[Right] = set()
-    for some in portions(dialect.sql, rows, tuple):
-        done |= dialect.sql.move(conn, batch, some, _ENDED[batch], waits=waits)
+    for part in portions(dialect.sql, rows, tuple):
+        done |= dialect.sql.move(conn, batch, part, _ENDED[batch], waits=waits)
     return done
 
 
@@ -130,14 +130,10 @@ _UNRESERVED: dict[str, Any] = {"reserved_at": null(), "reserved_by": null(), "le
 
 @cache
 def _waiting_again(dialect: Dialect, batch: Batch, *, in_line: bool) -> Change:
-    def values(mine: CTE) -> Mapping[str, Any]:
+    def values(mine: CTE) -> Values:
+        earlier = (jobs.c.due_at, jobs.c.available_at) if in_line else (jobs.c.available_at,)
         # guard: a-put-back-keeps-its-place
-        due = func.coalesce(
-            mine.c.at,
-            after(mine.c.delay_ms),
-            *([jobs.c.due_at] if in_line else []),
-            jobs.c.available_at,
-        )
+        due = func.coalesce(mine.c.at, after(mine.c.delay_ms), *earlier)
         in_its_line = {"available_at": far(), "blocked_by": "limit", "due_at": due}
         # guard: a-put-back-holds-no-slot
         waits = in_its_line if in_line else {"available_at": due}
@@ -225,7 +221,7 @@ def errors_and(record: Any, most: int = ERROR_BYTES) -> Any:
     return case((length > most, jobs.c.errors), else_=begins.concat(record).concat("]"))
 
 
-def _retried(mine: CTE) -> Mapping[str, Any]:
+def _retried(mine: CTE) -> Values:
     return {
         "unknown_since": null(),
         "priority": func.coalesce(mine.c.priority, jobs.c.priority),
@@ -233,7 +229,7 @@ def _retried(mine: CTE) -> Mapping[str, Any]:
     }
 
 
-def _released(mine: CTE) -> Mapping[str, Any]:
+def _released(mine: CTE) -> Values:
     return {
         "attempts": jobs.c.attempts - 1,  # guard: release-gives-the-attempt-back
         "releases": one_more(jobs.c.releases),  # guard: release-is-counted
@@ -247,15 +243,11 @@ def _released(mine: CTE) -> Mapping[str, Any]:
     }
 
 
-def _lost(mine: CTE) -> Mapping[str, Any]:
+def _lost(mine: CTE) -> Values:
     return {"losses": one_more(jobs.c.losses)}  # guard: losses-are-counted
 
 
-_AGAIN: dict[Batch, Callable[[CTE], Mapping[str, Any]]] = {
-    _RETRY: _retried,
-    _RELEASE: _released,
-    _LOSE: _lost,
-}
+_AGAIN: dict[Batch, Callable[[CTE], Values]] = {_RETRY: _retried, _RELEASE: _released, _LOSE: _lost}
 """The changes by which each batch puts back its jobs, given the held ones with its columns."""
 
 
@@ -321,14 +313,14 @@ def lose(
     """Take jobs from an owner that is known to be dead, as `rescue` does. `why` is the cause of its death;
     the attempts in `late` were past their timeout then. A job whose end the database refuses stays its
     owner's."""
-    dialect, taken = dialect_of(conn), list[Rescued]()
+    taken: list[Rescued] = []
 
     def take(some: Sequence[Right]) -> None:
         # The token rises before any other write: from then on the old owner matches no row.
-        revoked = dialect.sql.change(conn, _revoke(dialect), dialect.sql.batch_parameters(HOLD, some))
+        revoked = change_held(conn, HOLD, some, _raised, returning=_REVOKED)
         taken.extend(_lose(conn, revoked, why, {id for id, _ in late}))
 
-    apart(sorted(wanted), take, noted(conn, LOST), dialect, within=conn)
+    apart(sorted(wanted), take, noted(conn, LOST), dialect_of(conn), within=conn)
     return taken
 
 
@@ -339,13 +331,12 @@ def give_back(conn: Connection, wanted: Iterable[Right]) -> set[Right]:
     encryption = encryption_of(conn)  # guard: what-follows-the-unstarted-is-protected
 
     def release(some: Sequence[Right]) -> None:
-        rows = dialect.sql.lock(conn, _unbegun(dialect), dialect.sql.batch_parameters(HOLD, some))
-        # guard: what-never-began-keeps-its-key
-        unbegun = [(ClaimedJob._make(row[: len(CLAIMED)]), _course_of_lost(row)) for row in rows]
-        settlements = [
-            settlement(as_trusted(job, encryption), given_back(job), course, encryption=encryption)
-            for job, course in unbegun
-        ]
+        settlements = []
+        for row in dialect.sql.lock(conn, _unbegun(dialect), dialect.sql.batch_parameters(HOLD, some)):
+            job, course = ClaimedJob._make(row[: len(CLAIMED)]), _course_of_lost(row)
+            # guard: what-never-began-keeps-its-key
+            trusted = as_trusted(job, encryption)
+            settlements.append(settlement(trusted, given_back(job), course, encryption=encryption))
         done.update(settle(conn, settlements))
 
     apart(sorted(wanted), release, noted(conn, LOST), dialect, within=conn)
@@ -412,7 +403,10 @@ _EXPIRED = (
 )
 
 
-_RAISED = {"lease_token": next_token(jobs.c.lease_token)}  # guard: rescue-raises-the-token
+def _raised(_: CTE) -> Values:
+    return {"lease_token": next_token(jobs.c.lease_token)}  # guard: rescue-raises-the-token
+
+
 _KNOWN = (
     *("id", "lease_token", "task", "queue", "attempts", "losses", "reserved_at", "reserved_by"),
     *("label", "headers", "on_failure", "flow_id", "limit_key"),
@@ -425,38 +419,32 @@ def _unbegun(dialect: Dialect) -> Select[Any]:
     return held(dialect.sql, HOLD).with_only_columns(*CLAIMED, jobs.c.reserved_at, jobs.c.reserved_by)
 
 
-@cache
-def _revoke(dialect: Dialect) -> Change:
-    return Change(held(dialect.sql, HOLD), _RAISED, returning=_REVOKED)
-
-
 # -- cancel --------------------------------------------------------------------------------------------------
 
 
-def cancel(conn: Connection, locked: Sequence[int], reason: str) -> None:
+def cancel(conn: Connection, locked: Sequence[int], reason: str, *, revokes: bool = False) -> None:
     """End jobs as cancelled whose rows this transaction has locked, with what follows a cancel.
 
-    The lock is the fence here: no worker claims or settles a locked row.
+    The lock is the fence here: no worker claims or settles a locked row. With `revokes` the jobs run. Their
+    token rises before any other write: from then on their owners match no row.
     """
+    if revokes:
+        raised = update(jobs).values(lease_token=next_token(jobs.c.lease_token))
+        conn.execute(raised.where(jobs.c.id.in_(locked)))  # guard: forced-cancel-raises-the-token
     named = jobs.c.on_failure.contains('"on_cancel"')
     rows = conn.execute(select(*_REVOKED).where(jobs.c.id.in_(locked), named)).all()
     follow_ups = _follow_ups(conn, [(row, Cancelled(reason)) for row in rows])
     _follow(conn, follow_ups)  # guard: cancels-are-followed
-    _finish(conn, jobs, locked, "cancelled", reason)
+    finish(conn, jobs, locked, "cancelled", reason)
 
 
-def _finish(conn: Connection, table: Table, ids: Sequence[int], outcome: str, reason: str) -> None:
-    source = select(*(table.c[name] for name in CARRIED), literal(outcome), literal(reason)).where(
-        table.c.id.in_(ids)
-    )
+def finish(conn: Connection, table: Table, ids: Sequence[int], outcome: str, reason: str) -> None:
+    """Move jobs to the finished ones whose rows this transaction has locked."""
+    carried = (table.c[name] for name in CARRIED)
+    source = select(*carried, literal(outcome), literal(reason)).where(table.c.id.in_(ids))
     columns = [*CARRIED, "outcome", "reason"]
     conn.execute(insert_into(finished_jobs).from_select(columns, source.order_by(table.c.id)))
     dialect_of(conn).sql.delete(conn, table.c.id, ids)
-
-
-def cancel_step(conn: Connection, locked: Sequence[int], reason: str) -> None:
-    """End steps as cancelled that can never run, and whose rows this transaction has locked."""
-    _finish(conn, jobs, locked, "cancelled", reason)
 
 
 def skip(conn: Connection, step: int, reason: str) -> bool:
@@ -467,13 +455,6 @@ def skip(conn: Connection, step: int, reason: str) -> bool:
         rows = dialect_of(conn).sql.lock(conn, query, waits=True)
         if rows:
             wake_lines(conn, rows)  # guard: skipping-lets-a-line-go-on
-            _finish(conn, table, [step], "finished", reason)
+            finish(conn, table, [step], "finished", reason)
             return True
     return False
-
-
-def revoke(conn: Connection, locked: Sequence[int]) -> None:
-    """Raise the token of running jobs whose rows this transaction has locked: from then on their owners match
-    no row."""
-    # guard: forced-cancel-raises-the-token
-    conn.execute(update(jobs).where(jobs.c.id.in_(locked)).values(lease_token=next_token(jobs.c.lease_token)))

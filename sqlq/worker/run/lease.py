@@ -245,13 +245,12 @@ class Leases(Loop):
         with self._database.read() as conn:
             fates = lease.fates(conn, missing, completed=completed)
             lost = [right for right, fate in fates.items() if fate is lease.Fate.LOST]
-            cancelled = {right for right in lost if lease.cancelled(conn, right[0])}
         for right, fate in fates.items():
             if fate is lease.Fate.SETTLED and right in held:
                 held[right].completed = True  # its row may be pruned while the handler goes on
         for right in lost:
             job = held[right]
-            why = "it was cancelled by force" if right in cancelled else "another worker has taken it"
+            why = "another worker has taken it, or an operator has cancelled it by force"
             job.log_error("lost", "lease lost, %s; what this attempt still does will not count", why)
             self._reporter.lost(job, why)
             job.trusted_until = 0.0

@@ -83,7 +83,7 @@ class Deaths:
             # guard: a-refused-end-is-left-to-the-rescue
             locked = [r for r, fate in fates.items() if fate is lease.Fate.HELD and r[0] not in refused]
             left = later + locked  # guard: locked-rows-are-given-back-later
-            if not left and not lease.still_holds(conn, worker):
+            if not left and not lease.owned(conn, worker):
                 workers.leave(conn, worker)
             if done:
                 notify.wake_others(conn)
