@@ -122,7 +122,7 @@ class Context(CommandLine):
         Raises `ConfigurationError` for an App that cannot be imported, and for a URL that cannot be used.
         """
         if self._app is None:
-            # guard: a-database-needs-no-code
+            # guard: database-url-imports-no-app
             path = self.app_path if needs_code or self.database_url is None else self.app_option
             self._app = self._find(path)
             if self.is_a_command and self.kind != "worker":  # which is no operator

@@ -32,7 +32,7 @@ def in_json(value: Any, *, indent: int | None = None) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=indent, default=_encoded)
     except Exception:
-        text = json.dumps(_with_a_form(value), ensure_ascii=False, indent=indent)  # guard: all-has-a-form
+        text = json.dumps(_with_a_form(value), ensure_ascii=False, indent=indent)  # guard: json-takes-any
     return escaped_lines(text)  # what is escaped is inside texts
 
 

@@ -110,7 +110,7 @@ def _read(file: Path, written: bytes) -> Project | None:
     try:
         table = tomllib.loads(written.decode()).get("tool", {}).get("sqlq")
     # beside errors in TOML: other bytes than UTF-8, and text that is too long or too deep
-    except (ValueError, AttributeError, RecursionError) as error:  # guard: no-toml-is-said
+    except (ValueError, AttributeError, RecursionError) as error:  # guard: invalid-toml-is-reported
         raise ConfigurationError(f"{file} cannot be read as TOML: {error}") from None
     if table is None:  # the words stood in a comment
         return None

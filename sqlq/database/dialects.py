@@ -100,5 +100,5 @@ def refuses_newer_rows(conn: Connection) -> str | None:
     level, query = stricter_isolation(conn), dialect_of(conn).driver.keeps_snapshot
     if level == "REPEATABLE READ" and query:
         row = conn.exec_driver_sql(query).first()
-        return level if row is not None and row[1] == "ON" else None  # guard: a-snapshot-that-is-kept-to
+        return level if row is not None and row[1] == "ON" else None  # guard: strict-snapshot-is-refused
     return level

@@ -133,7 +133,7 @@ def _patiently(engine: Engine, step: Callable[[], T]) -> T:
         try:
             return step()
         except DBAPIError as error:
-            if not dialect.driver.trouble(error).rolled_back:  # guard: migration-patience
+            if not dialect.driver.trouble(error).rolled_back:  # guard: migration-lock-timeout-is-reported
                 raise
     raise ConfigurationError(
         f"the tables in {where} were in use whenever the migration tried, for {online.PATIENCE_S:.0f} s; "
@@ -386,7 +386,7 @@ def _sentences(direction: Direction, revision: str) -> Iterator[None]:
         raise ConfigurationError(said) from None
     except (AssertionError, ValueError):  # Alembic's, for a value without the form of a revision
         said = f'{begin}: give the number of a revision, or "base"'
-        raise ConfigurationError(said) from None  # guard: no-revision-is-a-sentence
+        raise ConfigurationError(said) from None  # guard: unknown-revision-is-reported
     except DBAPIError as error:
         if online.sqlstate(error) != online.DEPENDENT_OBJECTS_STILL_EXIST:
             raise

@@ -122,9 +122,9 @@ class RawConnections:
             dispose(self._engine)
         else:
             try:
-                # guard: broken-off-is-rolled-back
+                # guard: interrupted-transaction-is-rolled-back
                 pooled.rollback()  # a transaction may be open, and a caller's pool may leave it so
-            except self._known.loaded_dbapi.Error:  # guard: no-rollback-no-use
+            except self._known.loaded_dbapi.Error:  # guard: failed-rollback-drops-the-connection
                 pooled.invalidate()
         pooled.close()
         return useless

@@ -310,7 +310,7 @@ def held(sql: Sql, batch: Batch, *columns: Expression) -> Select[Any]:
 
 def fence(rows: FromClause) -> Sequence[Condition]:
     """Return the fence of every owner's write: the row is reserved, and under the owner's token."""
-    return (jobs.c.lease_token == rows.c.token, jobs.c.reserved_at.is_not(None))  # guard: fence
+    return (jobs.c.lease_token == rows.c.token, jobs.c.reserved_at.is_not(None))  # guard: settle-is-fenced
 
 
 @cache

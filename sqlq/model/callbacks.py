@@ -85,7 +85,7 @@ def follow_up(job: Ending, outcome: Outcome, encryption: Encryption | None = Non
     try:
         return _following(job, outcome, encryption)
     except ArgumentsError as error:
-        # guard: nobody-pays-for-a-bad-follow-up
+        # guard: bad-callback-fails-alone
         log.error("job %d: no job follows it: %s", job.id, error, extra=about)
     except Exception:
         # guard: a-follow-up-that-cannot-be-made-stops-no-other
@@ -95,7 +95,7 @@ def follow_up(job: Ending, outcome: Outcome, encryption: Encryption | None = Non
 
 def _following(job: Ending, outcome: Outcome, encryption: Encryption | None) -> NewJob | None:
     # SQLite lets in bytes, which JSON does not have
-    names = str(job.task), str(job.queue)  # guard: a-follow-up-is-told-texts
+    names = str(job.task), str(job.queue)  # guard: callback-names-are-text
     label = None if job.label is None else str(job.label)
     ended = JobOutcome(job.id, *names, "finished", job.attempts, label=label)
     text, column = job.on_failure, "on_failure"

@@ -27,7 +27,7 @@ class Result:
     def __repr__(self) -> str:
         return "the results of a group" if self.is_list else f"the result of {self.source!r}"
 
-    def __str__(self) -> str:  # guard: a-result-is-no-text
+    def __str__(self) -> str:  # guard: step-result-is-not-formatted
         raise EnqueueError(
             f"{self!r} is not known yet, and so is no part of a text: give it as an argument of its own, and "
             "make the text in the handler"

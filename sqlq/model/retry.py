@@ -117,7 +117,7 @@ class RetryPolicy:
             return milliseconds(self.backoff(attempts), "what the backoff callable returned")
         # SystemExit and errors that cannot be shown, too: this is called where an attempt ends, in its slot's
         # thread
-        except BaseException as error:  # guard: a-backoff-that-fails-loses-nothing
+        except BaseException as error:  # guard: failed-backoff-uses-the-default
             log.warning("the backoff of a task failed (%s), so the default is used", describe(error).message)
             return milliseconds(exponential()(attempts), "backoff")
 

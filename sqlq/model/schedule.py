@@ -147,7 +147,7 @@ class Schedule:
             time = local.astimezone(UTC)
             # After a gap two times of day may fall together. Within the hour that comes twice the first of
             # the two lies behind. This check lets each run come once, and none before the one before it.
-            if time > last:  # guard: a-moment-comes-once
+            if time > last:  # guard: schedule-times-ascend
                 last = time
                 yield time
 
@@ -213,7 +213,7 @@ def turn(plan: Schedule, *, last_at: datetime, now: datetime, ticks: int, alive:
     elif plan.overlap == "queue":
         chosen = chosen[:1]
     if plan.repeats is not None:
-        chosen = chosen[: max(0, plan.repeats - ticks)]  # guard: no-more-than-repeats
+        chosen = chosen[: max(0, plan.repeats - ticks)]  # guard: schedule-respects-repeats
     # the others of a queue are decided when it is their turn
     decided = chosen[-1] if chosen and plan.overlap == "queue" else runs[-1]
     skipped = sum(run <= decided for run in runs) - len(chosen)

@@ -134,7 +134,7 @@ def _nodes(node: Any, seen: set[int]) -> Iterator[Any]:
 
 def _require_convertible(node: Any) -> None:
     kind = getattr(node, "cls", object)
-    if hasattr(kind, "__mapper__"):  # guard: no-orm-objects
+    if hasattr(kind, "__mapper__"):  # guard: orm-classes-are-not-converted
         raise TypeError(f"{kind.__name__} is an ORM class, of which jobs are given the id")
     if isinstance(node, msgspec.inspect.CustomType) and not (
         kind is object or issubclass(kind, PurePath) or _is_pydantic(kind)

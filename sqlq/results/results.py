@@ -209,7 +209,7 @@ class AsCompleted(Generic[R]):
             return []
         for id in unseen:
             self._found(id, found.get(id))
-        return self._over(unseen)  # guard: what-has-ended-long-ago-is-seen
+        return self._over(unseen)  # guard: timeout-checks-for-an-outcome
 
     def _require_own(self, id: int, seen: Seen | None) -> None:
         given = self._jobs[id]
@@ -307,7 +307,7 @@ class Results:
         result = (
             None if job.result is None else result_shown(self._encryption, job.task, job.queue, job.result)
         )
-        if isinstance(result, Unopened):  # guard: a-result-that-is-not-opened-is-none
+        if isinstance(result, Unopened):  # guard: unopened-result-is-none
             raise PayloadKeyError(f"the result of job {job.id} cannot be read: {result.why}")
         task = self._tasks.get(job.task)
         if result is None or raw or task is None or (conversion := task._interface.result_conversion) is None:

@@ -53,7 +53,7 @@ def apart(
     if not items:
         return []
     try:
-        # guard: a-refusal-undoes-its-part-alone
+        # guard: refused-part-rolls-back-to-a-savepoint
         with nullcontext() if within is None else within.begin_nested():
             write(items)
         return [*items]

@@ -319,7 +319,7 @@ def stuck(conn: Connection, *, longer_than_ms: int) -> dict[int, float]:
     """Return running jobs whose lease expired longer ago than that, at most 1,000, and the seconds since. A
     rescue should have taken them."""
     # a row that was reserved by hand may have no lease end
-    until = func.coalesce(jobs.c.lease_expires_at, jobs.c.reserved_at)  # guard: no-lease-is-one-that-ran-out
+    until = func.coalesce(jobs.c.lease_expires_at, jobs.c.reserved_at)  # guard: no-lease-counts-as-expired
     query = select(jobs.c.id, since_ms(until)).where(IS_RESERVED, until < ago(longer_than_ms))
     return {id: float(ms) / 1000 for id, ms in conn.execute(query.order_by(jobs.c.id).limit(LOOKED_AT))}
 

@@ -97,7 +97,7 @@ def _tick(conn: Connection, *, at: datetime | None) -> Ticked:
         .limit(BATCH)
     )
     dialect = dialect_of(conn)
-    rows = dialect.sql.lock(conn, due, lately(conn, DUE))  # guard: one-ticks
+    rows = dialect.sql.lock(conn, due, lately(conn, DUE))  # guard: tick-locks-its-schedules
     alive = _alive(conn, rows)
     turns: list[_Done] = []
     number = 0
@@ -111,7 +111,7 @@ def _tick(conn: Connection, *, at: datetime | None) -> Ticked:
     def write(some: Sequence[_Done]) -> None:
         new = [job for done in some for job in done.new]
         pairs = list(zip(new, insert_jobs(conn, new), strict=True))
-        _write(conn, some, pairs)  # guard: decided-with-its-jobs
+        _write(conn, some, pairs)  # guard: tick-commits-with-its-jobs
         enqueued.extend(pair for pair in pairs if pair[1].created)
 
     def fail(one: _Done, error: Exception) -> None:
@@ -120,7 +120,7 @@ def _tick(conn: Connection, *, at: datetime | None) -> Ticked:
         apart([one], write, lambda one, error: note((one.row.name,), error), dialect, within=conn)
 
     # also for an error of our own about a row that SQL has written
-    # guard: an-odd-job-stops-no-other-schedule
+    # guard: refused-tick-fails-alone
     apart(turns, write, fail, dialect, within=conn, kinds=(Exception,))
     if enqueued:
         notify.wake_others(conn)  # guard: ticks-wake-workers
@@ -250,10 +250,10 @@ def follow(
         for row in dialect_of(conn).sql.lock(conn, ours, waits=True):
             new = declared.get(row.name)
             if row.declared_at is not None and row.declared_at > started + SIBLINGS:
-                continue  # guard: a-later-deploy-counts
+                continue  # guard: older-deploy-changes-no-schedule
             if new is None:
                 is_known = service is not None or row.task in tasks
-                # guard: only-own-are-retired
+                # guard: deploy-retires-its-own-schedules
                 if row.retired_at is None and row.service == service and is_known:
                     done.retired.append(row.name)
                     _change(conn, row.name, {"retired_at": started, "next_at": None, "declared_at": started})

@@ -80,7 +80,7 @@ def check_host(request: Request, hosts: Collection[str] | None) -> None:
     if hosts is None:  # the host application checks its names
         return
     name = urlsplit(f"//{request.host}").hostname or ""
-    if name not in hosts:  # guard: another-name-is-refused
+    if name not in hosts:  # guard: host-name-is-checked
         raise RefusedError(
             f"this dashboard does not answer for the host {name!r}; name it with --allow-host if it is yours",
             421,
@@ -95,7 +95,7 @@ def check_form(request: Request) -> None:
         if site is None and sender is None:
             raise RefusedError("the browser did not name the site of the form: nothing was done")
         is_other = sender is not None and urlsplit(sender).netloc != request.host
-        if is_other or site not in (None, "none"):  # guard: another-site-posts-nothing
+        if is_other or site not in (None, "none"):  # guard: form-origin-is-checked
             raise RefusedError("the form was sent by another site: nothing was done")
     token = request.cookies.get(FORM_COOKIE, "")
     if not token or not same(token, request.form.get("token", "")):  # guard: forms-have-their-token

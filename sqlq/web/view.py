@@ -109,7 +109,7 @@ class View:
         root = self.url("overview")
         path = self.request.form.get("back", "")
         ours = path.startswith(root) and not path.startswith("//") and "\\" not in path
-        return path if ours and path.isprintable() else root  # guard: nobody-is-sent-elsewhere
+        return path if ours and path.isprintable() else root  # guard: redirect-stays-on-the-site
 
     def set_cookie(self, response: Response, name: str, value: str, max_age: int | None = None) -> None:
         response.set_cookie(

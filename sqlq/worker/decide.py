@@ -191,6 +191,6 @@ def compare_renewal(
     A claim that began after a job was first seen did not claim it. Two messages alone prove nothing: a
     process that stood still receives them at once, and its claim's reply after them."""
     unknown = {right: last.get(right, claims_begun) for right in set(renewed).difference(held)}
-    # guard: a-claim-under-way-is-not-lost
+    # guard: pending-claim-is-not-lost
     lost = {right for right in unknown.keys() & last.keys() if claims_ended >= unknown[right]}
     return Renewal(unknown, lost)

@@ -153,7 +153,7 @@ class Worker(Background):
         return Maintenance(
             *(database, self._options),
             [
-                *([] if self._options.drain else [follow]),  # guard: a-drain-does-not-tick
+                *([] if self._options.drain else [follow]),  # guard: drain-runs-no-schedules
                 SchemaWatch(database, self._control.schema, signals.fail),
                 self._control,
             ],
@@ -324,7 +324,7 @@ class Worker(Background):
     def _events_of_dead_workers(self, events: list[Any]) -> None:
         for event in map(unpacked, events):
             error = None if event.error is None else remote_error(event.error)
-            self._app.events.tell(replace(event, exception=error))  # guard: deaths-are-told
+            self._app.events.tell(replace(event, exception=error))  # guard: lost-jobs-publish-events
 
     def _looked(self, look: Look, at: float) -> None:
         self._control.heed(look.wanted)
@@ -432,7 +432,7 @@ class Worker(Background):
             running = [self._intake.running(job, trusted_until) for job in ready]
             not_run = [(self._intake.running(job, trusted_until), outcome) for job, outcome in unready]
             if all(job.isolated for job in running):
-                self._passes_at = monotonic() + CROWDED_SECONDS  # guard: few-are-claimed-in-vain
+                self._passes_at = monotonic() + CROWDED_SECONDS  # guard: crowded-worker-claims-later
             self._leases.hold([*running, *(job for job, _ in not_run)])
             self._leases.arrived(trusted_until)
             self._executors.offer(running)

@@ -225,7 +225,7 @@ def _stop_on_signals(supervisor: Supervisor) -> list[int]:
                 supervisor.pause(paused=False)
             if received[0] not in (*STOPPING, *AT_ONCE):
                 continue
-            # guard: a-repeat-is-one-request
+            # guard: repeated-signal-is-one-stop
             if received[0] in AT_ONCE or moment >= stopping_since + REPEAT_SECONDS:
                 log.warning("stopping at once: running jobs are released", extra={"event": "stopping"})
                 codes.append(128 + received[0])

@@ -215,7 +215,7 @@ def transaction_to_write(session: Any) -> CallersTransaction:
             "rollback would not undo "
             "what is written: call sqlq.configure_sqlite(engine) once, where the engine is made"
         )
-    if dialect.driver.commits_at_once(conn.connection):  # guard: no-autocommit
+    if dialect.driver.commits_at_once(conn.connection):  # guard: enqueue-refuses-autocommit
         raise EnqueueError(
             "this connection is in AUTOCOMMIT, where no rollback takes back what is written: use an engine "
             "or connection with another isolation_level (enqueue without a session commits at once, too)"

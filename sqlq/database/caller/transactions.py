@@ -117,14 +117,14 @@ def _commit(commit: Callable[..., None], *args: Any, **options: Any) -> None:
 
 def _rolls_back(conn: Connection, *args: Any) -> None:
     if (opened := _open.get(conn)) is not None:
-        opened.undo_from(0)  # guard: no-word-of-what-is-rolled-back
+        opened.undo_from(0)  # guard: rollback-drops-events
 
 
 def _rolls_back_to(conn: Connection, name: str, *args: Any) -> None:
     if (opened := _open.get(conn)) is not None:
         outside = int(name.rpartition("_")[2])
         position = bisect_left(opened.waiting, outside, key=itemgetter(0))
-        opened.undo_from(position)  # guard: no-word-of-savepoints-undone
+        opened.undo_from(position)  # guard: savepoint-rollback-drops-events
 
 
 _LISTENERS: Mapping[str, Callable[..., None]] = {

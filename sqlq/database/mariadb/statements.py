@@ -20,7 +20,7 @@ NEXT_TOKEN = f"CASE WHEN lease_token < {LARGEST_TOKEN} THEN lease_token + 1 ELSE
 ONE_MORE = f"LEAST(attempts + 1, {MOST_COUNTED})"
 
 
-# guard: claim-beyond-a-place-mariadb
+# guard: claim-starts-at-its-cursor-mariadb
 _BEYOND = " AND (available_at > %s OR available_at = %s AND id > %s)"
 
 

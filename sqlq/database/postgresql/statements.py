@@ -43,7 +43,7 @@ def claim_beyond() -> str:
     levels = """ROWS FROM (unnest(CAST(%(queues)s AS varchar[])), unnest(CAST(%(priorities)s AS smallint[])),
                        unnest(CAST(%(moments)s AS bigint[])), unnest(CAST(%(ids)s AS bigint[])))
       WITH ORDINALITY AS level (queue, priority, moment, id, place)"""
-    # guard: claim-beyond-a-place
+    # guard: claim-starts-at-its-cursor
     beyond = """
                AND (available_at, id)
                    > (TIMESTAMP WITH TIME ZONE 'epoch' + (level.moment * interval '1 microsecond'), level.id)

@@ -235,7 +235,7 @@ def autocommit_of(driver: Any) -> bool | None:
 
     On aiosqlite this awaits it as SQLAlchemy does, since the inner connection works only on its own thread.
     """
-    inner = getattr(driver, "_conn", None)  # guard: aiosqlite-is-asked
+    inner = getattr(driver, "_conn", None)  # guard: aiosqlite-autocommit-is-checked
     mode = (
         getattr(driver, "autocommit", None)
         if inner is None

@@ -48,7 +48,7 @@ class SQLiteSql(Sql):
         begun, ids = time.monotonic(), json.dumps(due)
         rows = ask(_RESERVE, (*by, ids))
         if (time.monotonic() - begun) * 2_000 > by.lease_ms:
-            # large rows: a rescue might follow the COMMIT; guard: a-lease-begins-with-its-rows
+            # large rows: a rescue might follow the COMMIT; guard: sqlite-claim-renews-its-lease
             ask(_RENEW, (by.lease_ms, ids))
         return rows
 
@@ -79,7 +79,7 @@ _NEXT_LEVEL = "SELECT max(priority) FROM main.jobs WHERE queue = ? AND reserved_
 
 
 def _due_at(level: str, order: str) -> str:
-    # guard: due-sqlite
+    # guard: sqlite-claim-takes-due-jobs
     return f"""
 SELECT id, priority FROM main.jobs
  WHERE queue = ? AND reserved_at IS NULL AND priority = {level} AND available_at <= {SQLITE_NOW}

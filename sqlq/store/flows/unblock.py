@@ -172,7 +172,7 @@ def _verdicts(steps: Select[Any]) -> Select[Any]:
     """
     (step,) = steps.subquery("step").c
     before, wanted = edges.c.depends_on, edges.c.on_outcome
-    # guard: live-is-waited-for
+    # guard: unblock-waits-for-live-parents
     is_live = _id_in(jobs, before).is_not(None)
     live = select(before).where(edges.c.job_id == step, is_live).order_by(before.desc()).limit(1)
     outcome = select(finished_jobs.c.outcome).where(finished_jobs.c.id == before).scalar_subquery()

@@ -15,7 +15,7 @@ def claim(ask: Ask, dialect: Dialect, wanted: ClaimRequest, by: Claimant) -> lis
     queue in turn."""
     names, limit, order, _ = wanted
     claimed = [ClaimedJob._make(row) for row in dialect.sql.claim(ask, wanted, by)]
-    if len(claimed) > limit:  # guard: no-more-than-asked-for
+    if len(claimed) > limit:  # guard: claim-respects-its-limit
         raise AssertionError(f"claimed {len(claimed)} jobs instead of at most {limit}")
     place = {name: i for i, name in enumerate(names)}
     sign = -1 if order == "newest" else 1

@@ -199,7 +199,7 @@ def fates(
             # guard: completed-and-pruned-is-settled
             return Fate.SETTLED if (id, token) in completed else Fate.LOST
         actual, is_reserved = rows[id]
-        if actual != token:  # guard: fate-by-token
+        if actual != token:  # guard: lease-state-compares-the-token
             return Fate.LOST
         return Fate.HELD if is_reserved else Fate.SETTLED
 

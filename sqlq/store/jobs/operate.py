@@ -125,7 +125,7 @@ def cancel(
         errors = jobs.c.errors if reason is None else settle.errors_and(line)
         changes = update(jobs).values(cancel_requested_at=requested, errors=errors)
         conn.execute(changes.where(jobs.c.id.in_(held)))
-        # guard: cancels-are-hinted-at
+        # guard: cancel-notifies-the-worker
         workers.hint_at_cancels(conn, workers.running_of(conn, held))
     return CancelledBatch(Gone.of(waiting), held)
 
@@ -262,7 +262,7 @@ def _history_with_the_last(row: Row[Any]) -> str:
         error = ErrorText(row.exception or "", row.message or "")
         found.append(json.loads(error_record(row.attempts, row.reason, error, course)))
     if len(row.errors or "") <= 2 * ERROR_BYTES:
-        found.append(json.loads(history.note(None, "put_back")))  # guard: a-put-back-is-seen
+        found.append(json.loads(history.note(None, "put_back")))  # guard: operator-retry-is-recorded
     return json.dumps(found, ensure_ascii=False)
 
 

@@ -45,7 +45,7 @@ def forget(conn: Connection, chosen: Selection, source: Table = failed_jobs) -> 
         ids = ids.where(_is_free(source))  # guard: needed-results-are-not-deleted
     returning = (source.c.id, source.c.flow_id, source.c.limit_key)
     rows = dialect.sql.change(conn, Change(ids.limit(lookup.BATCH), returning=returning))
-    wake_lines(conn, rows)  # guard: forgetting-lets-a-line-go-on
+    wake_lines(conn, rows)  # guard: delete-wakes-the-serial-key
     gone = Gone.of(rows)
     _clear_up_after(conn, gone)
     return gone

@@ -112,7 +112,7 @@ def _put_back(conn: Connection, batch: Batch, rows: Sequence[Row], keys: Mapping
         for id, token, ms, at, *_ in rows
         if id in keys and (id, token) in done
     }
-    wake(conn, in_lines)  # guard: a-put-back-is-looked-at
+    wake(conn, in_lines)  # guard: released-job-wakes-its-limit
     return done
 
 
@@ -132,10 +132,10 @@ _UNRESERVED: dict[str, Any] = {"reserved_at": null(), "reserved_by": null(), "le
 def _waiting_again(dialect: Dialect, batch: Batch, *, in_line: bool) -> Change:
     def values(mine: CTE) -> Values:
         earlier = (jobs.c.due_at, jobs.c.available_at) if in_line else (jobs.c.available_at,)
-        # guard: a-put-back-keeps-its-place
+        # guard: released-job-keeps-its-due-time
         due = func.coalesce(mine.c.at, after(mine.c.delay_ms), *earlier)
         in_its_line = {"available_at": far(), "blocked_by": "limit", "due_at": due}
-        # guard: a-put-back-holds-no-slot
+        # guard: released-job-frees-its-slot
         waits = in_its_line if in_line else {"available_at": due}
         return {**_UNRESERVED, "errors": errors_and(mine.c.record), **waits, **_AGAIN[batch](mine)}
 
@@ -271,7 +271,7 @@ def complete(
     # guard: complete-waits
     ended = bool(_end(conn, batch, [(*right, *values)], waits=True))
     if ended:  # guard: a-late-complete-is-not-followed
-        _follow(conn, [follow_up])  # guard: complete-is-followed
+        _follow(conn, [follow_up])  # guard: complete-writes-its-callback
     return ended
 
 
@@ -298,7 +298,7 @@ def rescue(conn: Connection, *, limit: int = 500) -> list[Rescued]:
     The statement that locks the row also judges its expiry, so a heartbeat that came first wins. Jobs whose
     end the database refused lately are left out.
     """
-    # guard: a-batch-is-not-full-of-refused-ends
+    # guard: rescue-skips-refused-rows
     expired = dialect_of(conn).sql.lock(conn, _EXPIRED.limit(limit), lately(conn, LOST))
     return lose(conn, rights(expired), "did not renew its lease")
 
@@ -351,7 +351,7 @@ def _lose(conn: Connection, revoked: Sequence[Any], why: str, late: Collection[i
     again: list[Row] = []
     over: list[tuple[Any, Failed]] = []
     for row in revoked:
-        # guard: late-is-told-as-timeout
+        # guard: late-job-fails-as-timeout
         reason: FailureReason = "timeout" if row.id in late else "worker_lost"
         kind = JobTimeoutError if row.id in late else WorkerLostError
         text = f"worker {row.reserved_by or 'unknown'} {why}"
@@ -368,7 +368,7 @@ def _lose(conn: Connection, revoked: Sequence[Any], why: str, late: Collection[i
     _put_back(conn, _LOSE, again, keys_of(revoked))
     follow_ups = _follow_ups(conn, over)
     _end(conn, _FAIL, [(row.id, row.lease_token, *_written(conn, row.id, end)[1]) for row, end in over])
-    _follow(conn, follow_ups)  # guard: the-lost-are-followed
+    _follow(conn, follow_ups)  # guard: lost-job-writes-its-callback
     # guard: the-slots-of-the-lost-are-looked-at
     wake_lines(conn, (row for row, _ in over))
     return taken
@@ -434,7 +434,7 @@ def cancel(conn: Connection, locked: Sequence[int], reason: str, *, revokes: boo
     named = jobs.c.on_failure.contains('"on_cancel"')
     rows = conn.execute(select(*_REVOKED).where(jobs.c.id.in_(locked), named)).all()
     follow_ups = _follow_ups(conn, [(row, Cancelled(reason)) for row in rows])
-    _follow(conn, follow_ups)  # guard: cancels-are-followed
+    _follow(conn, follow_ups)  # guard: cancel-writes-its-callback
     finish(conn, jobs, locked, "cancelled", reason)
 
 
@@ -454,7 +454,7 @@ def skip(conn: Connection, step: int, reason: str) -> bool:
         query = select(table.c.id, table.c.limit_key).where(table.c.id == step, waits)
         rows = dialect_of(conn).sql.lock(conn, query, waits=True)
         if rows:
-            wake_lines(conn, rows)  # guard: skipping-lets-a-line-go-on
+            wake_lines(conn, rows)  # guard: skip-wakes-the-serial-key
             finish(conn, table, [step], "finished", reason)
             return True
     return False

@@ -161,7 +161,7 @@ def _admit(conn: Connection, keys: Collection[str], said: dict[str, Rule], serve
     most = max(1, JOBS_AT_ONCE // len(keys))
     grants = {grant.key: grant for grant in _grants(conn, dialect, sorted(keys), said, most)}
     if gone := said.keys() - grants.keys():  # deleted just now: the next look makes its row anew
-        wake(conn, [Wake(key, said[key]) for key in sorted(gone)])  # guard: no-word-is-forgotten
+        wake(conn, [Wake(key, said[key]) for key in sorted(gone)])  # guard: wake-keeps-its-rule
         done.more_wakes = True
     for id, key in pick(conn, [grant.line for grant in grants.values()], served.names(conn)):
         grants[key].ids.append(id)
@@ -206,7 +206,7 @@ def _grants(
     for row in rows:
         rule, next_free_at, changed = _rule(row), row.next_free_at, False
         wanted = said.get(row.limit_key, rule)
-        if row.pinned_at is not None:  # guard: an-operators-word-counts
+        if row.pinned_at is not None:  # guard: pinned-limit-overrides-code
             # except the order, which was unknown if the operator set the key before its first job
             in_order = wanted.in_order  # guard: what-is-set-keeps-the-order
             wanted = wanted._replace(rate=rule.rate, period_ms=rule.period_ms) if in_order else rule
@@ -293,7 +293,7 @@ def sweep(database: Database, after_key: str, most: int = KEYS_AT_ONCE) -> tuple
     with database.begin() as conn:
         keys, freed = sweep_on(conn, after_key, most)
     done = look(database, {*keys, *freed}, most=0) if keys or freed else Admitted()
-    done.more_wakes = done.more_wakes or len(freed) >= JOBS_AT_ONCE  # guard: a-full-sweep-goes-on
+    done.more_wakes = done.more_wakes or len(freed) >= JOBS_AT_ONCE  # guard: full-sweep-is-repeated
     return done, keys[-1] if len(keys) == most else None
 
 
@@ -355,7 +355,7 @@ def forget_unused(conn: Connection, *, unused_ms: int, most: int) -> int:
         limits.c.pinned_at.is_(None),  # guard: what-is-set-is-not-forgotten
         next_free_at.is_(None) | (next_free_at < now()),  # guard: rates-are-not-forgotten
         ~_has(jobs, jobs.c.blocked_by.is_(None)),  # guard: slots-are-not-forgotten
-        ~_has(jobs, _in_line),  # guard: lines-are-not-forgotten
+        ~_has(jobs, _in_line),  # guard: limit-key-with-waiting-jobs-is-kept
         ~_has(failed_jobs),  # guard: what-may-be-retried-is-not-forgotten
         limits.c.limit_key.not_in(steps_keys),  # guard: steps-keys-are-not-forgotten
     )

@@ -76,4 +76,4 @@ def _head(line: Any) -> Select[Any]:
     may_run = case((and_(_may_run, or_(line["holds"] == 0, ~failed)), 1), else_=0)
     query = select(jobs.c.id, jobs.c.limit_key, may_run)
     query = query.where(jobs.c.limit_key == line["line_key"], _in_line)
-    return query.order_by(jobs.c.id).limit(1)  # guard: a-line-has-one-head
+    return query.order_by(jobs.c.id).limit(1)  # guard: serial-key-has-one-head

@@ -49,7 +49,7 @@ def wakes_of(new: Iterable[NewJob]) -> set[Wake]:
             if is_later:
                 found.add(Wake(job.limit_key, UNSAID, job.delay_ms, job.available_at))
             if rule != UNSAID or not is_later:
-                found.add(Wake(job.limit_key, rule))  # guard: a-rule-is-said-at-once
+                found.add(Wake(job.limit_key, rule))  # guard: limit-rule-is-stored-at-enqueue
     return found
 
 

@@ -77,7 +77,7 @@ def execute(attempt: Attempt, starting: Starting = _untold, run: Run = asyncio.r
     try:
         if (ended := _prepared(attempt, starting)) is not None:
             return ended
-        starting(attempt)  # guard: box-before-handler
+        starting(attempt)  # guard: shared-memory-is-written-before-the-handler
         return _ended(attempt, call_handler(attempt, run))
     # SystemExit and KeyboardInterrupt of a handler end its attempt, not the worker
     except BaseException as error:
@@ -208,7 +208,7 @@ async def _acall_surrounded(attempt: Attempt, task: Task[..., Any]) -> Any:
 def _swallowed(attempt: Attempt) -> None:
     """Return the result of an attempt whose exception middleware has swallowed. It has finished, unless it
     was made to stop."""
-    attempt.heeded = attempt.heeded or attempt.asked_to_stop  # guard: a-swallowed-stop-is-not-finished
+    attempt.heeded = attempt.heeded or attempt.asked_to_stop  # guard: swallowed-stop-is-released
 
 
 async def _awaited(attempt: Attempt, awaitable: Any, errors: list[BaseException]) -> Any:
@@ -251,7 +251,7 @@ def _canceller() -> Callable[[], object]:
 
     def cancel() -> None:
         # in a closed loop nothing runs that a cancel could end
-        with suppress(RuntimeError):  # guard: a-closed-loop-stops-nobody
+        with suppress(RuntimeError):  # guard: cancel-survives-a-closed-loop
             task.get_loop().call_soon_threadsafe(task.cancel)
 
     return cancel
@@ -287,7 +287,7 @@ def raised(attempt: Attempt, error: BaseException) -> Outcome:
         outcome = late(attempt) or _failed(attempt, error)
     # an exception that left this function would end the slot's thread; the job's lease would be renewed for
     # ever
-    except BaseException as second:  # guard: execute-raises-nothing
+    except BaseException as second:  # guard: attempt-raises-nothing
         attempt.log_error("unjudged", "how its attempt ended cannot be judged", exc_info=True)
         unjudged = ExecutionError(
             f"the attempt ended by a {type(error).__qualname__}; judging it raised a "

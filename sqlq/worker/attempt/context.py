@@ -322,7 +322,7 @@ class JobContext:
         return [self._result_of(step) for step in before]
 
     def _result_of(self, step: Before) -> Any:
-        if step.unopened is not None:  # guard: a-result-that-is-not-opened-is-no-none
+        if step.unopened is not None:  # guard: unopened-step-result-raises
             raise PayloadKeyError(f"the result {step.why}")
         if step.result is None:
             return None

@@ -157,7 +157,7 @@ class OwnRow:
                 if saved:
                     self._cancelled()
         if text != self.cursor:
-            attempt.claimed = attempt.claimed._replace(cursor=text, releases=0)  # guard: a-circle-is-bounded
+            attempt.claimed = attempt.claimed._replace(cursor=text, releases=0)  # guard: cursor-resets-count
         if attempt.on_saved is not None:
             attempt.on_saved(joined, text)
         joined.note_write()

@@ -99,7 +99,7 @@ class ScanCursor:
         elif head_seconds:
             is_dear = head_seconds > DEAR_SECONDS + len(claimed) * DEAR_SECONDS_A_JOB
             # A COMMIT may wait seconds for a standby, once, and no scan was long.
-            if is_dear and self._was_dear:  # guard: dear-claims-are-measured
+            if is_dear and self._was_dear:  # guard: slow-scan-is-measured-twice
                 rest = min(head_seconds * ANEW_ONCE_IN, LONGEST_SECONDS)
                 self._goes_on_until = monotonic() + rest
             self._was_dear = is_dear

@@ -67,7 +67,7 @@ class Pipe:
     def send(self, **message: Any) -> bool:
         """Send a message, waiting until the other side takes it. Return whether it is there to do so."""
         with self._lock:
-            self._unsent += _line(message)  # guard: no-word-in-the-middle-of-another
+            self._unsent += _line(message)  # guard: pipe-messages-do-not-interleave
             try:
                 self._socket.sendall(self._unsent)
             except OSError:
@@ -134,7 +134,7 @@ class Pipe:
                 message = self.receive()
                 try:
                     hear(message)
-                except Exception:  # guard: a-reader-goes-on-hearing
+                except Exception:  # guard: pipe-reader-survives-a-bad-message
                     log.exception("a message of %s could not be followed", sender)
 
         threading.Thread(target=run, name=thread_name, daemon=True).start()
@@ -215,7 +215,7 @@ def keep_standard_numbers() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            # the lowest number that is free; guard: closed-stderr
+            # the lowest number that is free; guard: closed-descriptors-are-replaced
             os.open(os.devnull, os.O_RDWR)
 
 

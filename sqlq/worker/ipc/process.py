@@ -58,4 +58,4 @@ class Process:
 
     def close(self) -> None:
         """Close the pipe. Shared memory stays: threads with an older list of children may still read it."""
-        self.link.close()  # guard: boxes-outlive-their-children
+        self.link.close()  # guard: link-of-a-dead-child-is-closed

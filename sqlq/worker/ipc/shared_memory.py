@@ -55,7 +55,7 @@ class SharedMemory:
         started."""
         if hasattr(os, "memfd_create"):  # not on macOS, nor with an old C library
             # No file: a full or read-only disk, as in a container, ends no worker.
-            fd = os.memfd_create("sqlq")  # guard: boxes-need-no-disk
+            fd = os.memfd_create("sqlq")  # guard: shared-memory-needs-no-disk
         else:
             with tempfile.TemporaryFile() as file:
                 fd = os.dup(file.fileno())
@@ -72,7 +72,7 @@ class SharedMemory:
             return
         with self._lock:
             if not self._free:
-                self._facts[_OVERFLOW] = True  # guard: box-overflow
+                self._facts[_OVERFLOW] = True  # guard: shared-memory-overflow-is-marked
                 return
             cell = self._taken[right] = self._free.pop()
             self._facts[_STARTED] = len(self._taken)

@@ -115,7 +115,7 @@ class Grace:
         """Return for how many more seconds outcomes may wait to be written. They may until soon after the
         grace time, and without end in a process that retires by itself."""
         until = self._until + LAST_SETTLES_SECONDS  # guard: outcomes-have-no-deadline
-        return max(0.0, until - monotonic())  # guard: a-stop-has-an-end
+        return max(0.0, until - monotonic())  # guard: stop-wait-is-bounded
 
     def last_statement(self) -> float:
         """Return how many seconds to wait for a thread that executes its last statement."""

@@ -139,7 +139,7 @@ class Control(Service):
             self._has_cancels = True
             self._signals.state_changed()
         newest = (request.asked, request.asked_at)
-        if newest == self._last:  # guard: a-request-counts-once
+        if newest == self._last:  # guard: control-request-applies-once
             return
         self._last = newest
         if request.asked in ("pause", "resume"):
@@ -162,7 +162,7 @@ class Control(Service):
         if commits is None or commits == self._commits or monotonic() < self._look_at:
             return
         self._look_at = monotonic() + LOOK_SECONDS
-        # for example, every connection of the pool may be in use; guard: no-look-ends-the-worker
+        # for example, every connection of the pool may be in use; guard: control-read-errors-are-survived
         with passing_over("what operators want could not be read; trying again"):
             with self._database.read() as conn:
                 wanted = workers.read(conn, self._worker)

@@ -98,8 +98,8 @@ class ServiceLoop(Loop):
             return outage.met(error)
         except Exception as error:
             return max(FAILED_SECONDS, outage.failed(error))
-        if asked.times > times:  # guard: who-asked-nothing-knows-nothing
-            outage.over(wrote=asked.writing > writing)  # guard: a-look-is-no-write
+        if asked.times > times:  # guard: outage-ends-by-a-statement
+            outage.over(wrote=asked.writing > writing)  # guard: read-ends-no-outage-of-writes
         else:
             outage.forget()
         return wait
@@ -149,11 +149,11 @@ class Maintenance(ServiceLoop):
             (look.limited, self._admit),
         ):
             if is_found:
-                service.calls += 1  # guard: a-look-calls-to-services
+                service.calls += 1  # guard: poll-calls-services
                 self.call(service)
         if look.tick_ms is not None and self._ticks is not None:
             due_at = at + look.tick_ms / 1000
-            self._ticks.expect(due_at)  # guard: the-lookout-tells-of-ticks
+            self._ticks.expect(due_at)  # guard: poller-reports-the-next-tick
             self.at(self._ticks, due_at)
 
     def expect_end_of_pause(self, pause_ms: float | None) -> None:

@@ -104,7 +104,7 @@ def at_once(database: Database, began: float) -> float:
     database with one writer it is due after about the duration of this one. So others find the lock free."""
     if not database.dialect.in_a_file:
         return 0.0
-    return max(BETWEEN_SECONDS, jittered(monotonic() - began))  # guard: a-batch-leaves-time
+    return max(BETWEEN_SECONDS, jittered(monotonic() - began))  # guard: rescue-pauses-between-batches
 
 
 def jittered(seconds: float) -> float:
@@ -144,7 +144,7 @@ class Rescue(PolledService):
     def run(self) -> float:
         here_at = since_boot()
         if self._here_at is not None and here_at - self._here_at > self._patience:
-            self._waits_until = here_at + self._patience  # guard: who-was-away-waits
+            self._waits_until = here_at + self._patience  # guard: rescue-waits-after-an-absence
         wait = super().run()
         self._here_at = here_at
         return wait
@@ -161,7 +161,7 @@ class Rescue(PolledService):
         if rescued:
             self._rescued()
         # Not by their number: each batch has the jobs again whose end the database refuses.
-        has_more = bool(rescued)  # guard: a-batch-is-not-the-last
+        has_more = bool(rescued)  # guard: rescue-repeats-until-empty
         return max(0.0, goes_on_at - monotonic()) if has_more else None  # the others had the time since
 
 
@@ -271,7 +271,7 @@ class Admit(PolledService):
         began = monotonic()
         if not admit.are_in_use(self._database):
             return None
-        # guard: lines-are-swept
+        # guard: limit-keys-are-swept
         done, self._place = admit.sweep(self._database.for_claims, self._place or "")
         if done.number:
             self._freed()
@@ -342,7 +342,7 @@ class Ticks(Service):
     def run(self) -> float:
         here = monotonic()
         if here < self._due_at:
-            if self._is_watched():  # guard: the-lookout-asks-for-all
+            if self._is_watched():  # guard: poller-replaces-schedule-queries
                 return min(self._due_at - here, self._longest)
             wait_ms = schedules.next_in(self._database)
             if wait_ms is None or wait_ms > 0:

@@ -275,7 +275,7 @@ class Executor:
             self._tell(job)
             try:
                 return isolates.execute(job, self._tell, self.start_ready)
-            except BaseException as error:  # guard: a-slot-outlives-its-isolate
+            except BaseException as error:  # guard: slot-survives-a-subprocess-error
                 return raised(job, error)
         return execute(job, self._tell, self.run_coroutine)
 
@@ -355,6 +355,6 @@ class Executor:
             self._handed_over.put(None)
         if self._isolates is not None:
             self._isolates.close()
-        if self._loop is not None and self._ends_loop:  # guard: a-callers-loop-goes-on
+        if self._loop is not None and self._ends_loop:  # guard: callers-loop-is-not-stopped
             self._closing = True
             self._loop.call_soon_threadsafe(self._loop.stop)

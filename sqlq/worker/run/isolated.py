@@ -147,7 +147,7 @@ class IsolatedProcesses:
             outcome = attempt_in(isolate, running, began, up)
         # The exception would end the slot's thread, and the job's lease would be renewed for ever. So the
         # process is killed, and the attempt counts.
-        except Exception:  # guard: a-slot-outlives-what-it-cannot-read
+        except Exception:  # guard: slot-survives-an-unreadable-message
             text = "what its process says cannot be read; the process is killed"
             running.log_error("isolate_lost", text, exc_info=True)
             outcome = None
@@ -174,7 +174,7 @@ class IsolatedProcesses:
             self._idle.remove(dead)
             self._all.discard(dead)
             dead.close()
-        # guard: alone-is-fresh
+        # guard: isolated-job-gets-an-unused-process
         fit = [idle for idle in self._idle if not (job.alone and idle.jobs)]
         if self._closed or not fit:
             return None
@@ -245,7 +245,7 @@ class IsolatedProcesses:
         lost = ErrorText("sqlq.errors.WorkerLostError", f"the process of its own in which this job ran {how}")
         # its row counts no loss for it: the worker lives
         losses = max(running.claimed.losses, running.claimed.attempts - 1)
-        wait_ms = wait_after_loss_ms(losses)  # guard: a-process-that-dies-again-waits
+        wait_ms = wait_after_loss_ms(losses)  # guard: second-process-death-is-backed-off
         return failed(running.claimed, lost, reason="worker_lost", delay_ms=wait_ms)
 
     def leave(self, *, fresh: bool = True) -> None:

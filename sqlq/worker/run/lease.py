@@ -111,7 +111,7 @@ class Leases(Loop):
             for right in rights:
                 self._held.pop(right, None)
         if self._box is not None:
-            self._box.ended(rights)  # guard: box-forgets-what-ended
+            self._box.ended(rights)  # guard: shared-memory-drops-ended-jobs
 
     def let_go(self, right: Right) -> None:
         """Drop a job whose every outcome the database refuses: the attempt counts as lost.
@@ -169,7 +169,7 @@ class Leases(Loop):
         ended = {job.id for job in lost}
         with self._lock:
             # a job whose end the database refuses was started all the same
-            # guard: a-refused-loss-was-started
+            # guard: refused-loss-counts-as-started
             self._unwritten -= {right for right in started if right[0] in ended}
         if released:
             log.warning(

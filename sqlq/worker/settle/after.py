@@ -100,7 +100,7 @@ class Admissions(Loop):
 
     def look(self) -> None:
         """Look at wakes soon, since something happened; returns at once."""
-        # guard: admissions-begin-when-they-can
+        # guard: admission-thread-start-is-retried
         if self._in_use and not self._hinted and self.begin():
             self._hinted = True
             self.wake()

@@ -204,7 +204,7 @@ class Settler(Loop):
         is_away = trouble.is_away or isinstance(error, SqlqError)
         is_fault = not (is_away or isinstance(error, REFUSALS))
         self._recovery = self._recovery.after(is_away=is_away, passes=trouble.rolled_back or is_fault)
-        # guard: a-worker-that-can-write-nothing-ends
+        # guard: worker-stops-when-settles-keep-failing
         if is_fault and self._recovery.failures > 2 * OFTEN:
             self._outage.give_up(error)
             self._closed.set()
@@ -220,7 +220,7 @@ class Settler(Loop):
         self._ask_for_completed()
         if self._recovery.in_doubt:
             # it finds what is settled, and fails where tables or rights are missing, and no outcome is bad
-            self._resolve([*pending], set())  # guard: a-refusal-of-all-spoils-none
+            self._resolve([*pending], set())  # guard: refused-batch-keeps-its-outcomes
             self._recovery = Recovery(self._recovery.failures)
         if self._recovery.failures >= OFTEN:
             self._write_apart([*pending], among=len(pending))
@@ -253,7 +253,7 @@ class Settler(Loop):
 
         One transaction writes those that a job follows, or that put a job into a waiting list. The others go
         in statements that commit one by one, since each job is in one of them only."""
-        # guard: a-follow-up-goes-with-the-ending
+        # guard: callback-commits-with-the-settle
         followed = [s for s in settlements if s.is_one]
         if not followed:
             with self._database.single_statements() as conn:
@@ -277,7 +277,7 @@ class Settler(Loop):
         settled = {right for right, fate in fates.items() if fate is lease.Fate.SETTLED}
         for right, (job, outcome) in completed.items():
             assert isinstance(outcome, SelfCompleted)
-            # guard: complete-is-asked-for
+            # guard: completion-is-verified-by-token
             self._pending[right] = (job, Finished() if right in settled else outcome.otherwise)
         self._end(settled, fates)
 
@@ -297,7 +297,7 @@ class Settler(Loop):
             for right in ended:
                 job, outcome = item = self._pending.pop(right)
                 items.append(item)
-                if fates.get(right) is lease.Fate.LOST:  # guard: lost-is-not-settled
+                if fates.get(right) is lease.Fate.LOST:  # guard: lost-lease-is-not-settled
                     self._lost(job, outcome)
                     continue
                 self.counts.count(outcome)
@@ -322,7 +322,7 @@ class Settler(Loop):
                 steps.append(job.id)  # also one that was lost: the worker that has ended it may be gone
             if claimed.on_success is not None or claimed.on_failure is not None:
                 leaves_jobs = True
-            # guard: another-worker-hears-of-give-backs
+            # guard: release-wakes-other-workers
             if isinstance(outcome, Released) and outcome.delay_ms is None:
                 leaves_jobs = True
         if steps:
@@ -383,7 +383,7 @@ class Settler(Loop):
         apart(some, self._write_together, refused, dialect, kinds=(Exception,))
         errors = [error for error in lost.values() if not isinstance(error, REFUSALS)]
         if errors and len(errors) == among:
-            raise errors[0]  # guard: a-fault-is-no-refusal
+            raise errors[0]  # guard: settle-raises-library-errors
         for right in lost:  # nothing of it can be written; the attempt counts as lost, and another may follow
             self._pending.pop(right)[0].forget()
             self._leases.let_go(right)
@@ -391,7 +391,7 @@ class Settler(Loop):
     def _settlement(self, job: Attempt, outcome: Outcome) -> Settlement:
         """Return the settlement of an attempt that ended with this outcome."""
         encryption = self._database.encryption
-        if type(outcome) is Finished and job.is_first_claim:  # guard: a-first-attempt-has-no-line
+        if type(outcome) is Finished and job.is_first_claim:  # guard: first-attempt-writes-no-history
             return settlement(job.claimed, outcome, encryption=encryption)
         if type(outcome) is Released and job.claimed.late_ms is not None and job.started is not None:
             outcome = replace(outcome, in_time=True)

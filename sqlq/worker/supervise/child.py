@@ -65,7 +65,7 @@ class Child(Process):
         self.counts: Counter[str] = Counter()
         try:
             self.link.listen("sqlq-receive", partial(hear, self), f"worker process {self.process.pid}")
-        except BaseException:  # guard: nobody-works-unheard
+        except BaseException:  # guard: child-without-a-reader-is-killed
             self.process.kill()
             self.process.wait()
             self.link.close()

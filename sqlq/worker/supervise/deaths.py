@@ -80,7 +80,7 @@ class Deaths:
             done = {id for id, _ in back} | {job.id for job in taken}
             fates = lease.fates(conn, [right for right in batch if right[0] not in done])
             refused = lately(conn, settle.LOST)["refused"]
-            # guard: a-refused-end-is-left-to-the-rescue
+            # guard: refused-settle-is-left-to-the-rescue
             locked = [r for r, fate in fates.items() if fate is lease.Fate.HELD and r[0] not in refused]
             left = later + locked  # guard: locked-rows-are-given-back-later
             if not left and not lease.owned(conn, worker):
@@ -95,5 +95,5 @@ class Deaths:
         if back:
             log.info("%d jobs that worker %s had not started are given back", len(back), worker)
         if later:
-            return at_once(database, began)  # guard: a-death-is-given-back-whole
+            return at_once(database, began)  # guard: all-jobs-of-a-dead-process-are-released
         return LOCKED_SECONDS if left else None

@@ -98,7 +98,7 @@ class Dispatcher:
     def check(self) -> None:
         """Send others where the one that was sent does not go."""
         with self._lock:
-            if self._sent is not None and not self._sent.has_gone():  # guard: who-does-not-go
+            if self._sent is not None and not self._sent.has_gone():  # guard: wake-is-passed-on
                 self.more(self._sent)
 
     def more(self, child: Child) -> None:
@@ -145,6 +145,6 @@ class Dispatcher:
         self._all_paused = paused
         for child in self._children():
             # also one that came later: it may have polled for itself before its host did
-            if child.worker is not None and child.all_paused is not paused:  # guard: each-is-told-of-pauses
+            if child.worker is not None and child.all_paused is not paused:  # guard: pause-reaches-each-child
                 child.all_paused = paused
                 child.link.offer(all_paused=paused)

@@ -19,7 +19,7 @@ MARK = b"sqlq work\n"
 def is_one(file: Path) -> bool:
     """Whether a file is such a file. Raises `OSError`."""
     with file.open("rb") as opened:
-        return opened.read(len(MARK)) == MARK  # guard: any-file-is-no-health-file
+        return opened.read(len(MARK)) == MARK  # guard: health-file-has-its-mark
 
 
 def touch(file: Path) -> None:

@@ -69,7 +69,7 @@ class Watchdog:
     def look(self, children: Sequence[Child], *, is_whole: bool) -> None:
         """Look at the children; with `is_whole` none of them is missing."""
         moment = monotonic()
-        # guard: who-did-not-run-heard-nothing
+        # guard: watchdog-skips-its-own-pause
         elapsed = min(moment - self._looked_at, LONGEST_TICK_SECONDS)
         self._looked_at = moment
         self._incomplete_for = 0.0 if is_whole else self._incomplete_for + elapsed
@@ -288,7 +288,7 @@ class Supervisor:
         try:
             for name in message.keys() & self._handlers:
                 self._handlers[name](child, message[name])
-        except MISFITS:  # guard: no-word-ends-a-supervisor
+        except MISFITS:  # guard: supervisor-survives-a-bad-message
             log.exception("a message of worker process %d could not be followed", child.process.pid)
 
     def _ready(self, child: Child, message: Message) -> None:
@@ -300,7 +300,7 @@ class Supervisor:
         self.place = (facts.url, facts.schema)
         self._places.ready()
         self._heartbeat.keep(facts, child.link)
-        if self._options.processes > 1:  # guard: one-lookout-a-host
+        if self._options.processes > 1:  # guard: host-has-one-poller
             try:
                 self._dispatcher.begin(facts)
             except SHORTAGES as error:  # guard: without-a-host-each-looks-itself

@@ -132,7 +132,7 @@ class Outage:
         """Note any error; return how many seconds to wait before trying again."""
         if isinstance(error, away):
             return self.met(error)
-        return self.failed(error)  # guard: a-poller-tells-its-mistakes
+        return self.failed(error)  # guard: poller-errors-are-logged
 
     def give_up(self, error: Exception) -> None:
         """Have the workers of this process end: they cannot go on, by no fault of the database."""

@@ -136,7 +136,7 @@ class Agenda:
     def looked(self, moment: float, next_at: float) -> None:
         """Plan the look after one that began at this time. It has seen the jobs of earlier notifications."""
         self.look_at = next_at
-        if self.send_at > moment:  # guard: a-look-drops-no-hint
+        if self.send_at > moment:  # guard: poll-keeps-later-notifications
             self.send_at = NEVER
 
     def sent(self, check_at: float) -> None:
@@ -244,9 +244,9 @@ class Poller(Loop):
             while not (self._closed.is_set() or self._last_look.stands_by()):
                 moment = monotonic()
                 # All unread notifications of a flood would come with the answer.
-                # guard: a-flood-is-read-before-a-look
+                # guard: notifications-are-read-before-a-poll
                 looks = moment >= agenda.look_at and (not listens or self._hearing.is_dry)
-                if looks:  # guard: lookout-looks
+                if looks:  # guard: poller-polls
                     hears = self._look(eye).listens
                     if eye is not ear and listens:
                         hears = self._still_hears(ear)
@@ -262,7 +262,7 @@ class Poller(Loop):
                     agenda.check_at = NEVER
                     self._check()
                 # The selector does not see notifications that came together with an answer.
-                # guard: no-hint-waits-for-a-look
+                # guard: notifications-are-read-after-a-poll
                 selector.select(0.0 if looks else max(0.0, agenda.next_at() - monotonic()))
                 if listens and self._hearing.read():
                     agenda.expect(monotonic(), drawn(self._hosts))

@@ -91,7 +91,7 @@ class Wake:
                 until = min(until, self._due[0])
         self._wait_until(until)
         called = self._called.is_set()
-        if called:  # a call that comes only now is for the next wait; guard: no-call-is-lost
+        if called:  # a call that comes only now is for the next wait; guard: wake-during-a-wait-is-kept
             self._called.clear()
         longest = CLOSE_SECONDS if self._is_watched() else POLL_SECONDS
         return called or self._interval < longest or monotonic() >= next_due
@@ -151,7 +151,7 @@ class WatchingWake(Wake):
                     uri, check_same_thread=False, isolation_level=None, uri=True
                 )
             return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
-        except (sqlite3.Error, MissingFileError) as error:  # guard: no-wait-ends-the-worker
+        except (sqlite3.Error, MissingFileError) as error:  # guard: wait-survives-a-disk-error
             log.debug("SQLite did not say whether anything was committed: %s", error)
             return self._version
 
