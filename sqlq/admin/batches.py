@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.database.database import Database
-from sqlq.store.flows import unblock
-from sqlq.store.jobs import lookup, operate, prune
+from sqlq.store.blockers import free_after
+from sqlq.store.jobs import lookup, operate
 from sqlq.store.jobs.lookup import Selection
 from sqlq.store.jobs.operate import JobChange
 from sqlq.store.jobs.rows import OVER
@@ -50,7 +50,7 @@ def cancel(
     """Cancel the live jobs that are selected, and return the effect on each, and on each id."""
 
     def effects_of(done: operate.CancelledBatch) -> dict[int, Cancellation]:
-        ended = dict.fromkeys(unblocked_after(database, done.gone), Cancellation.CANCELLED)
+        ended = dict.fromkeys(freed_after(database, done.gone), Cancellation.CANCELLED)
         return ended | dict.fromkeys(done.requested, Cancellation.REQUESTED)
 
     effects = _apply(database, selections, partial(operate.cancel, force=force, reason=reason), effects_of)
@@ -139,9 +139,8 @@ def move_back(database: Database, selections: Iterable[Selection]) -> MovedBack:
     return done
 
 
-def unblocked_after(database: Database, ended: prune.Gone) -> list[int]:
-    """Unblock what waits for steps that have just ended, or are gone; return all that ended."""
-    if ended.steps:
-        # guard: operators-unblock
-        database.after_commit(lambda: unblock.after(database.for_claims, ended.steps))
-    return ended.ids
+def freed_after(database: Database, ended: Sequence[Any]) -> list[int]:
+    """Free what waits for jobs that have just ended, or are gone; return their ids."""
+    # guard: operators-unblock
+    database.after_commit(lambda: free_after(database.for_claims, ended))
+    return [row.id for row in ended]

@@ -16,8 +16,8 @@ from sqlq.model.flow import EnqueuedFlow, When
 from sqlq.model.flow_status import FlowDetails, FlowStatus, StepDetails
 from sqlq.model.job import State
 from sqlq.payload.encryption import Encryption
+from sqlq.store.blockers import free_after
 from sqlq.store.flows import flows as flow_rows
-from sqlq.store.flows import unblock
 from sqlq.store.jobs import lookup, settle
 from sqlq.store.jobs.lookup import Selection
 
@@ -89,7 +89,7 @@ class Flows(Facet):
             raise JobNotFoundError(
                 f"job {id} is {self._job(id).state}: only a step that waits or has failed can be skipped"
             )
-        self._database.after_commit(lambda: unblock.after(self._database.for_claims, [id]))
+        self._database.after_commit(lambda: free_after(self._database.for_claims, [job]))
         return self.get(job.flow_id)
 
     def _job(self, id: int) -> Any:

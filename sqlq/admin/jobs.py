@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Unpack
 
 from sqlalchemy import Connection
 
-from sqlq.admin.batches import Cancellation, cancel, change, move_back, unblocked_after
+from sqlq.admin.batches import Cancellation, cancel, change, freed_after, move_back
 from sqlq.admin.facet import Facet, audited, for_asyncio
 from sqlq.admin.failures import Failures, Marks, grouped
 from sqlq.admin.selections import (
@@ -251,7 +251,7 @@ class Jobs(Facet):
         from sqlq.admin.why import why
 
         job = self.get(id)
-        reasons = [each.said for each in why(self._database, job)]
+        reasons = [reason.text for reason in why(self._database, job)]
         return reasons + [each.said for each in findings(self._database, job)]
 
     awhy = for_asyncio(why)
@@ -418,7 +418,7 @@ class Jobs(Facet):
             for source in (failed_jobs, finished_jobs) if some.ids else (failed_jobs,):
                 work = partial(pruning.forget, chosen=some, source=source)
                 while batch := self._database.run(work):
-                    deleted += unblocked_after(self._database, batch)
+                    deleted += freed_after(self._database, batch)
         return sorted(deleted)
 
     @audited("prune")

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
-from sqlq.admin.flows import Flows
-from sqlq.admin.limits import Limits
 from sqlq.admin.queues import Queues
 from sqlq.admin.workers import Workers, WorkerStatus
 from sqlq.config.command_hint import word
 from sqlq.config.durations import span, until, written
 from sqlq.database.database import Database
-from sqlq.errors import JobNotFoundError
 from sqlq.model.job import JobDetails, State
-from sqlq.model.limit import DeclaredLimits
-from sqlq.store.jobs import insert, lookup
-from sqlq.store.limits import admit
+from sqlq.store import blockers
+from sqlq.store.blockers import Reason, put_back
+from sqlq.store.jobs import insert
 
 AHEAD_COUNTED = 1_000
-
-
-class Reason(NamedTuple):
-    """A sentence about a job, and the words of the command that changes it."""
-
-    said: str
-    words: str | None = None
-    needs_app: bool = False
 
 
 def why(database: Database, job: JobDetails) -> Iterator[Reason]:
@@ -81,82 +69,12 @@ def _running(database: Database, job: JobDetails) -> Iterator[Reason]:
 
 
 def _blocked(database: Database, job: JobDetails) -> Iterator[Reason]:
-    if (explain := _BLOCKED.get(job.blocked_by or "")) is not None:
-        yield from explain(database, job)
-
-
-def _by_flow(database: Database, job: JobDetails) -> Iterator[Reason]:
-    if job.flow_id is None:  # SQL has inserted it
-        return
-    try:
-        flow = Flows(database).get(job.flow_id)
-        after = flow.step(job.id).after
-    except JobNotFoundError:
-        yield Reason("it waits for steps that are kept no more; a sweep frees it within a minute")
-        return
-    for step in flow.steps:
-        if step.id in after and step.state is not State.FINISHED:
-            words = f"flows skip {step.id}" if step.state is State.FAILED else None
-            yield Reason(f"it waits for job {step.id}, {step.task}, which is {step.state}", words)
-
-
-def _by_limit(database: Database, job: JobDetails) -> Iterator[Reason]:
-    put_back = list(_put_back(job))
-    yield from put_back
+    not_started = list(put_back(job))
+    yield from not_started
     yield from _unserved(database, job, _serving(database, job.queue))
-    limits = Limits(database, DeclaredLimits()).list(job.limit_key, limit=1)
-    for status in (each for each in limits if each.key == job.limit_key and not put_back):
-        if status.in_order and (leader := _leader(database, job)) is not None:
-            yield leader
-            continue
-        wait = status.next_start_seconds
-        if not wait and status.running + status.waiting <= (status.max_running or 1):
-            yield Reason(f"its limit {job.limit_key} has room: a worker admits it at its next look")
-            continue
-        soon = f"; the next one may start in {span(wait)}" if wait else ""
-        yield Reason(
-            f"it waits for its turn under the limit {job.limit_key} ({status.says}): "
-            f"{status.running:,} run, {status.waiting:,} wait{soon}",
-            f"limits set {word(job.limit_key or '')} --running N",
-        )
-
-
-_BLOCKED: Mapping[str, Callable[[Database, JobDetails], Iterator[Reason]]] = {
-    "flow": _by_flow,
-    "limit": _by_limit,
-}
-"""The explanation of each value of `blocked_by`."""
-
-
-_PUT_BACK = {
-    "unknown_task": (
-        "the last worker that met it does not know its task",
-        "deploy it, or give a renamed task an alias",
-    ),
-    "bad_payload": (
-        "the handler of the last worker that met it does not take its arguments",
-        "give new parameters a default",
-    ),
-}
-"""Why no worker could start a job, and the mend, by the reason in its history."""
-
-
-def _put_back(job: JobDetails) -> Iterator[Reason]:
-    if put_back := _PUT_BACK.get(job.history[-1].reason or "") if job.history else None:
-        said, mend = put_back
-        yield Reason(f"{said}, and it was put back: {mend}; it fails when that has lasted for a day")
-
-
-def _leader(database: Database, job: JobDetails) -> Reason | None:
-    """Return the job for which a job waits in a line in order, and why that one does not run."""
-    with database.read() as conn:
-        id = admit.leads(conn, job.limit_key or "")
-        leader = None if id in (None, job.id) else lookup.details(conn, id)
-    if leader is None:
-        return None
-    why = "".join(f": {each.said}" for each in _put_back(leader))
-    where = f"is {leader.state}, and before it in the line of {job.limit_key}"
-    return Reason(f"it waits for job {leader.id}, {leader.task}, which {where}{why}", f"why {leader.id}")
+    for blocker in blockers.BLOCKERS:
+        if blocker.name == job.blocked_by and not not_started:
+            yield from blocker().explain(database, job)
 
 
 def _unserved(database: Database, job: JobDetails, serving: Sequence[WorkerStatus]) -> Iterator[Reason]:
@@ -176,7 +94,7 @@ def _serving(database: Database, queue: str) -> list[WorkerStatus]:
 
 
 def _queue(database: Database, job: JobDetails) -> Iterator[Reason]:
-    yield from _put_back(job)
+    yield from put_back(job)
     serving = _serving(database, job.queue)
     unserved = [*_unserved(database, job, serving)]
     yield from unserved

@@ -416,7 +416,7 @@ class App(Parts, Waits):
             lifespan=self._lifespan,
             events=self._events,
             schedules=self._schedules,
-            has_limits=bool(self._limits),
+            declares=["limit"] if self._limits else [],
             newest_first=self._defaults.newest_first,
         )
         options = options if supervision is None else options.jittered()

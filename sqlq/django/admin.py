@@ -237,7 +237,7 @@ class JobAdmin(Shown):
 
     def one(self, key: str) -> Any:
         job = reading.app.jobs.get(whole(key, "the id") or 0)
-        return self._of(job, "\n".join(reason.said for reason in why(reading.app.database, job)))
+        return self._of(job, "\n".join(reason.text for reason in why(reading.app.database, job)))
 
     def _of(self, job: Any, reasons: str | None = None) -> Any:
         history = (f"{each.outcome}: {each.exception or ''} {each.message or ''}" for each in job.history)

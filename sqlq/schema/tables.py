@@ -52,7 +52,7 @@ def _id() -> Column[int]:
 
 
 Use: TypeAlias = Literal[
-    "option", "written", "plain", "replaced", "forgotten", "copied", "reset", "live", "viewed"
+    "option", "written", "plain", "replaced", "forgotten", "copied", "reset", "live", "viewed", "waited"
 ]
 """A writer of a column of jobs, or a copy of a job that has its value.
 
@@ -66,6 +66,7 @@ Use: TypeAlias = Literal[
 - reset: an operator's retry does not keep it.
 - live: a job that ends leaves it behind.
 - viewed: the view job_states has it.
+- waited: others may wait for a job that has a value, so the call that ends the job returns it.
 """
 USUAL: tuple[Use, ...] = ("option", "replaced", "copied")
 """The uses of most options."""
@@ -112,8 +113,8 @@ jobs = Table(
     _of_job("scheduled_for", Moment, "option", "copied", "viewed"),
     _of_job("cursor", Text, "forgotten"),
     _of_job("start_by", Moment, "written", "plain", "replaced", "reset", "viewed"),
-    _of_job("flow_id", BigInteger, "written", "viewed"),
-    _of_job("limit_key", NAME, "written", "copied", "viewed"),
+    _of_job("flow_id", BigInteger, "written", "viewed", "waited"),
+    _of_job("limit_key", NAME, "written", "copied", "viewed", "waited"),
     _of_job("blocked_by", String(5), "written", "live", "viewed"),
     _of_job("due_at", Moment, "written", "live"),
     _of_job("replay_of", BigInteger, "viewed"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -36,7 +36,8 @@ class AppParts:
     lifespan: Scope | None
     events: Events
     schedules: Declarations
-    has_limits: bool
+    declares: Collection[str]
+    """The reasons to wait that its tasks declare, by their names."""
     newest_first: frozenset[str]
     """The queues whose newest jobs are claimed first."""
 

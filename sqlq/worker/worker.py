@@ -6,7 +6,7 @@
 
 `sqlq work` runs it in a child process under a supervisor (see there), a program of your own in itself
 (`app.worker()`). Each thread that uses the database has a connection of its own: the loop below (claim), the
-settler, the heartbeat and the maintenance (rescue, prune). The poller, the unblocker, the admissions, and the
+settler, the heartbeat and the maintenance (rescue, prune). The poller, the unblockers, and the
 writer of progress begin when they are needed. No handler ever sees these connections.
 """
 
@@ -32,6 +32,7 @@ from sqlq.errors import (
 from sqlq.model.outcome import Outcome
 from sqlq.model.retry import remote_error
 from sqlq.payload import codec
+from sqlq.store import blockers
 from sqlq.store.workers.look import Look
 from sqlq.store.workers.workers import WORKING
 from sqlq.worker.attempt.attempt import Attempt
@@ -65,7 +66,7 @@ from sqlq.worker.run.executor import CROWDED_SECONDS, UNSTARTED_SECONDS, Executo
 from sqlq.worker.run.isolated import IsolatedProcesses
 from sqlq.worker.run.lease import Deadlines, Leases
 from sqlq.worker.run.signals import Signals
-from sqlq.worker.settle.after import Admissions, Unblocker
+from sqlq.worker.settle.after import Unblocker
 from sqlq.worker.settle.settle import Counts, Settler
 from sqlq.worker.threads.log import log
 from sqlq.worker.threads.loop import Loop, Outage, begins, passing_over
@@ -121,10 +122,11 @@ class Worker(Background):
         self._deadlines = Deadlines(self._stuck, supervision.beat)
         self._leases = leases = Leases(database, beats, lease_ms, reporter, self._deadlines, box)
         self._progress = progress = ProgressWriter(database)
-        self._unblocker = Unblocker(database, signals)
-        self._admissions = Admissions(database, signals, in_use=app.has_limits)
-        following = self._unblocker, self._admissions, signals
-        self._settler = Settler(database, self.id, leases, reporter, progress, *following)
+        self._unblockers = unblockers = [
+            Unblocker(blocker(), database, signals, in_use=blocker.name in app.declares)
+            for blocker in blockers.BLOCKERS
+        ]
+        self._settler = Settler(database, self.id, leases, reporter, progress, unblockers, signals)
         starting, may_start = leases.starting, self._settler.has_room
         self._executors = Executor(options.concurrency, starting, self._settle, may_start, isolates)
         self._lifespan = Lifespan(app.lifespan, self._executors.run_coroutine, self._lifespan_fell)
@@ -250,7 +252,7 @@ class Worker(Background):
         self._wake.start()
         if self._poller is not None:
             self._poller.start()
-        for part in (self._leases, self._deadlines, self._settler, self._admissions, self._maintenance):
+        for part in (self._leases, self._deadlines, self._settler, *self._unblockers, self._maintenance):
             part.start()
         self._supervision.ready(Facts.of(self.id, self._database, self._options))
         self._control.ready()
@@ -353,7 +355,8 @@ class Worker(Background):
                     event = self._try_to_claim(action, outage, quiet=quiet)
                     quiet = quiet and event is None
                 case Act.AWAIT_WORK:
-                    self._admissions.look()
+                    for unblocker in self._unblockers:
+                        unblocker.look()
                     quiet = not (self._wake.wait(self._claimer.next_due) or self._rested_until_called())
                 case Act.REPORT_MORE:
                     self._supervision.more()
@@ -363,7 +366,7 @@ class Worker(Background):
                     self._grace.stopping.wait(BACKLOG_SECONDS)
                 case AwaitFreed(claim):
                     self._maintenance.await_turn()  # guard: drain-awaits-maintenance
-                    event = Freed(claim, self._admissions.look_now())
+                    event = Freed(claim, any(unblocker.look_now() for unblocker in self._unblockers))
                 case Act.PAUSE:
                     self._executors.release_ready()
                     self._wake.wait()
@@ -405,8 +408,9 @@ class Worker(Background):
         """Claim jobs and have them run; return None where the database does not answer."""
         # Read before the claim: the claim sees jobs that were settled by then and are due again.
         # A job is handed to the unblocker before it is dropped from the leases.
-        held_nothing = not len(self._leases) and self._unblocker.is_idle  # guard: drain-awaits-unblocks
-        held_nothing = held_nothing and self._admissions.is_idle  # guard: drain-awaits-a-look-under-way
+        held_nothing = not len(self._leases)
+        # guard: drain-awaits-freed-jobs
+        held_nothing = held_nothing and all(unblocker.is_idle for unblocker in self._unblockers)
         try:
             with self._leases.claiming():  # guard: the-loop-says-that-it-claims
                 number = self._claim(claim.limit, quiet)
@@ -499,12 +503,12 @@ class Worker(Background):
         self._grace.await_running(self._executors)
         if not self._grace.leaves_now:
             self._executors.release_running()
-            for part in (self._settler, self._unblocker, self._admissions):
+            for part in (self._settler, *self._unblockers):
                 part.finish(self._grace.patience)
             self._control.sign_off()
         self._has_left = True  # outcomes from here on come too late
         # a connection that comes back after its pool was closed would stay open
-        loops: list[Loop] = [self._settler, self._unblocker, self._admissions, self._progress]
+        loops: list[Loop] = [self._settler, *self._unblockers, self._progress]
         for loop in (*loops, self._maintenance, self._leases):
             loop.close(self._grace.last_statement())
         self._deadlines.close()

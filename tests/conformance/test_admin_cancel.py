@@ -409,7 +409,7 @@ def test_cancel_after_a_claim_is_a_request(play: Play, engine: Engine, force: bo
 def test_a_claim_after_a_cancel_finds_no_job(play: Play) -> None:
     first, second = play.enqueue(2)
     with play.app.database.begin() as conn:
-        assert operate.cancel(conn, [first]).gone.ids == [first]
+        assert [row.id for row in operate.cancel(conn, [first]).gone] == [first]
         assert [job.id for job in play.claim()] == [second], (
             "the claim passes over the locked row and waits for nothing"
         )
@@ -435,7 +435,7 @@ def test_a_settle_after_a_forced_cancel_changes_nothing(play: Play) -> None:
     (id,) = play.enqueue()
     (owner,) = play.claim()
     with play.app.database.begin() as conn:
-        assert operate.cancel(conn, [id], force=True).gone.ids == [id]
+        assert [row.id for row in operate.cancel(conn, [id], force=True).gone] == [id]
         assert play.settle(owner, Finished("1")) == set(), "the settle passes over the locked row"
         assert play.fate(owner) is Fate.HELD, "not committed yet: not known to be lost"
     assert play.settle(owner, Finished("1")) == set()

@@ -12,9 +12,10 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.model.checks import Rule
+from sqlq.store.blockers import UNUSED_MS
 from sqlq.store.limits import admit
 from sqlq.worker.maintain import services
-from sqlq.worker.maintain.services import UNUSED_MS, Sweep
+from sqlq.worker.maintain.services import Sweep
 from tests.worker.test_limits import blocked, claim
 
 KEY = "stripe"

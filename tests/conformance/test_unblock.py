@@ -16,10 +16,11 @@ from sqlq.database.database import Database
 from sqlq.database.schemas import in_schema
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import ErrorText, Failed, Finished, Outcome, Settlement
+from sqlq.store.blockers import RECENT_MS, FlowBlocker
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import prune as pruning
 from sqlq.store.jobs import settle as settling
-from sqlq.worker.maintain.services import RECENT_MS, Unblock
+from sqlq.worker.maintain.services import Unblock
 from tests import claims as claiming
 from tests.kit import span
 
@@ -241,7 +242,7 @@ def test_a_full_sweep_unblocks_old_steps_in_batches(seam: Seam, engine: Engine) 
 
 def test_the_unblock_service_runs_rarely_without_flows(seam: Seam) -> None:
     freed: list[None] = []
-    service = Unblock(seam.app.database, lambda: freed.append(None))
+    service = Unblock(FlowBlocker(), seam.app.database, lambda: freed.append(None))
     with statements(seam.app.database.engine) as asked:
         assert service.run() > 40
     assert len([statement for statement in asked if statement != "BEGIN"]) <= 1
@@ -257,7 +258,7 @@ def test_the_unblock_service_sweeps_recent_jobs_between_full_sweeps(
     monkeypatch.setattr(unblock, "sweep_all", lambda *_: (unblock.Unblocked(), None))
     _, step = seam.flow(1)
     seam.end()
-    Unblock(seam.app.database, lambda: None).run()
+    Unblock(FlowBlocker(), seam.app.database, lambda: None).run()
     assert seam.state(step) == "available"
 
 

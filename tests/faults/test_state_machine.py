@@ -496,7 +496,7 @@ class Contract(Model, RuleBasedStateMachine):
             st.sampled_from(sorted(job.id for job in self.model.values() if job.place == "failed_jobs"))
         )
         with self.transaction() as conn:
-            assert prune.forget(conn, lookup.Selection(ids=(id,))).ids == [id]
+            assert [row.id for row in prune.forget(conn, lookup.Selection(ids=(id,)))] == [id]
         del self.model[id]
 
     # -- beside the model ------------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 import sqlq
-from sqlq.admin import why
 from sqlq.model import job_options
 from sqlq.model.job import JobDetails, NewJob
 from sqlq.schema.tables import names_of
+from sqlq.store.blockers import BLOCKERS
 from sqlq.store.jobs.rows import FIELDS
 
 ROOT = Path(sqlq.__file__).parents[1]
@@ -41,7 +41,7 @@ def test_each_reason_to_wait_is_explained() -> None:
     for name in ("sqlite", "mariadb"):
         script = (ROOT / f"migrations/versions/0001/{name}.sql").read_text("utf-8")
         (allowed,) = set(re.findall(r"blocked_by IN \(([^)]*)\)", script))
-        assert why._BLOCKED.keys() == {*re.findall(r"'(\w+)'", allowed)}
+        assert {blocker.name for blocker in BLOCKERS} == {*re.findall(r"'(\w+)'", allowed)}
 
 
 # -- a new one -----------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from sqlalchemy import Engine, event, text
 import sqlq
 from sqlq.config.constants import LEASE_MS
 from sqlq.model.job import ClaimedJob
+from sqlq.store.blockers import LimitBlocker
 from sqlq.store.jobs import settle
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
@@ -174,9 +175,9 @@ def test_a_paused_queue_releases_all_its_slots_without_a_wait(
     monkeypatch.setattr(admit, "JOBS_AT_ONCE", 2)
     task = app.task(name="t", limit=sqlq.Limit("api", running=number))(lambda: None)
     app.enqueue_many([task.new() for _ in range(number)])
-    app.worker()._admissions.look_now()
+    admit.look(app.database)
     app.queues.pause("default")
-    service = services.Admit(app.database, lambda: None)
+    service = services.Unblock(LimitBlocker(), app.database, lambda: None)
     turns = 1
     while service.run() < RHYTHM:
         turns += 1
@@ -249,7 +250,7 @@ def test_a_locked_row_causes_no_second_read_of_the_others(app: sqlq.App, engine:
 def test_a_job_that_never_began_frees_its_slot_when_released(app: sqlq.App, engine: Engine, by: str) -> None:
     task = app.task(name="t", limit=sqlq.Limit("api", running=1))(lambda: None)
     first, _ = app.enqueue_many([task.new(), task.new()])
-    app.worker()._admissions.look_now()
+    admit.look(app.database)
     (held,) = claim(app, "dead", 2)
     assert held.id == first.id
     if by == "itself":
@@ -258,7 +259,7 @@ def test_a_job_that_never_began_frees_its_slot_when_released(app: sqlq.App, engi
         deaths("dead").release(app.database)
     row = app.jobs.get(first.id)
     assert (row.state, row.blocked_by, row.releases, row.attempts) == ("blocked", "limit", 1, 0)
-    app.worker()._admissions.look_now()
+    admit.look(app.database)
     with engine.connect() as conn:
         admitted = conn.execute(text("SELECT id FROM jobs WHERE blocked_by IS NULL")).all()
     assert len(admitted) == 1, "one of the two holds the slot"

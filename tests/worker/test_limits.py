@@ -15,10 +15,11 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.model.outcome import ErrorText, Retried, Settlement
+from sqlq.store.blockers import LimitBlocker
 from sqlq.store.jobs import settle
 from sqlq.store.limits import admit as admission
 from sqlq.worker.claim.claimer import Claimer
-from sqlq.worker.maintain.services import Admit
+from sqlq.worker.maintain.services import Unblock
 from sqlq.worker.settle.settle import Counts
 from tests import claims as claiming
 from tests.kit import working
@@ -265,7 +266,7 @@ def test_a_dead_worker_releases_its_slots(gauge: Gauge) -> None:
     assert gauge.work().finished == 0  # their slots are taken
     with gauge.app.database.begin() as conn:
         taken = settle.lose(conn, [(job.id, job.lease_token) for job in dead], "died")
-    assert [job.limit_key for job in taken] == ["stripe"] * 2
+    assert [job.row.limit_key for job in taken] == ["stripe"] * 2
     assert {str(gauge.app.jobs.get(job.id).state) for job in dead} == {"blocked"}
     with gauge.app.database.begin() as conn:
         conn.execute(text("UPDATE jobs SET due_at = created_at").execution_options())
@@ -314,11 +315,11 @@ def test_jobs_of_a_paused_queue_hold_no_slots(gauge: Gauge) -> None:
     gauge.app.queues.pause("night")
     gauge.app.enqueue_many([call.new(n) for n in range(10, 13)])
     assert admission.look(gauge.app.database, ["stripe"]).number == 0  # both slots are taken
-    Admit(gauge.app.database, lambda: None).run()
+    Unblock(LimitBlocker(), gauge.app.database, lambda: None).run()
     assert gauge.work().finished == 3
     assert {str(gauge.app.jobs.get(job.id).state) for job in stuck} == {"blocked"}
     gauge.app.queues.resume("night")
-    Admit(gauge.app.database, lambda: None).run()
+    Unblock(LimitBlocker(), gauge.app.database, lambda: None).run()
     assert gauge.work().finished == 5
 
 
@@ -335,7 +336,7 @@ def test_the_sweep_admits_jobs_of_a_lost_wake(gauge: Gauge) -> None:
         conn.execute(text("DELETE FROM sqlq_wakes"))
     assert admission.look(gauge.app.database).number == 0
     admitted: list[None] = []
-    Admit(gauge.app.database, lambda: admitted.append(None)).run()
+    Unblock(LimitBlocker(), gauge.app.database, lambda: admitted.append(None)).run()
     assert admitted == [None]
     assert gauge.work().finished == 7
 
@@ -383,7 +384,7 @@ def test_a_drain_runs_all_jobs_of_a_waiting_list(gauge: Gauge, monkeypatch: pyte
     def call(n: int) -> None:
         gauge.run("rare", n)
 
-    monkeypatch.setattr(Admit, "run", lambda self: 60.0)  # which might find it first
+    monkeypatch.setattr(Unblock, "run", lambda self: 60.0)  # which might find it first
     rare = sqlq.Limit("rare", running=1)  # of which the worker does not know
     gauge.app.enqueue_many([call.new(n).set(limit=rare) for n in range(4)])
     assert gauge.work(concurrency=4).finished == 4
@@ -473,24 +474,25 @@ def test_a_drain_waits_for_an_admission_that_is_under_way(
     held, looked = threading.Event(), threading.Event()
     monkeypatch.setattr("sqlq.worker.settle.after.POLL_SECONDS", 3600.0)
     worker = gauge.app.worker(drain=True)
-    claim, look, start = Claimer.claim, admission.look, worker._admissions.start
+    (admissions,) = (each for each in worker._unblockers if each.blocker.name == "limit")
+    claim, look, start = Claimer.claim, admission.look, admissions.start
     enqueued: list[int] = []
 
     def starts() -> None:
         """Let the thread have looked before the first claim, and look again only when it is called."""
         start()
-        wait_until(lambda: worker._admissions.is_idle and worker._admissions._looked_at > 0)
+        wait_until(lambda: admissions.is_idle and admissions._looked_at > 0)
 
     def claims(claimer: Claimer, limit: int, *, quiet: bool = False) -> list[Any]:
         found = claim(claimer, limit, quiet=quiet)
         if not enqueued:  # the first claim: after the one that follows it, the worker would leave
             enqueued.append(gauge.app.enqueue(task.new()).id)
-            worker._admissions.look()
+            admissions.look()
             assert held.wait(30)
         return found
 
     def looks(*given: Any, **options: Any) -> Any:
-        if threading.current_thread().name != "sqlq-admit":
+        if threading.current_thread().name != "sqlq-limit":
             done = look(*given, **options)
             if held.is_set():
                 looked.set()
@@ -502,7 +504,7 @@ def test_a_drain_waits_for_an_admission_that_is_under_way(
                 looked.wait(30)
         return look(*given, **options)
 
-    monkeypatch.setattr(worker._admissions, "start", starts)
+    monkeypatch.setattr(admissions, "start", starts)
     monkeypatch.setattr(Claimer, "claim", claims)
     monkeypatch.setattr(admission, "look", looks)
     assert worker.run().finished == 1

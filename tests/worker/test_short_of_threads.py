@@ -23,8 +23,7 @@ on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 @pytest.fixture
 def unswept(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> Worker:
     """A worker without the sweeps that make up for what was not looked at."""
-    for service in (services.Unblock, services.Admit):
-        monkeypatch.setattr(service, "run", lambda self: 3600.0)
+    monkeypatch.setattr(services.Unblock, "run", lambda self: 3600.0)
     return app.worker()
 
 
@@ -48,10 +47,10 @@ def test_a_step_is_unblocked_without_the_unblock_thread(
     flow.add(limited.new())
     app.enqueue(flow)
     app.enqueue(limited.new())
-    refuse_threads(monkeypatch, "sqlq-unblock")
+    refuse_threads(monkeypatch, "sqlq-flow")
     with caplog.at_level(logging.DEBUG, "sqlq.worker"), unswept:
         wait_until(lambda: are_finished(app, 2), what="the second of the key")
-    assert "the thread sqlq-unblock cannot be started now: can't start new thread" in caplog.text
+    assert "the thread sqlq-flow cannot be started now: can't start new thread" in caplog.text
     assert "settling jobs failed" not in caplog.text
 
 
@@ -63,7 +62,7 @@ def test_admissions_begin_when_a_thread_can_be_started(
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
-        if thread.name == "sqlq-admit":
+        if thread.name == "sqlq-limit":
             refused.set()
             raise RuntimeError("can't start new thread")
         start(thread)

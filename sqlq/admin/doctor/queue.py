@@ -176,7 +176,7 @@ def limits(case: Case) -> Answers:
         if job is None or job.state is not State.BLOCKED:
             continue
         first, *others, _ = why(case.database, job)  # the last one is its cancel
-        said = "; ".join(reason.said for reason in (first, *others))
+        said = "; ".join(reason.text for reason in (first, *others))
         said = f"a job has been in line for the key {key!r} since {written(due_at)}: {said}"
         remedy = first.words and command(first.words, needs_app=first.needs_app)
         yield (to_do if first.needs_app else check)(said, remedy or command(f"why {id}"))

@@ -55,7 +55,7 @@ def reasons(app: App, job: JobDetails) -> list[tuple[str | None, str]]:
     """Return why a job is in its state, each reason after the command that changes it."""
 
     return [
-        (each.words and command(each.words, needs_app=each.needs_app), each.said)
+        (each.words and command(each.words, needs_app=each.needs_app), each.text)
         for each in reasons_of(app.database, job)
     ]
 

@@ -38,7 +38,6 @@ from sqlq.schema.types import now, unblocks_since
 from sqlq.store.apart import apart, noted
 from sqlq.store.jobs import settle
 from sqlq.store.jobs.rows import in_line, slices
-from sqlq.store.jobs.settle import Rescued
 from sqlq.store.limits.wakes import wake_lines
 
 FlowPosition: TypeAlias = tuple[int, int]
@@ -84,11 +83,6 @@ def steps(database: Database, ids: Sequence[int]) -> Unblocked:
     done = Unblocked()
     _judge_steps(database, ids, done)
     return _after(database, [*done.cancelled], done)
-
-
-def after_losses(database: Database, taken: Iterable[Rescued]) -> Unblocked:
-    """Unblock the steps that wait for steps which failed with their workers."""
-    return after(database, (job.id for job in taken if job.failed and job.flow_id is not None))
 
 
 def _judge_steps(database: Database, ids: Sequence[int], done: Unblocked) -> None:

@@ -36,12 +36,11 @@ from sqlq.model.history import AttemptTimes
 from sqlq.model.outcome import ON_REQUEST, ErrorText
 from sqlq.model.retry import error_record
 from sqlq.payload.encryption import HEAD
-from sqlq.schema.tables import CARRIED, IS_RESERVED, IS_UNRESERVED, failed_jobs, jobs, names_of
+from sqlq.schema.tables import CARRIED, IS_RESERVED, IS_UNRESERVED, columns_of, failed_jobs, jobs, names_of
 from sqlq.schema.types import Moment, after, now
 from sqlq.store.jobs import lookup, settle
 from sqlq.store.jobs.insert import LIVE_KEY, holder
 from sqlq.store.jobs.lookup import Selection, records
-from sqlq.store.jobs.prune import Gone
 from sqlq.store.jobs.rows import ENDED_AT, in_line, slices
 from sqlq.store.jobs.settle import keys_of
 from sqlq.store.limits.wakes import Wake, wake, wake_lines
@@ -86,7 +85,8 @@ RUNNING_REASON = "cancelled on request while it ran; what that attempt still did
 class CancelledBatch(NamedTuple):
     """Jobs of a batch that ended as cancelled, and running ones that now have a request to cancel."""
 
-    gone: Gone
+    gone: Sequence[Any]
+    """The rows of those, with their columns for which others may wait."""
     requested: list[int]
 
 
@@ -110,7 +110,7 @@ def cancel(
     token before any other write: from then on the owner matches no row.
     """
     state = case((IS_UNRESERVED, 0), else_=1).label("running")
-    rows = _locked(conn, ids, wait_ms, state, jobs.c.flow_id, jobs.c.limit_key)
+    rows = _locked(conn, ids, wait_ms, state, *columns_of("waited"))
     waiting = [row for row in rows if not row.running]
     held = [row.id for row in rows if row.running]
     # guard: cancelled-slots-are-looked-at
@@ -118,7 +118,7 @@ def cancel(
     settle.cancel(conn, [row.id for row in waiting], reason or ON_REQUEST)
     if force:
         settle.cancel(conn, held, reason or RUNNING_REASON, revokes=True)
-        return CancelledBatch(Gone.of(rows), [])
+        return CancelledBatch(rows, [])
     if held:
         requested = func.coalesce(jobs.c.cancel_requested_at, now())  # guard: cancel-is-requested
         line = literal(history.note(None, "cancel_requested", reason=reason))
@@ -127,7 +127,7 @@ def cancel(
         conn.execute(changes.where(jobs.c.id.in_(held)))
         # guard: cancel-notifies-the-worker
         workers.hint_at_cancels(conn, workers.running_of(conn, held))
-    return CancelledBatch(Gone.of(waiting), held)
+    return CancelledBatch(waiting, held)
 
 
 def holds_jobs(conn: Connection, name: str) -> bool:

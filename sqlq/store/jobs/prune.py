@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Column, Connection, Table, exists, or_, select
 
 from sqlq.database.batch import Change, Condition
 from sqlq.database.dialects import dialect_of
-from sqlq.schema.tables import edges, failed_jobs, finished_jobs, flows, jobs
+from sqlq.schema.tables import edges, failed_jobs, finished_jobs, flows, jobs, names_of
 from sqlq.schema.types import ago
 from sqlq.store.apart import REFUSED, apart, lately, noted
 from sqlq.store.jobs import lookup
@@ -18,48 +18,30 @@ from sqlq.store.jobs.rows import ENDED_AT, TABLES
 from sqlq.store.limits.wakes import wake_lines
 
 
-class Gone(NamedTuple):
-    """Jobs that ended or were deleted; those of them that were steps, and the flows of these."""
-
-    ids: list[int]
-    steps: list[int]
-    flows: list[int]
-
-    @classmethod
-    def of(cls, rows: Iterable[Any]) -> Gone:
-        """Build it from rows that have `id` and `flow_id`."""
-        flow_of = {row.id: row.flow_id for row in rows}
-        flows = set(flow_of.values()) - {None}
-        return cls(sorted(flow_of), sorted(id for id in flow_of if flow_of[id] in flows), sorted(flows))
-
-    def __bool__(self) -> bool:
-        return bool(self.ids)
-
-
-def forget(conn: Connection, chosen: Selection, source: Table = failed_jobs) -> Gone:
-    """Delete a batch of failed or finished jobs for good and return them, at most 1,000. A finished step
-    stays while another step may take its result."""
+def forget(conn: Connection, chosen: Selection, source: Table = failed_jobs) -> Sequence[Any]:
+    """Delete a batch of failed or finished jobs for good and return their rows, at most 1,000. A finished
+    step stays while another step may take its result."""
     dialect = dialect_of(conn)
     ids = select(source.c.id).where(chosen.where(source)).order_by(source.c.id)
     if source is finished_jobs:
         ids = ids.where(_is_free(source))  # guard: needed-results-are-not-deleted
-    returning = (source.c.id, source.c.flow_id, source.c.limit_key)
+    returning = (source.c.id, *(source.c[name] for name in names_of("waited")))
     rows = dialect.sql.change(conn, Change(ids.limit(lookup.BATCH), returning=returning))
     wake_lines(conn, rows)  # guard: delete-wakes-the-serial-key
-    gone = Gone.of(rows)
-    _clear_up_after(conn, gone)
-    return gone
+    _clear_up_after(conn, rows)
+    return rows
 
 
-def _clear_up_after(conn: Connection, gone: Gone) -> None:
+def _clear_up_after(conn: Connection, gone: Iterable[Any]) -> None:
     """Delete the edges of steps that are gone, and flows without a step left. A step that waits for a deleted
     one keeps its edge, and the edge leads to no row."""
-    if not gone.steps:
+    flow_of = {row.id: row.flow_id for row in gone if row.flow_id is not None}
+    if not flow_of:
         return
     dialect = dialect_of(conn)
-    dialect.sql.delete(conn, edges.c.job_id, gone.steps)
+    dialect.sql.delete(conn, edges.c.job_id, sorted(flow_of))
     empty = (~exists().where(source.c.flow_id == flows.c.id) for source, _ in TABLES)
-    dialect.sql.delete(conn, flows.c.id, gone.flows, *empty)
+    dialect.sql.delete(conn, flows.c.id, sorted(set(flow_of.values())), *empty)
 
 
 def prune(conn: Connection, *, older_than_ms: int, limit: int, failed: bool = False) -> int:
@@ -96,9 +78,8 @@ def _delete(conn: Connection, source: Table, most: int, *where: Condition, order
     rows = dialect.sql.lock(conn, chosen.order_by(order_by).limit(most), lately(conn, OLD))
 
     def delete(some: Sequence[Any]) -> None:
-        gone = Gone.of(some)
-        dialect.sql.delete(conn, source.c.id, gone.ids)
-        _clear_up_after(conn, gone)
+        dialect.sql.delete(conn, source.c.id, sorted(row.id for row in some))
+        _clear_up_after(conn, some)
 
     apart(rows, delete, noted(conn, OLD), dialect, within=conn)
     return len(rows)

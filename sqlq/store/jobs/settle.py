@@ -71,6 +71,7 @@ from sqlq.schema.tables import (
     failed_jobs,
     finished_jobs,
     jobs,
+    names_of,
     next_token,
     one_more,
 )
@@ -287,8 +288,8 @@ class Rescued(NamedTuple):
     attempts: int
     owner: str
     failed: bool
-    flow_id: int | None = None
-    limit_key: str | None = None
+    row: Any
+    """Its columns for which others may wait."""
     reason: str = "worker_lost"
 
 
@@ -364,7 +365,7 @@ def _lose(conn: Connection, revoked: Sequence[Any], why: str, late: Collection[i
             record = error_record(row.attempts, reason, error, _course_of_lost(row))
             again.append((row.id, row.lease_token, wait_ms, None, record))
         known = (row.id, row.task, row.queue, row.attempts, row.reserved_by, failed)
-        taken.append(Rescued(*known, row.flow_id, row.limit_key, reason))
+        taken.append(Rescued(*known, row, reason))
     _put_back(conn, _LOSE, again, keys_of(revoked))
     follow_ups = _follow_ups(conn, over)
     _end(conn, _FAIL, [(row.id, row.lease_token, *_written(conn, row.id, end)[1]) for row, end in over])
@@ -409,7 +410,7 @@ def _raised(_: CTE) -> Values:
 
 _KNOWN = (
     *("id", "lease_token", "task", "queue", "attempts", "losses", "reserved_at", "reserved_by"),
-    *("label", "headers", "on_failure", "flow_id", "limit_key"),
+    *("label", "headers", "on_failure", *names_of("waited")),
 )
 _REVOKED = (*(jobs.c[name] for name in _KNOWN), attempts_allowed.label("max_attempts"))
 

@@ -9,11 +9,12 @@ from time import monotonic
 from sqlq.config.constants import RESCUE_MS
 from sqlq.database.database import Database, asked
 from sqlq.database.dialects import is_refused
+from sqlq.store import blockers
 from sqlq.store.workers.look import Look
 from sqlq.worker.maintain.services import (
     NEVER,
-    Admit,
     EndPauses,
+    PolledService,
     Prune,
     Rescue,
     SchemaWatch,
@@ -126,7 +127,9 @@ class Maintenance(ServiceLoop):
         is_watched = last_look.is_recent
         self._rescue = Rescue(database, options.lease_ms, reporter.rescued, freed, is_watched=is_watched)
         self._ticks = None if options.drain else Ticks(database, is_watched=is_watched, ticked=freed)
-        self._admit = Admit(database, freed, is_watched=is_watched)
+        self._unblocks = [
+            Unblock(blocker(), database, freed, is_watched=is_watched) for blocker in blockers.BLOCKERS
+        ]
         self._end_pauses = EndPauses(database, pauses_ended)
         super().__init__(
             [self._rescue, self._end_pauses, *own],
@@ -135,8 +138,7 @@ class Maintenance(ServiceLoop):
                 *([] if self._ticks is None else [self._ticks]),
                 Sweep(database),
                 Prune(database, options.retention_ms),
-                Unblock(database, freed),
-                self._admit,
+                *self._unblocks,
             ],
             others_do=last_look.supervisor_looks,
             quiet=quiet,
@@ -144,11 +146,10 @@ class Maintenance(ServiceLoop):
 
     def looked(self, look: Look, at: float) -> None:
         """Run now the services for which a look has found work; `at` is when it was answered."""
-        for is_found, service in (
-            (look.expired, self._rescue),
-            (look.limited, self._admit),
-        ):
-            if is_found:
+        called_by: list[tuple[str | None, PolledService]] = [("expired", self._rescue)]
+        called_by += [(service.blocker.called_by, service) for service in self._unblocks]
+        for name, service in called_by:
+            if name is not None and getattr(look, name):
                 service.calls += 1  # guard: poll-calls-services
                 self.call(service)
         if look.tick_ms is not None and self._ticks is not None:

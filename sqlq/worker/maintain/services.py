@@ -19,10 +19,9 @@ from sqlq.database.database import Database
 from sqlq.errors import SchemaVersionError
 from sqlq.model.schedule import Declarations
 from sqlq.schema import version
-from sqlq.store import schedules
-from sqlq.store.flows import unblock
+from sqlq.store import blockers, schedules
+from sqlq.store.blockers import Blocker, free_after
 from sqlq.store.jobs import prune, settle
-from sqlq.store.limits import admit
 from sqlq.store.workers import pauses, workers
 from sqlq.worker.threads.log import log
 
@@ -38,15 +37,8 @@ BETWEEN_SECONDS = 0.03
 lock that is free for longer is found."""
 SWEEP_SECONDS = 600.0
 SILENT_MS = 24 * 3_600_000
-UNUSED_MS = 30 * 24 * 3_600_000
-"""Finished jobs, whose replays need their keys, are kept for a week unless an App sets another retention."""
 SCHEMA_SECONDS = 60.0
-NO_FLOWS_SECONDS = ALL_STEPS_SECONDS = 60.0
-RECENT_MS = 3 * RESCUE_MS
-"""How far back a sweep looks: further than the time between two, so that one may be late."""
-SWEPT_AT_ONCE = 1_000
 SWEEP_SHARE = 50
-BEFORE_ALL = (0, 0)
 NEVER = inf
 UNCALLED_SECONDS = 3600.0
 """The wait of a service that runs when it is called."""
@@ -156,7 +148,7 @@ class Rescue(PolledService):
         with self._database.begin() as conn:
             rescued = settle.rescue(conn, limit=RESCUE_BATCH)
         goes_on_at = monotonic() + at_once(self._database, began)
-        unblock.after_losses(self._database.for_claims, rescued)
+        free_after(self._database.for_claims, [job.row for job in rescued if job.failed])
         self._tell(rescued, "did not renew its lease")
         if rescued:
             self._rescued()
@@ -190,94 +182,48 @@ class Prune(Service):
 
 @dataclass(eq=False)
 class Sweep(Service):
-    """Deletes the rows of workers that fell silent a day ago, and keys of limits unused for a month. One
-    batch a turn."""
+    """Deletes the rows of workers that fell silent a day ago, and unused rows of blocked jobs, such as keys
+    of limits. One batch a turn."""
 
     _database: Database
 
-    doing = "sweeping out workers and keys of limits"
+    doing = "sweeping out workers and what blocked jobs left"
 
     def run(self) -> float:
         began = monotonic()
         with self._database.begin() as conn:
             workers.sweep(conn, silent_ms=SILENT_MS)
-            forgotten = admit.forget_unused(conn, unused_ms=UNUSED_MS, most=PRUNE_BATCH)
-        return at_once(self._database, began) if forgotten == PRUNE_BATCH else jittered(SWEEP_SECONDS)
+            deleted = [blocker().clear_up(conn, PRUNE_BATCH) for blocker in blockers.BLOCKERS]
+        return at_once(self._database, began) if PRUNE_BATCH in deleted else jittered(SWEEP_SECONDS)
 
 
-@dataclass(eq=False)
-class Unblock(Service):
-    """Unblocks the steps that a dead process has left blocked. Every few seconds it looks at the steps after
-    jobs that ended lately. Now and then it looks at all steps, for at most a fiftieth of the time.
-
-    Without flows it only looks for some once a minute.
-    """
-
-    _database: Database
-    _freed: Callable[[], None]
-    """Called when there are new jobs to claim."""
-
-    doing = "sweeping for jobs to unblock"
-
-    is_in_use = False
-    _place: unblock.FlowPosition | None = None
-    """Where the sweep over all steps goes on; None between two of them."""
-    _all_at = _recent_at = -inf
-
-    def run(self) -> float:
-        claims = self._database.for_claims
-        if not self.is_in_use and not unblock.are_in_use(self._database):
-            return jittered(NO_FLOWS_SECONDS)
-        self.is_in_use = True
-        began = monotonic()
-        free = 0
-        if began >= self._recent_at:
-            free += unblock.sweep_recent(claims, RECENT_MS).free  # guard: what-ended-lately-is-swept
-            self._recent_at = began + jittered(RESCUE_MS / 1000)
-        if began >= self._all_at:
-            free += self._sweep_some(claims)
-        if free:
-            self._freed()
-        return max(0.0, min(self._recent_at, self._all_at) - monotonic())
-
-    def _sweep_some(self, claims: Database) -> int:
-        began = monotonic()
-        done, self._place = unblock.sweep_all(claims, self._place or BEFORE_ALL, SWEPT_AT_ONCE)
-        self._all_at = monotonic() + SWEEP_SHARE * (monotonic() - began)
-        if self._place is None:
-            self._all_at = max(self._all_at, began + jittered(ALL_STEPS_SECONDS))
-            self.is_in_use = False  # query anew whether there are flows at all
-        return done.free
-
-
-class Admit(PolledService):
-    """Admits jobs whose wake was lost, and takes slots from those that wait in paused queues. It takes a few
-    hundred keys at a time, in at most a fiftieth of the time. Without jobs under a limit it queries only
-    whether there are some."""
-
-    doing = "sweeping for jobs to admit"
-
-    _place: str | None = None
-    """The key after which the sweep goes on; None between two of them."""
+class Unblock(PolledService):
+    """Frees jobs that a dead process has left blocked for one reason: in at most a fiftieth of the time."""
 
     def __init__(
-        self, database: Database, freed: Callable[[], None], *, is_watched: Callable[[], bool] = unwatched
+        self,
+        blocker: Blocker,
+        database: Database,
+        freed: Callable[[], None],
+        *,
+        is_watched: Callable[[], bool] = unwatched,
     ) -> None:
-        super().__init__(is_watched)
+        """`freed` is called when there are new jobs to claim."""
+        super().__init__(is_watched if blocker.called_by is not None else unwatched)
+        self.doing = f"sweeping for jobs blocked by their {blocker.name}"
+        self.blocker = blocker
         self._database = database
         self._freed = freed
 
     def turn(self) -> float | None:
         began = monotonic()
-        if not admit.are_in_use(self._database):
-            return None
-        # guard: limit-keys-are-swept
-        done, self._place = admit.sweep(self._database.for_claims, self._place or "")
+        if (done := self.blocker.sweep(self._database)) is None:
+            unused = self.blocker.unused_seconds
+            return None if unused is None else jittered(unused)
         if done.number:
             self._freed()
         rest = SWEEP_SHARE * (monotonic() - began)
-        goes_on = self._place is not None or bool(done.more) or done.more_wakes
-        return rest if goes_on or rest > self._every else None
+        return rest if done.has_more or rest > self._every else None
 
 
 @dataclass(eq=False)

@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 from sqlq.config.constants import HEARTBEAT_MS, HEARTBEATS_PER_LEASE, LEASE_MARGIN_MS
 from sqlq.database.batch import Right
 from sqlq.database.database import Database
-from sqlq.store.flows import unblock
+from sqlq.store.blockers import free_after
 from sqlq.store.jobs import lease, settle
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.decide import compare_renewal
@@ -165,7 +165,7 @@ class Leases(Loop):
             released = settle.give_back(conn, unstarted)
             why = "could not write its outcome"
             lost = settle.lose(conn, started, why) if started else []
-        unblock.after_losses(self._database.for_claims, lost)
+        free_after(self._database.for_claims, [job.row for job in lost if job.failed])
         ended = {job.id for job in lost}
         with self._lock:
             # a job whose end the database refuses was started all the same

@@ -11,7 +11,7 @@ import os
 import random
 import re
 import socket
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
@@ -45,7 +45,7 @@ from sqlq.worker.attempt.progress import ProgressWriter
 from sqlq.worker.report.reporter import NAMES, Reporter
 from sqlq.worker.run.lease import Leases
 from sqlq.worker.run.signals import Signals
-from sqlq.worker.settle.after import Admissions, Unblocker, tell_idle
+from sqlq.worker.settle.after import Unblocker, tell_idle
 from sqlq.worker.threads.log import log
 from sqlq.worker.threads.loop import OFTEN, SAY_EVERY_SECONDS, Loop, Outage
 
@@ -112,8 +112,7 @@ class Settler(Loop):
         leases: Leases,
         reporter: Reporter,
         progress: ProgressWriter,
-        unblocker: Unblocker,
-        admissions: Admissions,
+        unblockers: Sequence[Unblocker],
         signals: Signals,
     ) -> None:
         super().__init__("sqlq-settle", Outage("settling jobs", database))
@@ -121,8 +120,7 @@ class Settler(Loop):
         self._leases = leases
         self._reporter = reporter
         self._progress = progress
-        self._unblocker = unblocker
-        self._admissions = admissions
+        self._unblockers = unblockers
         self._signals = signals
         self._worker = worker, f"{socket.gethostname()} pid {os.getpid()}"
         self._most_unwritten = MOST_UNWRITTEN_IN_A_FILE if database.dialect.in_a_file else MOST_UNWRITTEN
@@ -311,24 +309,22 @@ class Settler(Loop):
 
     def _let_go(self, items: Sequence[Item]) -> None:
         """Drop the leases of jobs whose outcomes are committed. Have others start that waited for them."""
-        steps: list[int] = []
-        keys: set[str] = set()
+        waited_for: defaultdict[Unblocker, set[Any]] = defaultdict(set)
         leaves_jobs = False
         for job, outcome in items:
             claimed = job.claimed
-            if claimed.limit_key is not None:
-                keys.add(claimed.limit_key)
-            if claimed.flow_id is not None and not isinstance(outcome, GOES_ON):
-                steps.append(job.id)  # also one that was lost: the worker that has ended it may be gone
+            for unblocker in self._unblockers:
+                if claimed[unblocker.waited_for] is not None and (
+                    not unblocker.until_end or not isinstance(outcome, GOES_ON)
+                ):  # also one that was lost: the worker that has ended it may be gone
+                    waited_for[unblocker].add(claimed[unblocker.key])
             if claimed.on_success is not None or claimed.on_failure is not None:
                 leaves_jobs = True
             # guard: release-wakes-other-workers
             if isinstance(outcome, Released) and outcome.delay_ms is None:
                 leaves_jobs = True
-        if steps:
-            self._unblocker.ended(steps)  # guard: steps-are-unblocked-after-the-settle
-        if keys:
-            self._admissions.ended(keys)  # guard: slots-are-filled-after-the-settle
+        for unblocker, keys in waited_for.items():
+            unblocker.ended(keys)  # guard: blocked-jobs-are-freed-after-the-settle
         self._leases.drop([job.right for job, _ in items])
         self._signals.settled()
         self._reporter.told()

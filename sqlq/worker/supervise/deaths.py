@@ -13,7 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlq.database.batch import Right
 from sqlq.database.database import Database
 from sqlq.store.apart import lately
-from sqlq.store.flows import unblock
+from sqlq.store.blockers import free_after
 from sqlq.store.jobs import lease, settle
 from sqlq.store.workers import notify, workers
 from sqlq.worker.maintain.services import RESCUE_BATCH, at_once
@@ -88,7 +88,7 @@ class Deaths:
             if done:
                 notify.wake_others(conn)
         dead.held = left
-        unblock.after_losses(database, taken)
+        free_after(database, [job.row for job in taken if job.failed])
         self._reporter.rescued(taken, why)
         ended = Counter("failed" if job.failed else "retried" for job in taken)
         self.counts = self.counts + ended + Counter(released=len(back))  # guard: lost-jobs-are-counted

@@ -1,0 +1,238 @@
+"""The reasons why a job is blocked: how each frees jobs after a commit, sweeps, and explains the wait.
+
+Callers loop over `BLOCKERS`, and name no reason. For another one, a migration lets `blocked_by` have its
+name, a folder beside this module stores it, and a class here has its entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection
+
+from sqlq.config.command_hint import word
+from sqlq.config.constants import POLL_MS, RESCUE_MS
+from sqlq.config.durations import span
+from sqlq.database.database import Database
+from sqlq.model.job import JobDetails
+from sqlq.store.flows import flows, unblock
+from sqlq.store.jobs import lookup
+from sqlq.store.limits import admit
+
+RECENT_MS = 3 * RESCUE_MS
+"""How far back a sweep looks beyond the one before it, so that one may be late."""
+ALL_STEPS_SECONDS = NO_FLOWS_SECONDS = 60.0
+SWEPT_AT_ONCE = 1_000
+BEFORE_ALL = (0, 0)
+UNUSED_MS = 30 * 24 * 3_600_000
+"""Finished jobs, whose replays need their keys, are kept for a week unless an App sets another retention."""
+
+
+class Reason(NamedTuple):
+    """A sentence about a job, and the words of the command that changes it."""
+
+    text: str
+    words: str | None = None
+    needs_app: bool = False
+
+
+@dataclass
+class FreedJobs:
+    """The effect of a call that frees jobs: their number, and the delays in milliseconds of those that start
+    later. `keys` are to be freed again at once. `has_more` is True where more remains without a key."""
+
+    number: int = 0
+    starts_ms: Collection[float] = ()
+    keys: Collection[Any] = ()
+    has_more: bool = False
+
+
+class Blocker:
+    """A reason to wait. Each thread that frees jobs has an instance, which keeps the state between calls."""
+
+    name: str
+    """As in `jobs.blocked_by`, in listings, and in the log."""
+    waited_for: str
+    """The column that is NULL for jobs for which no other waits."""
+    key: str
+    """The column of such a job by which `free` finds those that wait."""
+    until_end = False
+    """Whether they wait for its end, so that a retry or a snooze frees none."""
+    has_wakes = False
+    """Whether each transaction that lets jobs go on writes a wake. `free` then also takes the wakes."""
+    called_by: str | None = None
+    """The field of a `Look` that calls for a sweep; None where the poller looks for no such jobs."""
+    unused_seconds: float | None = None
+    """The wait between sweeps where no job waits; None for the usual one."""
+
+    def free(self, database: Database, keys: Collection[Any]) -> FreedJobs:
+        """Free jobs after a commit: those of these keys, and those of wakes that are due."""
+        raise NotImplementedError
+
+    def next_ms(self, database: Database) -> float | None:
+        """Return the milliseconds until the next wake is due; None where there is none."""
+        return None
+
+    def sweep(self, database: Database) -> FreedJobs | None:
+        """Free some of the jobs that a dead process has left blocked; None where no job waits."""
+        raise NotImplementedError
+
+    def clear_up(self, conn: Connection, limit: int) -> int:
+        """Delete at most `limit` rows that are of no use any more; return their number."""
+        return 0
+
+    def explain(self, database: Database, job: JobDetails) -> Iterator[Reason]:
+        """Yield the reasons why a blocked job waits."""
+        raise NotImplementedError
+
+
+class FlowBlocker(Blocker):
+    """A step waits for the ends of the steps before it. Each sweep looks at those after jobs that ended
+    lately, and each minute one begins to look at all."""
+
+    name = "flow"
+    waited_for, key = "flow_id", "id"
+    until_end = True
+    unused_seconds = NO_FLOWS_SECONDS
+
+    _position: unblock.FlowPosition | None = None
+    """Where the sweep over all steps goes on; None between two of them."""
+    _swept_at: float | None = None
+    _all_at = float("-inf")
+
+    def free(self, database: Database, keys: Collection[int]) -> FreedJobs:
+        return FreedJobs(unblock.after(database, keys).free)
+
+    def sweep(self, database: Database) -> FreedJobs | None:
+        if not unblock.are_in_use(database):
+            return None
+        claims, now = database.for_claims, monotonic()
+        late_ms = 0 if self._swept_at is None else round((now - self._swept_at) * 1000)
+        done = FreedJobs()
+        # guard: what-ended-lately-is-swept
+        done.number += unblock.sweep_recent(claims, RECENT_MS + late_ms).free
+        self._swept_at = now
+        if self._position is not None or now >= self._all_at:
+            position = self._position or BEFORE_ALL
+            unblocked, self._position = unblock.sweep_all(claims, position, SWEPT_AT_ONCE)
+            self._all_at = now + ALL_STEPS_SECONDS
+            done.number += unblocked.free
+        done.has_more = self._position is not None
+        return done
+
+    def explain(self, database: Database, job: JobDetails) -> Iterator[Reason]:
+        if job.flow_id is None:  # SQL has inserted it
+            return
+        with database.read() as conn:
+            flow = flows.rows_of(conn, job.flow_id)
+        if flow is None:
+            yield Reason("it waits for steps that are kept no more; a sweep frees it within a minute")
+            return
+        _, steps, edges = flow
+        before = {edge.depends_on for edge in edges if edge.job_id == job.id}
+        for step in steps:
+            if step.id in before and step.state != "finished":
+                words = f"flows skip {step.id}" if step.state == "failed" else None
+                yield Reason(f"it waits for job {step.id}, {step.task}, which is {step.state}", words)
+
+
+class LimitBlocker(Blocker):
+    """A job waits in the line of a limit for a slot, or for the next start of a rate."""
+
+    name = "limit"
+    waited_for = key = "limit_key"
+    has_wakes = True
+    called_by = "limited"
+
+    def __init__(self) -> None:
+        self._served = admit.Served(POLL_MS / 1000)
+        self._after_key: str | None = None
+        """The key after which the sweep goes on; None between two of them."""
+
+    def free(self, database: Database, keys: Collection[str]) -> FreedJobs:
+        done = admit.look(database, keys, served=self._served)
+        return FreedJobs(done.number, done.starts_ms, done.more, done.more_wakes)
+
+    def next_ms(self, database: Database) -> float | None:
+        return admit.next_wake_ms(database)
+
+    def sweep(self, database: Database) -> FreedJobs | None:
+        if not admit.are_in_use(database):
+            return None
+        # guard: limit-keys-are-swept
+        done, self._after_key = admit.sweep(database.for_claims, self._after_key or "")
+        has_more = self._after_key is not None or bool(done.more) or done.more_wakes
+        return FreedJobs(done.number, has_more=has_more)
+
+    def clear_up(self, conn: Connection, limit: int) -> int:
+        return admit.forget_unused(conn, unused_ms=UNUSED_MS, most=limit)
+
+    def explain(self, database: Database, job: JobDetails) -> Iterator[Reason]:
+        key = job.limit_key or ""
+        with database.read() as conn:
+            rows = admit.listing(conn, key, 1)
+        if not rows or rows[0].key != key:
+            return
+        status = rows[0]
+        if status.in_order and (leader := _leader(database, job)) is not None:
+            yield leader
+            return
+        wait = status.next_start_seconds
+        if not wait and status.running + status.waiting <= (status.max_running or 1):
+            yield Reason(f"its limit {key} has room: a worker admits it at its next look")
+            return
+        soon = f"; the next one may start in {span(wait)}" if wait else ""
+        yield Reason(
+            f"it waits for its turn under the limit {key} ({status.says}): "
+            f"{status.running:,} run, {status.waiting:,} wait{soon}",
+            f"limits set {word(key)} --running N",
+        )
+
+
+def _leader(database: Database, job: JobDetails) -> Reason | None:
+    """Return the job for which a job waits in a line in order, and why that one does not run."""
+    with database.read() as conn:
+        id = admit.leads(conn, job.limit_key or "")
+        leader = None if id in (None, job.id) else lookup.details(conn, id)
+    if leader is None:
+        return None
+    why = "".join(f": {reason.text}" for reason in put_back(leader))
+    position = f"is {leader.state}, and before it in the line of {job.limit_key}"
+    return Reason(f"it waits for job {leader.id}, {leader.task}, which {position}{why}", f"why {leader.id}")
+
+
+_PUT_BACK = {
+    "unknown_task": (
+        "the last worker that met it does not know its task",
+        "deploy it, or give a renamed task an alias",
+    ),
+    "bad_payload": (
+        "the handler of the last worker that met it does not take its arguments",
+        "give new parameters a default",
+    ),
+}
+"""Why no worker could start a job, and the mend, by the reason in its history."""
+
+
+def put_back(job: JobDetails) -> Iterator[Reason]:
+    """Yield why the last worker that claimed a job could not start it, where that is so."""
+    if texts := _PUT_BACK.get(job.history[-1].reason or "") if job.history else None:
+        cause, mend = texts
+        yield Reason(f"{cause}, and it was put back: {mend}; it fails when that has lasted for a day")
+
+
+BLOCKERS: tuple[type[Blocker], ...] = (FlowBlocker, LimitBlocker)
+
+
+def free_after(database: Database, ended: Iterable[Any]) -> None:
+    """Free, after a commit, the jobs that wait for those of these rows, which have ended or are gone. Where
+    the transaction wrote wakes, workers do it by these."""
+    rows = list(ended)
+    for blocker in BLOCKERS:
+        if not blocker.has_wakes:
+            keys = [getattr(row, blocker.key) for row in rows if getattr(row, blocker.waited_for) is not None]
+            if keys:
+                blocker().free(database, keys)

@@ -1,0 +1,127 @@
+"""Another reason to wait is an entry of `BLOCKERS`: it is freed, swept, cleared up and explained by it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import BigInteger, Connection, Engine, bindparam, column, select, table, update
+
+import sqlq
+from sqlq.database.database import Database
+from sqlq.model.job import JobDetails
+from sqlq.schema.tables import blocked_by, finished_jobs, jobs
+from sqlq.schema.types import far
+from sqlq.store import blockers
+from sqlq.store.blockers import Blocker, FlowBlocker, FreedJobs, LimitBlocker, Reason
+from sqlq.worker.maintain.services import Sweep, Unblock
+from tests.waiting import wait_until
+
+waits = table("event_waits", column("job_id", BigInteger), column("flow_id", BigInteger))
+_of_keys = select(waits.c.job_id).where(waits.c.flow_id.in_(bindparam("keys", expanding=True)))
+FREE = (
+    update(jobs)
+    .where(blocked_by("event"), jobs.c.id.in_(_of_keys))
+    .values(blocked_by=None, available_at=jobs.c.due_at, due_at=None)
+)
+
+
+class EventBlocker(Blocker):
+    """A job waits until a step of a flow has ended."""
+
+    name = "event"
+    waited_for = key = "flow_id"
+    until_end = True
+
+    def free(self, database: Database, keys: Collection[int]) -> FreedJobs:
+        with database.begin() as conn:
+            return FreedJobs(conn.execute(FREE, {"keys": list(keys)}).rowcount)
+
+    def sweep(self, database: Database) -> FreedJobs | None:
+        with database.read() as conn:
+            flows = list(conn.scalars(select(waits.c.flow_id)))
+            ended = finished_jobs.c.flow_id
+            flows = list(conn.scalars(select(ended).where(ended.in_(flows))))
+        return self.free(database, flows) if flows else None
+
+    def clear_up(self, conn: Connection, limit: int) -> int:
+        return conn.execute(waits.delete().where(waits.c.job_id.not_in(select(jobs.c.id)))).rowcount
+
+    def explain(self, database: Database, job: JobDetails) -> Iterator[Reason]:
+        yield Reason("it waits for a step of the flow 1", "show 7")
+
+
+def enqueue_step(app: sqlq.App) -> sqlq.Job[Any]:
+    """Enqueue a step of a flow, whose id is 1."""
+    return app.enqueue(sqlq.chain(app.tasks["note"])).jobs[0]
+
+
+@pytest.fixture
+def waiting(app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> sqlq.Job[Any]:
+    """A job that waits for a step of the flow 1."""
+    with engine.begin() as conn:
+        if conn.dialect.name == "postgresql":
+            conn.exec_driver_sql("ALTER DOMAIN sqlq_blocked DROP CONSTRAINT sqlq_blocked_check")
+        else:
+            conn.exec_driver_sql("PRAGMA writable_schema = ON")
+            conn.exec_driver_sql(
+                "UPDATE sqlite_master SET sql = replace(sql, '(''flow'', ''limit'')', '(''event'')')"
+            )
+            conn.exec_driver_sql("PRAGMA writable_schema = RESET")
+        conn.exec_driver_sql("CREATE TABLE event_waits (job_id BIGINT, flow_id BIGINT)")
+    monkeypatch.setattr(blockers, "BLOCKERS", (FlowBlocker, LimitBlocker, EventBlocker))
+    app.task(name="note")(lambda: None)
+    job = app.enqueue(app.tasks["note"].new())
+    with app.database.begin() as conn:
+        conn.execute(update(jobs).values(blocked_by="event", due_at=jobs.c.available_at, available_at=far()))
+        conn.execute(waits.insert(), {"job_id": job.id, "flow_id": 1})
+    assert app.jobs.get(job).state == "blocked"
+    return job
+
+
+def test_a_worker_frees_jobs_by_each_blocker_after_a_settle(
+    app: sqlq.App, waiting: sqlq.Job[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Unblock, "run", lambda self: 3600.0)
+    app.enqueue(app.tasks["note"].new())
+    assert app.worker(drain=True).run().finished == 1
+    enqueue_step(app)
+    with app.worker():
+        wait_until(lambda: app.jobs.get(waiting).state == "finished")
+
+
+def test_an_operator_frees_jobs_by_each_blocker_after_a_cancel(app: sqlq.App, waiting: sqlq.Job[Any]) -> None:
+    app.jobs.cancel([enqueue_step(app)])
+    assert app.jobs.get(waiting).state == "available"
+
+
+def test_the_maintenance_sweeps_for_each_blocker(app: sqlq.App, waiting: sqlq.Job[Any]) -> None:
+    service = Unblock(EventBlocker(), app.database, lambda: None)
+    assert service.run() > 1
+    assert app.jobs.get(waiting).state == "blocked"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EventBlocker, "free", lambda self, database, keys: FreedJobs())
+        enqueue_step(app)
+        assert app.worker(drain=True).run().finished == 1
+    assert app.jobs.get(waiting).state == "blocked"
+    service.run()
+    assert app.jobs.get(waiting).state == "available"
+    app.jobs.cancel([waiting])
+    app.jobs.delete([waiting])
+    Sweep(app.database).run()
+    with app.database.read() as conn:
+        assert conn.execute(select(waits)).all() == []
+
+
+def test_a_worker_runs_a_sweep_for_each_blocker(app: sqlq.App, waiting: sqlq.Job[Any]) -> None:
+    services = {
+        service.blocker.name for service in app.worker()._maintenance._due if isinstance(service, Unblock)
+    }
+    assert services == {"flow", "limit", "event"}
+
+
+def test_why_and_listings_name_the_reason_of_each_blocker(app: sqlq.App, waiting: sqlq.Job[Any]) -> None:
+    reasons = app.jobs.why(waiting)
+    assert "it waits for a step of the flow 1" in reasons
+    assert app.jobs.list(state="blocked")[0].blocked_by == "event"
