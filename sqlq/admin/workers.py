@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from sqlalchemy import Connection, Row
 
 from sqlq.admin.facet import Facet, audited
+from sqlq.admin.verbs import who
 from sqlq.config.command_hint import command
 from sqlq.config.json_text import AsJson
 from sqlq.errors import ConfigurationError
@@ -24,9 +25,13 @@ from sqlq.store.workers.workers import ALIVE_MS, WORKING, ReservedJob
 class WorkerStatus(AsJson):
     """A worker and its jobs; `queues` None means that it serves all. It counts as `alive` up to 90 s after
     its last heartbeat, which came `silent_seconds` ago by the database's clock. `state` is "starting",
-    "idle", "busy", "paused" or "stopping", or "stuck" where its supervisor has noted that it gives no sign of
-    life. `state_at` is the time of that state, where it is known."""
+    "idle", "busy", "paused" or "stopping", "silent" if it is not alive, or "stuck" where its supervisor has
+    noted that it gives no sign of life. `state_at` is the time of that state, where it is known."""
 
+    COLUMNS: ClassVar = (
+        *("worker", "state", "queues=served", "slots=concurrency", "jobs=number"),
+        *("heartbeat=seen_at", "version"),
+    )
     id: str
     host: str
     pid: int
@@ -41,6 +46,18 @@ class WorkerStatus(AsJson):
     name: str | None = None
     state: str = "idle"
     state_at: datetime | None = None
+
+    @property
+    def worker(self) -> str:
+        return who(self)
+
+    @property
+    def served(self) -> str:
+        return "all" if self.queues is None else ", ".join(self.queues)
+
+    @property
+    def number(self) -> int:
+        return len(self.jobs)
 
     def as_json(self) -> dict[str, Any]:
         names = ("id", "task", "queue", "reserved_at")
@@ -79,17 +96,19 @@ class Workers(Facet):
         for row in entered:
             silence = max(0.0, (now - row.seen_at).total_seconds())
             alive = silence * 1000 <= ALIVE_MS
-            if alive or silent:
-                jobs = [job for job in reserved if job.owner == row.id]
-                status = WorkerStatus(
-                    **{name: getattr(row, name) for name in _COLUMNS},
-                    queues=worker_rows.queues_of(row.queues),
-                    silent_seconds=silence,
-                    alive=alive,
-                    jobs=jobs,
-                    state=row.state if row.state != WORKING else "busy" if jobs else "idle",
-                )
-                workers.append(status)
+            if not alive and not silent:
+                continue
+            jobs = [job for job in reserved if job.owner == row.id]
+            state = row.state if row.state != WORKING else "busy" if jobs else "idle"
+            status = WorkerStatus(
+                **{name: getattr(row, name) for name in _COLUMNS},
+                queues=worker_rows.queues_of(row.queues),
+                silent_seconds=silence,
+                alive=alive,
+                jobs=jobs,
+                state=state if alive else "silent",
+            )
+            workers.append(status)
         return workers
 
     @audited("workers pause")

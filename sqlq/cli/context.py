@@ -11,7 +11,7 @@ import re
 import shlex
 import socket
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,18 +22,13 @@ import click
 
 from sqlq.cli.processes import conceal
 from sqlq.config.command_hint import OWNER, CommandLine
-from sqlq.config.durations import counted
-from sqlq.errors import ConfigurationError, JobNotFoundError
+from sqlq.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from sqlalchemy import URL
 
     from sqlq.app.app import App
     from sqlq.config.pyproject import Project
-    from sqlq.model.job import JobDetails
-
-EXPLAINED = 20
-"""The number of jobs that are explained one by one."""
 
 
 @dataclass
@@ -80,13 +75,8 @@ class Context(CommandLine):
 
     def names_nothing(self) -> bool:
         """Whether neither an App nor a database is named anywhere."""
-        found = self.project
-        return (
-            self.database_url is None
-            and self.app_path is None
-            and not os.environ.get("SQLQ_DATABASE_URL")
-            and (found is None or found.database_url is None)
-        )
+        named_url = self.project and self.project.database_url
+        return not (self.database_url or self.app_path or os.environ.get("SQLQ_DATABASE_URL") or named_url)
 
     def url(self) -> URL | None:
         return None if self._app is None else self._app.database.engine.url
@@ -162,21 +152,6 @@ class Context(CommandLine):
                 f"{why}: name the App with --app module:attribute, as in sqlq work --app shop.tasks:app, "
                 "with SQLQ_APP, or in pyproject.toml under [tool.sqlq]"
             )
-
-    def refuse(self, ids: Sequence[int], why: Callable[[JobDetails], str]) -> None:
-        """Explain why jobs were not changed, of many the first, and exit with 1 if there are any."""
-        from sqlq.cli.terminal.output import plain
-
-        for id in ids[:EXPLAINED]:
-            try:
-                reason = why(self.app().jobs.get(id))
-            except JobNotFoundError:
-                reason = "there is no such job"
-            click.echo(plain(f"sqlq: job {id}: {reason}"), err=True)
-        if (more := len(ids) - EXPLAINED) > 0:
-            click.echo(f"sqlq: {counted(more, 'more job')} not changed", err=True)
-        if ids:
-            raise SystemExit(1)
 
     def close(self) -> None:
         """Close the connections of the App. The end of the process does not: `main` leaves what was made."""
@@ -284,13 +259,13 @@ def load_app(path: str, directories: Sequence[Path] = ()) -> App:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # a module may call sys.exit()
         raise ConfigurationError(_why_not_imported(module_name, error)) from error
-    alone = {name: value for name, value in vars(module).items() if isinstance(value, App)}
-    others = [f"{module_name}:{name}" for name in alone]
-    hint = f"did you mean {' or '.join(others)}?" if others else "no App is in that module"
+    apps = {name: value for name, value in vars(module).items() if isinstance(value, App)}
+    names = " or ".join(f"{module_name}:{name}" for name in apps)
+    hint = f"did you mean {names}?" if apps else "no App is in that module"
     if attribute is None:
-        if len({id(app) for app in alone.values()}) == 1:
-            return next(iter(alone.values()))
-        raise ConfigurationError(f"--app {path} names a module with {len(alone)} Apps, not one: {hint}")
+        if len({id(app) for app in apps.values()}) == 1:
+            return next(iter(apps.values()))
+        raise ConfigurationError(f"--app {path} names a module with {len(apps)} Apps, not one: {hint}")
     target: Any = module
     try:
         for name in attribute.split("."):
@@ -299,50 +274,37 @@ def load_app(path: str, directories: Sequence[Path] = ()) -> App:
         raise ConfigurationError(
             f"--app {path}: the module {module_name} ({module.__file__}) has no {attribute!r}; {hint}"
         ) from None
-    except ConfigurationError:
-        raise
-    except Exception as error:  # a module may make its App on access
-        raise ConfigurationError(f"--app {path} failed: {_told(error)}") from error
     if inspect.isroutine(target) and not named["call"]:
-        raise ConfigurationError(f"--app {path}: that is a function; to have it called, write '{path}()'")
+        hint = f"to have it called, write '{path}()'"
     try:
         app = target() if named["call"] else target
     except (Exception, SystemExit) as error:
-        raise ConfigurationError(f"--app {path} failed: {_told(error)}") from error
-    if inspect.iscoroutine(app):
-        app.close()
+        raise ConfigurationError(f"--app {path} failed: {_described(error)}") from error
     if not isinstance(app, App):
         raise ConfigurationError(f"--app {path} is of type {type(app).__name__}, not a sqlq.App; {hint}")
     return app
 
 
 def _why_not_imported(module: str, error: BaseException) -> str:
-    if (
-        isinstance(error, ModuleNotFoundError)
-        and error.name
-        and (module == error.name or module.startswith(error.name + "."))
-    ):
-        missing = "" if error.name == module else f" (there is no {error.name!r})"
+    if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
         return (
-            f"there is no module {module!r}{missing} in {Path.cwd()} or among the installed packages: "
+            f"there is no module {error.name!r} in {Path.cwd()} or among the installed packages: "
             "see --app, and where you run sqlq"
         )
     return (
-        f"the App's module {module!r} cannot be imported: {_told(error)}; see all of it with: python "
+        f"the App's module {module!r} cannot be imported: {_described(error)}; see all of it with: python "
         f"-c 'import {module}'"
     )
 
 
-def _told(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     """Return an error in the user's code with the line it comes from."""
     from sqlq.model.traceback_lines import users_line
 
-    text, line = str(error).strip(), users_line("".join(format_exception(error)), or_last=True)
-    where = "while it was being found" if line is None else f"{line.file}, line {line.number}"
-    if isinstance(error, SyntaxError):
-        where, text = f"{error.filename}, line {error.lineno}", error.msg
-    what = f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__
-    return f"{what} ({where})"
+    line = users_line("".join(format_exception(error)), or_last=True)
+    where = "" if line is None else f" ({line.file}, line {line.number})"
+    text, _, _ = str(error).strip().partition("\n")
+    return f"{type(error).__name__}: {text}{where}"
 
 
 def _record_as_this_user() -> None:

@@ -106,11 +106,6 @@ class InOrder(click.Group):
         except BrokenPipeError:  # the reader of the pipe has seen enough; click would exit with 1
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
-        except click.NoSuchOption as error:
-            command = "" if error.ctx is None else error.ctx.command.name
-            if (advice := _OPTIONS_ELSEWHERE.get(f"{command} {error.option_name}")) is None:
-                raise
-            raise click.UsageError(f"no such option {error.option_name}: {advice}", error.ctx) from None
 
 
 _COMMANDS_ELSEWHERE = {
@@ -124,32 +119,13 @@ _COMMANDS_ELSEWHERE = {
     "result": "write sqlq show ID --result, and --wait 10s to wait for it",
     "resume": "write sqlq queues resume",
     "worker": "write sqlq work, or sqlq workers for those that run",
-}
-_OPTIONS_ELSEWHERE = {
     "work --burst": "write --drain",
     "work --pool": "write -c for jobs at a time, -p for processes",
 }
 
 
-def _show_version(context: click.Context, option: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        from sqlq.config.distribution import REMEDY, intruder
-
-        click.echo(f"sqlq, version {__version__}")
-        if (said := intruder()) is not None:
-            click.echo(f"{said}: {REMEDY}", err=True)
-        context.exit()
-
-
 @click.group(cls=InOrder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_show_version,
-    help="Show the version and exit.",
-)
+@click.version_option(__version__, prog_name="sqlq")
 def sqlq() -> None:
     """A job queue inside the SQL database you already have.
 

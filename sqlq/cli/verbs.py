@@ -14,8 +14,10 @@ from sqlq.cli.options import confirm, json_flag, option_of, yes_option
 from sqlq.cli.terminal.output import answer, naming_options, plain
 from sqlq.config.command_hint import command as quoted
 from sqlq.config.durations import counted
-from sqlq.errors import ConfigurationError
+from sqlq.errors import ConfigurationError, JobNotFoundError
 
+EXPLAINED = 20
+"""The number of jobs that are explained one by one."""
 MOST_COUNTED = 100_000
 """Jobs are counted up to here before a command wants a yes."""
 
@@ -68,4 +70,13 @@ def _run(
     with naming_options():
         outcome = verb.do(app, named, **options)
     answer(outcome.value, *outcome.lines, as_json=as_json)
-    context.refuse(outcome.unchanged, partial(verb.why_not, outcome))
+    for id in outcome.unchanged[:EXPLAINED]:
+        try:
+            reason = verb.why_not(outcome, app.jobs.get(id))
+        except JobNotFoundError:
+            reason = "there is no such job"
+        click.echo(plain(f"sqlq: job {id}: {reason}"), err=True)
+    if (others := len(outcome.unchanged) - EXPLAINED) > 0:
+        click.echo(f"sqlq: {counted(others, 'more job')} not changed", err=True)
+    if outcome.unchanged:
+        raise SystemExit(1)

@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import (
     TYPE_CHECKING,
     Any,
+    ClassVar,
     Generic,
     Literal,
     NamedTuple,
@@ -310,6 +311,7 @@ class JobDetails(HasArguments, AsJson, Handle):
     `unreadable`, which is the reason. `error` is the error of a failed job in one text, or the reason of a
     cancelled one."""
 
+    COLUMNS: ClassVar = ("id", "state", "queue", "task", "attempts", "time", "progress", "label", "error")
     id: int
     queue: str
     task: str
@@ -374,6 +376,13 @@ class JobDetails(HasArguments, AsJson, Handle):
     """Its attempts from the first to the last, each with its outcome; the one that goes on included."""
     encryption: str | None = None
     """How its payload is signed or encrypted, as in `encrypted with key 3f9a2c41`; None for a plain one."""
+
+    @property
+    def time(self) -> datetime | None:
+        """Since when it is in its state, or when it is due."""
+        if self.state == "running":
+            return self.reserved_at
+        return self.ended_at or self.available_at or self.created_at
 
     @property
     def error(self) -> str | None:

@@ -154,8 +154,6 @@ def web():
 def needs(config):
     return app
 
-async def later():
-    return app
 """
 
 
@@ -168,10 +166,9 @@ def test_a_factory_is_called(bare: Command) -> None:
 
 
 WRONG_FACTORIES = {
-    "wsgi:create_app": "that is a function; to have it called, write 'wsgi:create_app()'",
+    "wsgi:create_app": "of type function, not a sqlq.App; to have it called, write 'wsgi:create_app()'",
     "wsgi:web()": "is of type Web, not a sqlq.App; did you mean wsgi:app?",
     "wsgi:needs()": "missing 1 required positional argument: 'config'",
-    "wsgi:later()": "is of type coroutine, not a sqlq.App",
     "wsgi:calls()": "'list' object is not callable",
     "wsgi:nothing()": "has no 'nothing'; did you mean wsgi:app?",
 }
@@ -215,7 +212,7 @@ def test_an_app_is_found_by_its_module(bare: Command, path: str) -> None:
         (("purge",), "sqlq cancel --queue QUEUE ends what waits"),
         (("worker",), "write sqlq work"),
         (("flows", "retry", "1"), "write sqlq retry --flow ID"),
-        (("work", "--burst"), "no such option --burst: write --drain"),
+        (("work", "--burst"), "no such command 'work --burst': write --drain"),
         (("result", "7"), "write sqlq show ID --result"),
         (("queues", "--json", "pause", "mail"), "--json comes after pause, where pause takes it"),
         (("limits", "--prefix", "a", "clear", "ab"), "--prefix comes after clear"),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, partial
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import Any, ClassVar, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from sqlalchemy import Connection
 
@@ -35,11 +35,16 @@ class Verdict(StrEnum):
 class Finding(AsJson):
     """The result of one check, and the remedy."""
 
+    COLUMNS: ClassVar = ("verdict", "about=check", "found=text")
     verdict: Verdict
     said: str
     remedy: str | None = None
     check: str = ""
     """The name of the check, which itself leaves it out."""
+
+    @property
+    def text(self) -> str:
+        return str(self)
 
     def __str__(self) -> str:
         return self.said + (f" → {self.remedy}" if self.remedy else "")

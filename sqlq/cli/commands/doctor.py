@@ -11,7 +11,7 @@ from sqlq.admin.storage import storage
 from sqlq.cli.context import Context
 from sqlq.cli.options import flag, takes_json
 from sqlq.cli.problems import explain
-from sqlq.cli.terminal.output import Cell, ago, show_json, show_rows, show_table, styled
+from sqlq.cli.terminal.output import ago, show_json, show_rows, show_table
 from sqlq.config.durations import counted
 from sqlq.errors import ConfigurationError
 
@@ -38,7 +38,7 @@ def doctor(context: Context, deep: bool, sizes: bool, as_json: bool) -> None:
     if as_json:
         show_json({"well": not worst, "findings": [finding.as_json() for finding in found]})
     else:
-        show_rows(("", "about", "found"), map(_row, found))
+        show_table(found)
         checks = sum(finding.verdict is Verdict.CHECK for finding in found)
         click.echo(f"\n{counted(len(worst), 'thing')} to do, {checks:,} to check")
     if worst:
@@ -81,7 +81,3 @@ def _examine(context: Context, deep: bool) -> list[Finding]:
         return Doctor(database, deep=deep).examine()
     except (SQLAlchemyError, ConfigurationError) as error:
         return [to_do(explain(error, context) or str(error), check="connection")]
-
-
-def _row(finding: Finding) -> list[Cell]:
-    return [styled(finding.verdict), finding.check, str(finding)]

@@ -7,7 +7,6 @@ from typing import Any
 
 import click
 
-from sqlq.cli.commands.jobs import attempts, time_of
 from sqlq.cli.commands.why import reasons, show_reasons
 from sqlq.cli.context import Context
 from sqlq.cli.options import duration, flag, takes_json
@@ -25,8 +24,7 @@ from sqlq.cli.terminal.output import (
     show_wrapped,
 )
 from sqlq.config.command_hint import shortened
-from sqlq.config.constants import DEFAULT_QUEUE
-from sqlq.config.durations import counted, readable, span, written
+from sqlq.config.durations import counted, readable, span, until, written
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.model.backoff import read
 from sqlq.model.checks import FOR_EVER_MS
@@ -73,7 +71,7 @@ def show(context: Context, id: int, only_result: bool, wait: str | None, as_json
     show_fields(_fields(job))
     if job.state == "failed":
         _show_error(job.exception, job.message, job.reason)
-    _show_history(context, job)
+    _show_history(job)
     if job.traceback:
         show_part("traceback")
         show_block(plain_lines(job.traceback))
@@ -83,38 +81,36 @@ def show(context: Context, id: int, only_result: bool, wait: str | None, as_json
 
 def _fields(job: JobDetails) -> dict[str, object]:
     """Return what is shown of a job; what is None is left out."""
-    until = {"start": "it starts", "pruned": "it is pruned"}.get(job.unique_until, "it has ended")
-    cancel = job.on_failure.get("on_cancel") if isinstance(job.on_failure, dict) else None
+    due = job.available_at or job.due_at
     planned = job.scheduled_for and f"{job.schedule}, for {written(job.scheduled_for)}"
     back = f", released {counted(job.releases, 'time')}" if job.releases else ""
-    cursor = _said(job.cursor)
+    cursor = _json(job.cursor)
     return {
         "label": job.label,
         "batch": job.batch_key,
         "task": job.task,
         "queue": queue_name(job.queue),
-        "arguments": _said(job.payload),
+        "arguments": _json(job.payload),
         "encryption": job.encryption,
-        "headers": _said(job.headers or None),
+        "headers": _json(job.headers or None),
         "progress": job.progress,
         "cursor": cursor and shortened(cursor, LONGEST_CURSOR),
-        "result": _said(job.result),
+        "result": _json(job.result),
         "reason": None if job.state == "failed" else job.error,
-        "attempts": f"{attempts(job, ' of ')}{back}",
+        "attempts": f"{job.attempts} of {job.max_attempts or '?'}{back}",
         "timeout": readable(job.timeout_ms) if job.timeout_ms else "none",
         "backoff": job.backoff and _backoff(job.backoff),
-        "kept": None if job.retention_ms is None else _kept(job),
+        "kept": None if job.retention_ms is None else _kept(job.retention_ms),
         "priority": job.priority or None,
-        "unique key": job.unique_key and f"{job.unique_key} (until {until})",
-        "on success": _follower(job.on_success),
-        "on failure": _follower(job.on_failure),
-        "on cancel": _follower(cancel),
+        "unique key": job.unique_key and f"{job.unique_key} (until {job.unique_until})",
+        "on success": _json(job.on_success),
+        "on failure": _json(job.on_failure),
         "schedule": job.schedule and planned,
         "created": dated(job.created_at),
         "replay of": job.replay_of and f"job {job.replay_of}",
         "flow": job.flow_id,
         "limit": job.limit_key,
-        "due": _due(job),
+        "due": due and f"{written(due)} ({until(due)})",
         "start by": dated(job.start_by),
         "last claimed": dated(job.reserved_at),
         "to cancel": job.cancel_requested_at and f"asked to stop {dated(job.cancel_requested_at)}",
@@ -122,26 +118,12 @@ def _fields(job: JobDetails) -> dict[str, object]:
     }
 
 
-def _said(value: Any) -> str | None:
+def _json(value: Any) -> str | None:
     """Return arguments or a result as JSON, or the reason why they cannot be decrypted."""
 
     if value is None:
         return None
     return f"({value.why})" if isinstance(value, Unopened) else json.dumps(value, ensure_ascii=False)
-
-
-def _due(job: JobDetails) -> str | None:
-    due = job.available_at or job.due_at
-    if due is None or (job.ended_at is None and job.state != "scheduled"):
-        return dated(due)
-    return written(due) if job.ended_at else f"{written(due)} ({time_of(job).removeprefix('due ')})"
-
-
-def _follower(named: Any) -> str | None:
-    """Return the task of a callback. SQL may have written anything there."""
-    if not isinstance(named, dict) or not isinstance(named.get("task"), str):
-        return _said(named)
-    return f"{named['task']} in queue {queue_name(str(named.get('queue', DEFAULT_QUEUE)))}"
 
 
 def _backoff(text: str) -> str:
@@ -151,14 +133,8 @@ def _backoff(text: str) -> str:
         return text
 
 
-def _kept(job: JobDetails) -> str:
-    """Return how long a job with a retention of its own is kept after its end."""
-
-    ms = job.retention_ms or 0
-    if ms >= FOR_EVER_MS:
-        return "for ever"
-    kept = f"{readable(ms)} after its end"
-    return kept if job.expires_at is None else f"{kept}, until {written(job.expires_at)}"
+def _kept(retention_ms: int) -> str:
+    return "for ever" if retention_ms >= FOR_EVER_MS else f"{readable(retention_ms)} after its end"
 
 
 def _show_error(exception: str | None, message: str | None, reason: str | None) -> None:
@@ -168,72 +144,30 @@ def _show_error(exception: str | None, message: str | None, reason: str | None) 
         show_wrapped("", line, before="  ")
 
 
-# -- the history of a job ------------------------------------------------------------------------------------
-
-WORDS = {
-    "put_back": "put back by an operator",
-    "cancel_requested": "asked to stop",
-    "released": "released, uncounted",
-    "snoozed": "snoozed, uncounted",
-}
-"""Outcomes that are printed in other words."""
-
-
-def _show_history(context: Context, job: JobDetails) -> None:
+def _show_history(job: JobDetails) -> None:
     """Print the history of a job that has more than the one attempt of the fields above."""
-    lines = len(job.history)
-    if lines == 0 or (lines == 1 and job.state not in ("blocked", "scheduled", "available")):
+    if not job.history or (len(job.history) == 1 and job.state not in ("blocked", "scheduled", "available")):
         return
     show_part("history")
-    hosts = _hosts(context, job)
     for line in job.history:
-        unnumbered = "–" if line.outcome in ("put_back", "cancel_requested", "cancelled") else "?"
-        attempt = unnumbered if line.attempt is None else str(line.attempt)
-        moment = line.claimed_at if line.outcome == "running" else line.ended_at
-        at = "?" if moment is None else written(moment)
-        show_wrapped(f"{attempt:>3}  {at}  ", _outcome(line), before="  ")
-        if course := ", ".join(_course(line, hosts)):
-            show_wrapped("     ", course, before="  ")
-    told = sum(line.outcome in ("released", "snoozed") for line in job.history)
-    if told and job.releases > told:
-        more = counted(job.releases - told, "time")
-        show_wrapped("     ", f"released {more} more, without a line of their own", before="  ")
+        at = line.ended_at or line.claimed_at
+        number = "–" if line.attempt is None else line.attempt
+        label = f"{number:>3}  {'?' if at is None else written(at)}  "
+        show_wrapped(label, plain(f"{_outcome(line)}{_course(line)}"), before="  ")
 
 
 def _outcome(line: AttemptRecord) -> str:
     """Return the outcome of an attempt in one line; a worker may have written anything."""
-    word = WORDS.get(line.outcome, line.outcome)
-    if line.outcome == "released" and line.started_at is None:
-        word = "released before it started"
-    reason = line.reason if line.reason not in (None, "error", "worker_lost") else None
-    first = (line.message or "").strip().splitlines()[:1]
-    said = [word, *(plain(part) for part in (reason, line.exception, *first) if part)]
-    return ": ".join(said)
+    reason = line.reason if line.reason not in ("error", "worker_lost") else None
+    first, _, _ = (line.message or "").strip().partition("\n")
+    return ": ".join(filter(None, (line.outcome.replace("_", " "), reason, line.exception, first)))
 
 
-def _course(line: AttemptRecord, hosts: dict[str, str]) -> list[str]:
-    said = []
-    if line.claimed_at is not None and line.outcome != "running":
-        said.append(f"claimed {written(line.claimed_at)}")
-    if line.started_at is not None:
-        if line.claimed_at is not None:
-            said.append(f"started after {span((line.started_at - line.claimed_at).total_seconds())}")
-        if line.ended_at is not None:
-            said.append(f"ran {span((line.ended_at - line.started_at).total_seconds())}")
-    elif line.claimed_at is not None and line.ended_at is not None:
-        said.append(f"ended after {span((line.ended_at - line.claimed_at).total_seconds())}")
-    host = line.host or hosts.get(line.worker or "")
-    if host is not None:
-        said.append(f"on {plain(host)}")
-    elif line.worker is not None:
-        said.append(f"by worker {plain(line.worker)}")
-    return said
-
-
-def _hosts(context: Context, job: JobDetails) -> dict[str, str]:
-    """Return host and process of the workers, by their ids: as the lines have it, or those that are known."""
-    found = {line.worker: line.host for line in job.history if line.worker and line.host}
-    if all(line.worker is None or line.worker in found for line in job.history):
-        return found
-    workers = context.looking().workers.list(silent=True)
-    return {worker.id: f"{worker.host} pid {worker.pid}" for worker in workers} | found
+def _course(line: AttemptRecord) -> str:
+    """Return how long an attempt took, and where it ran."""
+    parts, begin = [], line.started_at or line.claimed_at
+    if begin is not None and line.ended_at is not None:
+        parts.append(f"after {span((line.ended_at - begin).total_seconds())}")
+    if host := line.host or (line.worker and f"worker {line.worker}"):
+        parts.append(f"on {host}")
+    return f" ({', '.join(parts)})" if parts else ""

@@ -10,14 +10,14 @@ import click
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq.admin.queues import Pause, Pauses, QueueStatuses
-from sqlq.admin.verbs import listed, who
+from sqlq.admin.verbs import listed
 from sqlq.admin.workers import WorkerStatus
 from sqlq.cli.context import Context
 from sqlq.cli.options import exact_option, flag, takes_json
 from sqlq.cli.problems import explain
-from sqlq.cli.terminal.output import ago, plain, queue_name, show_json, show_table, show_wrapped
+from sqlq.cli.terminal.output import plain, queue_name, show_json, show_table
 from sqlq.config.command_hint import command, word
-from sqlq.config.durations import counted, span, written
+from sqlq.config.durations import span, written
 from sqlq.errors import ConfigurationError
 
 WATCH_SECONDS = 2.0
@@ -113,13 +113,12 @@ def _show(context: Context, found: _Found) -> None:
     queues, workers, pauses, replica = found
     show_queues(context, queues, pauses)
     click.echo()
-    for worker in workers:
-        show_wrapped(plain(f"worker {who(worker)}") + ": ", _said(worker))
-    if not workers:
+    if workers:
+        show_table(workers)
+    else:
         click.echo(f"no worker is running: start one with {command('work', needs_app=True)}")
-    elif unserved := [
-        queue.queue for queue in queues if not queue.served and queue.available + queue.scheduled
-    ]:
+    unserved = [queue.queue for queue in queues if not queue.served and queue.available + queue.scheduled]
+    if workers and unserved:
         click.echo(
             f"no worker serves {listed([*map(queue_name, unserved)])}: start one with "
             f"{command(f'work -q {word(unserved[0])}', needs_app=True)}, or without -q for all"
@@ -132,15 +131,3 @@ def _show(context: Context, found: _Found) -> None:
 
 def _until(pause: Pause) -> str:
     return "" if pause.until is None else f" until {written(pause.until)}"
-
-
-def _said(worker: WorkerStatus) -> str:
-    """Return the queues and slots of a worker, and how many jobs it has claimed ahead."""
-    named = "all queues" if worker.queues is None else ", ".join(map(queue_name, worker.queues))
-    slots, held = counted(worker.concurrency, "slot"), len(worker.jobs)
-    if held > worker.concurrency:
-        slots += f", {held:,} jobs claimed, of which {held - worker.concurrency:,} wait for a slot"
-    state = f"{worker.state}, " if worker.state in ("starting", "paused", "stopping") else ""
-    return (
-        f"{state}{named}, {slots}, started {ago(worker.started_at)}, seen {span(worker.silent_seconds)} ago"
-    )

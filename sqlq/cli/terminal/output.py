@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from sqlq.config.command_hint import STEERS, escaped
-from sqlq.config.durations import age, written
+from sqlq.config.durations import age, until, written
 from sqlq.config.json_text import AsJson, document
 from sqlq.errors import SqlqError
 
@@ -133,6 +133,8 @@ RIGHT = (
 """The names of columns that are aligned on the right."""
 WIDE = frozenset({"label", "error", "command", "last job", "largest indexes"})
 """Those that have the rest of the width, and are cut there."""
+OPTIONAL = frozenset({"progress", "label"})
+"""Those that are left out where no row has a value."""
 
 
 def show_rows(names: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
@@ -178,21 +180,24 @@ def show_list(things: Sequence[AsJson], *, nothing: str, as_json: bool = False) 
         click.echo(plain(nothing))
 
 
-def show_table(things: Sequence[Any]) -> None:
-    """Print the columns of things of one class."""
-    named = (column.partition("=") for column in things[0].COLUMNS)
-    columns = [(name, attribute or name) for name, _, attribute in named]
-    show_rows(
-        [name for name, _ in columns],
-        [[_cell(each, name, getattr(each, attribute)) for name, attribute in columns] for each in things],
-    )
+def show_table(things: Sequence[Any], *left_out: str) -> None:
+    """Print the columns of things of one class, but for those left out."""
+    columns: dict[str, list[Any]] = {}
+    for column in things[0].COLUMNS:
+        name, _, attribute = column.partition("=")
+        values = [getattr(thing, attribute or name) for thing in things]
+        if name not in left_out and (name not in OPTIONAL or any(value is not None for value in values)):
+            columns[name] = [_cell(thing, name, value) for thing, value in zip(things, values, strict=True)]
+    show_rows([*columns], zip(*columns.values(), strict=True))
 
 
 def _cell(thing: Any, name: str, value: Any) -> Cell:
     if isinstance(value, datetime):
-        return written(value) if name in ("next", "for") else ago(value)
-    if name in ("state", "served"):
+        return written(value) if name in ("next", "for") else until(value) if name == "time" else ago(value)
+    if name in ("state", "served", "verdict"):
         return styled(value)
+    if name == "attempts":
+        return f"{value}/{thing.max_attempts or '?'}"
     if name == "queue":
         return queue_name(value)
     if name in ("failed", "waiting") or name in getattr(thing, "capped", ()):
