@@ -25,8 +25,8 @@ from sqlq.store.workers.workers import ALIVE_MS, WORKING, ReservedJob
 class WorkerStatus(AsJson):
     """A worker and its jobs; `queues` None means that it serves all. It counts as `alive` up to 90 s after
     its last heartbeat, which came `silent_seconds` ago by the database's clock. `state` is "starting",
-    "idle", "busy", "paused" or "stopping", "silent" if it is not alive, or "stuck" where its supervisor has
-    noted that it gives no sign of life. `state_at` is the time of that state, where it is known."""
+    "idle", "busy", "paused" or "stopping", or "silent" if it is not alive. It is "stuck" where its supervisor
+    has noted that it gives no sign of life. `state_at` is the time of that state, where it is known."""
 
     COLUMNS: ClassVar = (
         *("worker", "state", "queues=served", "slots=concurrency", "jobs=number"),
