@@ -9,10 +9,8 @@ queue mail, a span `process mail` for each attempt. The context travels in the j
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from threading import Lock
 from typing import Any
 from weakref import WeakSet
 
@@ -27,14 +25,12 @@ try:
     from opentelemetry import trace
     from opentelemetry.context import Context
     from opentelemetry.propagate import extract, inject
-    from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, TracerProvider
+    from opentelemetry.trace import Link, SpanKind, StatusCode, TracerProvider
 except ImportError:
     raise ConfigurationError("sqlq.otel needs opentelemetry-api: pip install 'sqlq-jobs[otel]'") from None
 
 
 PARENT = "traceparent"
-REMEMBERED = 1_000
-"""For at most this many jobs that are retried here the span of the attempt before is known."""
 
 _instrumented: WeakSet[App] = WeakSet()
 
@@ -44,10 +40,10 @@ def instrument(app: App, *, tracer_provider: TracerProvider | None = None) -> No
 
     Call it once, in the module that makes the App, before or after the tracer provider is set. Without
     `tracer_provider` the global one counts. Each attempt continues the trace in which its job was enqueued,
-    and has a `Link` to the span that created the job. A further attempt in the same process has a `Link` to
-    the attempt before, too. Without a context in the job's headers an attempt begins a trace. An exception is
-    recorded, and makes the span one of an error; `Snooze`, `Cancel` and `Retry` do not. Log lines of the
-    attempt carry `trace_id` and `span_id`. Raises `ConfigurationError` for a second call.
+    and has a `Link` to the span that created the job. Without a context in the job's headers an attempt
+    begins a trace. An exception is recorded, and makes the span one of an error; `Snooze`, `Cancel` and
+    `Retry` do not. Log lines of the attempt carry `trace_id` and `span_id`. Raises `ConfigurationError` for a
+    second call.
 
     >>> instrument(app)  # doctest: +SKIP
     """
@@ -65,9 +61,6 @@ class _Spans:
 
     def __init__(self, tracer: trace.Tracer) -> None:
         self._tracer = tracer
-        self._lock = Lock()
-        self._before: OrderedDict[int, SpanContext] = OrderedDict()
-        """Spans of attempts that failed here, by the ids of their jobs."""
 
     def __call__(self, job: NewJob) -> Mapping[str, Any] | None:
         """Return the headers that carry the context of the span that creates a job."""
@@ -84,7 +77,7 @@ class _Spans:
     @contextmanager
     def processing(self, running: JobContext) -> Iterator[None]:
         """Run an attempt within its span."""
-        context, links = self._context(running)
+        context, links = _context(running)
         attributes = _attributes("process", running) | {
             "messaging.message.id": str(running.id),
             "sqlq.attempt": running.attempt,
@@ -107,35 +100,22 @@ class _Spans:
                 yield
             except Signal as signal:
                 span.set_attribute("sqlq.signal", type(signal).__name__)
-                self._remember(running.id, own)
                 raise
             except BaseException as error:
                 span.record_exception(error)
                 span.set_attribute("error.type", type(error).__qualname__)
                 span.set_status(StatusCode.ERROR, str(error)[:300])
-                self._remember(running.id, own)
                 raise
 
-    def _context(self, running: JobContext) -> tuple[Context | None, list[Link]]:
-        """Return the context in which an attempt begins, and each `Link` of its span."""
-        texts = {name: value for name, value in running.headers.items() if isinstance(value, str)}
-        context, links = None, []
-        if texts:
-            context = extract(texts)
-            creation = trace.get_current_span(context).get_span_context()
-            if creation.is_valid:
-                links.append(Link(creation))
-        with self._lock:
-            before = self._before.pop(running.id, None)
-        if before is not None and running.attempt > 1:
-            links.append(Link(before))
-        return context, links
 
-    def _remember(self, id: int, span: SpanContext) -> None:
-        with self._lock:
-            self._before[id] = span
-            if len(self._before) > REMEMBERED:
-                self._before.popitem(last=False)
+def _context(running: JobContext) -> tuple[Context | None, list[Link]]:
+    """Return the context in which an attempt begins, and the links of its span."""
+    texts = {name: value for name, value in running.headers.items() if isinstance(value, str)}
+    if not texts:
+        return None, []
+    context = extract(texts)
+    creation = trace.get_current_span(context).get_span_context()
+    return context, [Link(creation)] if creation.is_valid else []
 
 
 def _attributes(operation: str, job: NewJob | JobContext) -> dict[str, Any]:

@@ -66,14 +66,9 @@ class Interface:
         return Conversions(self.signature, self.hints) or None
 
     @cached_property
-    def returns(self) -> Any:
-        """The annotation of its results."""
-        return awaited(self.hints.get("return", Any))
-
-    @cached_property
     def result_conversion(self) -> Conversion | None:
         """The conversion of results by the return annotation; None where they are plain JSON."""
-        return conversion_of(self.returns)
+        return conversion_of(awaited(self.hints.get("return", Any)))
 
     def refuse_none(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise `ArgumentsError` where None is the argument for a parameter that is annotated otherwise."""

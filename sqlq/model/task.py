@@ -16,7 +16,7 @@ from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError, Unknow
 from sqlq.model.backoff import backoff_from
 from sqlq.model.callbacks import Follower
 from sqlq.model.checks import checked_name, refusing_by
-from sqlq.model.flow_parts import Group, Result, Step, without_results
+from sqlq.model.flow_parts import Group, without_results
 from sqlq.model.foreign_names import NameOfAnotherQueue
 from sqlq.model.interface import Interface
 from sqlq.model.job import JobOutcome, NewJob
@@ -24,7 +24,7 @@ from sqlq.model.job_options import checked_follow_up, job_fields, merge_cancel, 
 from sqlq.model.limit import AnyLimit, check_parameters, key_for, plain_key, rule_of
 from sqlq.model.middleware import Scope, is_kind, surrounding, task_middleware
 from sqlq.model.retry import RetryPolicy
-from sqlq.payload.annotations import hints_of, may_become, takes_object
+from sqlq.payload.annotations import hints_of, takes_object
 from sqlq.payload.codec import encode, encode_plain
 from sqlq.payload.headers import NO_HEADERS
 from sqlq.payload.headers import checked as checked_headers
@@ -107,8 +107,6 @@ class Task(Generic[P, R]):
             raise ArgumentsError(misfit)
         interface.refuse_none(args, kwargs)
         results, known, named = without_results(args, kwargs)
-        for place, result in results.items():
-            self._refuse_result(place, result)
         job = self._blank._with_payload(interface.encoded(known, named, but=results))
         if results:
             job = replace(job, _results=tuple(results.items()))
@@ -139,22 +137,6 @@ class Task(Generic[P, R]):
             )
         make: Callable[..., NewJob[R]] = self.new
         return Group([make(item) for item in items])
-
-    def _refuse_result(self, where: int | str, result: Result) -> None:
-        """Raise `ArgumentsError` where the handler certainly does not take the result of a step."""
-        if result.is_list or not isinstance(result.source, Step):
-            return
-        before = None if self._app is None else self._app.tasks.get(result.source.job.task)
-        if before is None:
-            return
-        names = list(self._interface.signature.parameters)  # of which the last may stand for many
-        name = names[min(where, len(names) - 1)] if isinstance(where, int) else where
-        hint, returned = self._interface.hints.get(name, Any), before._interface.returns
-        if not may_become(returned, hint):
-            raise ArgumentsError(
-                f"{self.name}: {name} is the result of {before.name}, which returns {_shown(returned)}, and "
-                f"it is annotated as {_shown(hint)}"
-            )
 
     @cached_property
     def _blank(self) -> NewJob[R]:

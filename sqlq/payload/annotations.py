@@ -202,28 +202,6 @@ def is_plain(hint: Any) -> bool:
     return origin in (Union, types.UnionType, *_PLAIN_ARRAYS, *_PLAIN_OBJECTS) and all(map(is_plain, args))
 
 
-def may_become(returned: Any, wanted: Any) -> bool:
-    """Whether a value annotated as the one may be given where the other is wanted. False only where it is
-    certain that it may not. Either both are types of JSON, and different ones, or the one is None and the
-    other never is."""
-    if returned is None or returned is type(None):
-        return _admits(wanted)
-    if (
-        isinstance(returned, type)
-        and isinstance(wanted, type)
-        and not (get_origin(returned) or get_origin(wanted))
-    ):
-        if returned in _NUMBERS and wanted in _NUMBERS:
-            return _NUMBERS.index(returned) <= _NUMBERS.index(wanted)
-        known = returned in _JSON_CLASSES and wanted in _JSON_CLASSES
-        return not known or issubclass(returned, wanted)
-    return True
-
-
-_NUMBERS = (bool, int, float)
-_JSON_CLASSES = (*_NUMBERS, str, list, dict)
-
-
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 

@@ -31,7 +31,6 @@ from sqlq.errors import (
 )
 from sqlq.model.outcome import Outcome
 from sqlq.model.retry import remote_error
-from sqlq.payload import codec
 from sqlq.store import blockers
 from sqlq.store.workers.look import Look
 from sqlq.store.workers.workers import WORKING
@@ -248,7 +247,6 @@ class Worker(Background):
 
     def _start_and_work(self) -> None:
         self._bounds.begin()
-        codec.read_quickly()
         self._wake.start()
         if self._poller is not None:
             self._poller.start()

@@ -20,7 +20,7 @@ BORDER: Final[list[tuple[str, str | None, str, str]]] = [
     ("own-sessions-have-own-settings", "_at_once(driver, in_catalog(statement))", "leads_to_one_server(driver)", SETTINGS + "[postgresql-database-datestyle-SQL-DMY-]"),
     ("own-sessions-speak-utf8mb4", None, "pass", SETTINGS + "[mariadb-url-charset-latin1]"),
     ("what-an-encoding-lacks-is-escaped", "_escaped(result)", "result", SETTINGS + "[postgresql-encoding-LATIN1]"),
-    ("depth-is-bounded", "is_deep", "False", "tests/unit/test_task.py::test_json_nested_too_deep_is_not_read_and_is_shown_in_part"),
+    ("depth-is-bounded", "not _is_deep(text, value)", "True", "tests/unit/test_task.py::test_json_nested_too_deep_is_neither_read_nor_shown"),
     ("errors-hold-no-value", "rpartition", "partition", "tests/unit/test_annotations.py::test_a_value_that_looks_like_a_path_is_not_in_the_error"),
     ("idle-transactions-end", "str(IDLE_TRANSACTION_MS)", '"0"', LOST + "[frozen-postgresql]"),
     ("idle-transactions-end-mariadb", "{IDLE_TRANSACTION_MS // 1000}", "0", LOST + "[frozen-mariadb]"),

@@ -29,7 +29,6 @@ from sqlq.errors import ArgumentsError, ConfigurationError, UnknownTaskError
 from sqlq.model.task import Registry, make_task
 from sqlq.payload import headers
 from sqlq.payload.codec import check_json, decode, decoded, encode, encode_plain
-from sqlq.web.access import Redaction
 from sqlq.worker.attempt.own_row import decode_cursor
 from tests.kit import for_each
 
@@ -486,7 +485,7 @@ def test_cycles_and_depth_are_refused() -> None:
 
 @for_each("levels", [104, 520, 900])
 @for_each("brackets", ["[]", ('{"a":', "}")])
-def test_json_nested_too_deep_is_not_read_and_is_shown_in_part(levels: int, brackets: Any) -> None:
+def test_json_nested_too_deep_is_neither_read_nor_shown(levels: int, brackets: Any) -> None:
     begin, end = brackets
     text = f'{{"args": [{begin * levels}{"1" if begin != "[" else ""}{end * levels}]}}'
     with pytest.raises(ArgumentsError, match="nested deeper than 100 levels"):
@@ -494,10 +493,7 @@ def test_json_nested_too_deep_is_not_read_and_is_shown_in_part(levels: int, brac
     for read in (headers.decode, decode_cursor):
         with pytest.raises(ArgumentsError, match="nested deeper than 100 levels"):
             read(text)
-    said = json.dumps(shown := decoded(text))
-    assert said.count("[") + said.count("{") == 103
-    assert "(nested too deep)" in said
-    assert Redaction()(shown) == shown
+    assert decoded(text) == "(nested too deep)"
 
 
 def test_arguments_that_are_too_large_are_refused() -> None:
