@@ -35,11 +35,9 @@ KEY_BYTES = 32
 _LEAST_DIFFERENT_BYTES = 8
 """32 random bytes have fewer different values once in 10^38."""
 _MARKS = {"sign": "s1", "encrypt": "e1"}
-_MARK = re.compile(r"(s1|e1)\.([0-9a-f]{8})\.")
-_BEFORE_TEXT = '", "text": '
-_ID_ENDS = len(HEAD) + len("s1.01234567")
-_BODY = _ID_ENDS + 1 + 44 + len(_BEFORE_TEXT)
-"""Where the text begins; a signature has 44 characters."""
+_ROW = re.compile(
+    r'\{"signature": "(?P<mark>s1|e1)\.(?P<key>[0-9a-f]{8})\.[\w=-]{44}", "text": (?P<text>.*)\}', re.DOTALL
+)
 
 
 class Unopened(dict[str, str]):
@@ -67,13 +65,13 @@ class Key:
         """Return a JSON text with its signature for this task and queue."""
         signed = f"{_context(mark, kind, task, queue)}\n{text}".encode()
         signature = base64.urlsafe_b64encode(hmac.digest(self._signing, signed, "sha256")).decode()
-        return f"{HEAD}{mark}.{self.id}.{signature}{_BEFORE_TEXT}{text}}}"
+        return f'{HEAD}{mark}.{self.id}.{signature}", "text": {text}}}'
 
-    def has_signed(self, row: str, mark: str, kind: Kind, task: str, queue: str) -> bool:
+    def has_signed(self, row: re.Match[str], kind: Kind, task: str, queue: str) -> bool:
         """Whether a text as a row has it is what this key signs. No other spelling of it is."""
         try:
-            signed = self.signed(mark, kind, task, queue, row[_BODY:-1]).encode()
-            return hmac.compare_digest(signed, row.encode())
+            signed = self.signed(row["mark"], kind, task, queue, row["text"]).encode()
+            return hmac.compare_digest(signed, row[0].encode())
         except UnicodeError:  # SQLite lets in bytes that are no text
             return False
 
@@ -107,10 +105,10 @@ class Encryption:
         self.how = how
         self.facts = [list(keys), how, plain]
         """All that makes this, keys included, as JSON: for a process of the same worker."""
-        self._first = next(iter(self.keys.values()), None)
-        if how == "encrypt" and self._first is not None:
-            _ = self._first.cipher
-        self.writes = None if self._first is None or how == "read" else _said(_MARKS[how], self._first.id)
+        self._key = None if how == "read" else next(iter(self.keys.values()), None)
+        if how == "encrypt" and self._key is not None:
+            _ = self._key.cipher
+        self.writes = None if self._key is None else _described(_MARKS[how], self._key.id)
         """How new texts are signed or encrypted, as `looked_into` returns it; None for plain ones."""
 
     def __repr__(self) -> str:
@@ -118,11 +116,11 @@ class Encryption:
 
     def protect(self, kind: Kind, task: str, queue: str, text: str) -> str:
         """Return a text as it is stored."""
-        if self._first is None or self.writes is None:
+        if self._key is None:
             return text
         if self.how == "encrypt":
-            text = f'"{self._first.cipher.encrypt(text.encode()).decode()}"'
-        return self._first.signed(_MARKS[self.how], kind, task, queue, text)
+            text = f'"{self._key.cipher.encrypt(text.encode()).decode()}"'
+        return self._key.signed(_MARKS[self.how], kind, task, queue, text)
 
     def opened(self, kind: Kind, task: str, queue: str, text: str) -> str:
         """Return the text that was signed or encrypted. Raises `PayloadKeyError` where these keys have not
@@ -135,26 +133,25 @@ class Encryption:
                     'App, or accept plain rows with App(…, plain="accept") or plain=[queue]'
                 )
             return text
-        mark = _MARK.match(text, len(HEAD))
-        key = None if mark is None else self.keys.get(mark[2])
+        row = _ROW.fullmatch(text)
+        key = None if row is None else self.keys.get(row["key"])
         # guard: protected-without-a-key
-        if mark is not None and key is None:
+        if row is not None and key is None:
             raise PayloadKeyError(
-                f"its {kind} was written with key {mark[2]}, which this App does not have (it has "
+                f"its {kind} was written with key {row['key']}, which this App does not have (it has "
                 f"{', '.join(self.keys) or 'none'}): add it to keys=",
                 lacks_key=True,
             )
         # guard: signatures-are-checked
-        if mark is None or key is None or not key.has_signed(text, mark[1], kind, task, queue):
+        if row is None or key is None or not key.has_signed(row, kind, task, queue):
             raise PayloadKeyError(
                 f"the signature of its {kind} does not fit: it was altered, or is of another task or queue "
                 f"than {task} in {queue}"
             )
-        body = text[_BODY:-1]
-        if mark[1] == _MARKS["sign"]:
-            return body
+        if row["mark"] == _MARKS["sign"]:
+            return row["text"]
         try:
-            return str(key.cipher.decrypt(body[1:-1]).decode())
+            return str(key.cipher.decrypt(row["text"][1:-1]).decode())
         except Exception as error:
             lacks_library = isinstance(error, ConfigurationError)
             raise PayloadKeyError(f"its {kind} cannot be opened: {error}", lacks_key=lacks_library) from None
@@ -200,19 +197,17 @@ def looked_into(
 
     A plain result is none where plain rows are refused; a plain payload is shown, for it will never be run.
     """
-    protected = None
-    if is_protected(text):
-        mark, _, id = text[len(HEAD) : _ID_ENDS].partition(".")
-        protected = _said(mark, id)
-    elif kind == "payload":
+    if kind == "payload" and not is_protected(text):
         return text, None
+    row = _ROW.fullmatch(text) if is_protected(text) else None
+    protected = None if row is None else _described(row["mark"], row["key"])
     try:
         return (encryption or NO_KEYS).opened(kind, task, queue, text), protected
     except PayloadKeyError as error:
         return Unopened(unreadable=str(error)), protected
 
 
-def _said(mark: str, id: str) -> str:
+def _described(mark: str, id: str) -> str:
     return f"{'signed' if mark == _MARKS['sign'] else 'encrypted'} with key {id}"
 
 
