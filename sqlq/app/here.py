@@ -56,7 +56,7 @@ class InlineJob:
         """Return the answer of `enqueue`."""
         replaced = self.replaced and not created
         what = (self.id, self.new.queue, self.new.task, self.state)
-        return JobRunHere(*what, created=created, replaced=replaced, look=self.seen)
+        return JobRunHere(*what, created=created, replaced=replaced, seen=self.seen)
 
     def seen(self) -> Seen:
         """Return its state and result, as its row would have them."""

@@ -7,9 +7,8 @@ A job ends in one of three ways, and each has its answer: a value, `JobFailedErr
 from __future__ import annotations
 
 import asyncio
-import queue
-import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future, as_completed
 from contextlib import aclosing, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -36,7 +35,7 @@ from sqlq.model.handle import Handle, id_of
 from sqlq.model.job import Job, JobDetails, R, State, error_line
 from sqlq.model.task import Registry
 from sqlq.payload.encryption import Encryption, Unopened
-from sqlq.results.waiter import Message, Waiting, Watch
+from sqlq.results.waiter import End, Waiting, Watch
 from sqlq.store.jobs import lookup
 from sqlq.store.jobs.lookup import Seen, result_shown
 
@@ -52,7 +51,7 @@ class JobRunHere(Job[R]):
     """The answer of `enqueue` where jobs run at once and nothing is written: this process alone knows its
     end."""
 
-    look: Callable[[], Seen] = field(kw_only=True)
+    seen: Callable[[], Seen] = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,46 +78,27 @@ class AsCompleted(Generic[R]):
         self._jobs = jobs
         self._ms = None if timeout is None else milliseconds(timeout, "timeout")
         self._whole = whole
-        self._until: float | None = None
         self.seen: dict[int, Seen] = {}
-        """Each job as it was seen last."""
+        """The last known state of each job."""
 
     def __iter__(self) -> Generator[Job[R], None, None]:
-        there = self._there()
-        yield from self._over(self.seen)
-        if there and self._ms != 0:
-            messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-            with self._watching(there, messages.put):
-                for _ in there:
-                    try:
-                        message = messages.get(timeout=self._left())
-                    except queue.Empty:
-                        break
-                    yield self._heard(message)
-        yield from self._look_at_last(there)
+        rows = self._rows()
+        yield from self._ended(self.seen)
+        with self._watch(rows) as ends, suppress(TimeoutError):
+            for end in as_completed(ends, self._seconds):
+                yield self._found(*end.result())
+        yield from self._look_at_last(rows)
         self._refuse_pending()
 
     async def __aiter__(self) -> AsyncGenerator[Job[R], None]:
-        there = self._there()
-        for job in self._over(self.seen):
+        rows = self._rows()
+        for job in self._ended(self.seen):
             yield job
-        if there and self._ms != 0:
-            messages: asyncio.Queue[Message] = asyncio.Queue()
-            loop = asyncio.get_running_loop()
-
-            def tell(message: Message) -> None:
-                with suppress(RuntimeError):  # the loop is closed, and nobody waits any more
-                    loop.call_soon_threadsafe(messages.put_nowait, message)
-
-            with self._watching(there, tell):
-                for _ in there:
-                    try:
-                        message = await asyncio.wait_for(messages.get(), self._left())
-                    except TimeoutError:
-                        break
-                    yield self._heard(message)
-        if any(id not in self.seen for id in there):
-            for job in await asyncio.to_thread(self._look_at_last, there):
+        with self._watch(rows) as ends, suppress(TimeoutError):
+            for end in asyncio.as_completed(map(asyncio.wrap_future, ends), timeout=self._seconds):
+                yield self._found(*await end)
+        if any(id not in self.seen for id in rows):
+            for job in await asyncio.to_thread(self._look_at_last, rows):
                 yield job
         self._refuse_pending()
 
@@ -137,60 +117,53 @@ class AsCompleted(Generic[R]):
                     break
 
     def job(self, id: int) -> Job[R]:
-        """Return a job in the state in which it was seen last."""
-        given, seen = self._jobs[id], self.seen.get(id)
-        if isinstance(given, Job):
-            return given if seen is None else replace(given, state=seen.state)
-        assert seen is not None
+        """Return a job in its last known state."""
+        job, seen = self._jobs[id], self.seen.get(id)
+        if isinstance(job, Job):
+            return job if seen is None else replace(job, state=seen.state)
+        if seen is None:  # the database was away all the time
+            raise self._timeout_of([id])
         return Job(id, seen.queue, seen.task, seen.state, created=False)
 
     def waited(self) -> Waited[R]:
         """Return the jobs that have ended, and the others. Raises `WaitTimeoutError` where nothing is known
-        of a job but its id, since the database was away all the time."""
-        if any(isinstance(given, int) and id not in self.seen for id, given in self._jobs.items()):
-            self._refuse_pending()
-        pending = dict.fromkeys(self._pending())
+        of a job but its id."""
+        pending = set(self._pending())
         ended = [self.job(id) for id in self._jobs if id not in pending]
-        return Waited(ended, list(map(self.job, pending)))
+        return Waited(ended, [self.job(id) for id in self._jobs if id in pending])
 
-    def _there(self) -> list[int]:
-        """Return the jobs that are rows, and look at the others."""
-        there = []
+    @property
+    def _seconds(self) -> float | None:
+        return None if self._ms is None else self._ms / 1000
+
+    def _rows(self) -> list[int]:
+        """Look at the jobs that ran in this process, and return the others, which are rows."""
         for id, job in self._jobs.items():
-            seen = job.look() if isinstance(job, JobRunHere) else self._results.seen_here(job)
-            if seen is None:
-                there.append(id)
-            else:
-                self.seen[id] = seen
-        return there
+            here = job if isinstance(job, JobRunHere) else self._results.job_here(job)
+            if here is not None:
+                self.seen[id] = here.seen()
+        return [id for id in self._jobs if id not in self.seen]
 
-    def _over(self, ids: Iterable[int]) -> list[Job[R]]:
+    def _ended(self, ids: Iterable[int]) -> list[Job[R]]:
         return [self.job(id) for id in ids if self.seen[id].is_over]
 
     def _pending(self) -> list[int]:
         return [id for id in self._jobs if (seen := self.seen.get(id)) is None or not seen.is_over]
 
     @contextmanager
-    def _watching(self, ids: Iterable[int], tell: Callable[[Message], None]) -> Iterator[None]:
-        """Have the waiter look for these jobs in the block; the timeout begins now."""
-        self._until = None if self._ms is None else time.monotonic() + self._ms / 1000
-        watch = Watch(ids, tell, whole=self._whole)
+    def _watch(self, ids: list[int]) -> Iterator[list[Future[End]]]:
+        """Have the waiter look for these jobs in the block. Yield the futures of their ends."""
+        if not ids or self._ms == 0:
+            yield []
+            return
+        watch = Watch(ids, whole=self._whole)
+        ends = list(watch.waits_for.values())
         self._results.waiter.watch(watch)
         try:
-            yield
+            yield ends
         finally:
             self._results.waiter.stop(watch)
             self.seen = watch.seen | self.seen
-
-    def _left(self) -> float | None:
-        """Return the seconds until the timeout."""
-        return None if self._until is None else max(0.0, self._until - time.monotonic())
-
-    def _heard(self, message: Message) -> Job[R]:
-        """Return a job that has ended, from a message of the waiter's thread."""
-        if isinstance(message, Exception):
-            raise message
-        return self._found(*message)
 
     def _look_at_last(self, ids: Iterable[int]) -> list[Job[R]]:
         """Look at the jobs that the waiter never looked at: there was no timeout, or its first connection
@@ -202,30 +175,26 @@ class AsCompleted(Generic[R]):
         try:
             database.require_tables()
             with database.read() as conn:
-                found = lookup.look(conn, dict.fromkeys(unseen, self._whole))
+                rows = lookup.look(conn, dict.fromkeys(unseen, self._whole))
         except DBAPIError as error:
             if self._ms == 0 or not self._results.waiter.may_mend(error):
                 raise
             return []
         for id in unseen:
-            self._found(id, found.get(id))
-        return self._over(unseen)  # guard: timeout-checks-for-an-outcome
+            self._found(id, rows.get(id))
+        return self._ended(unseen)  # guard: timeout-checks-for-an-outcome
 
     def _require_own(self, id: int, seen: Seen | None) -> None:
-        given = self._jobs[id]
-        if isinstance(given, Job):
-            given.require_own(None if seen is None else seen.created)
+        job = self._jobs[id]
+        if isinstance(job, Job):
+            job.require_own(None if seen is None else seen.created)
 
     def _found(self, id: int, seen: Seen | None) -> Job[R]:
         self._require_own(id, seen)
-        given = self._jobs[id]
         if seen is None:
             raise JobNotFoundError(
                 f"there is no job {id}: it never was, or is kept no more, or its transaction has not been "
                 "committed"
-                if isinstance(given, int)
-                else f"job {id} is not there: wait for it once the transaction that enqueued it is committed "
-                "(or it has ended, and is kept no more)"
             )
         self.seen[id] = seen
         return self.job(id)
@@ -233,20 +202,21 @@ class AsCompleted(Generic[R]):
     def _refuse_pending(self) -> None:
         """Raise `WaitTimeoutError` where not all have ended."""
         pending = self._pending()
-        if not pending:
-            return
         for id in pending:
             self._require_own(id, self.seen.get(id))
-        first, seen = pending[0], self.seen.get(pending[0])
+        if pending:
+            raise self._timeout_of(pending)
+
+    def _timeout_of(self, pending: list[int]) -> WaitTimeoutError:
+        seen = self.seen.get(pending[0])
         state = "has not been seen" if seen is None else f"is {seen.state}"
-        after = "" if not self._ms else f" after {readable(self._ms)}"
-        if seen is not None and isinstance(self._jobs[first], JobRunHere):
-            after = ": jobs run inline here, and this one when its transaction commits, if at all"
+        after = f" after {readable(self._ms)}" if self._ms else ""
+        if isinstance(self._jobs[pending[0]], JobRunHere):
+            after = ": it runs in this process when its transaction commits"
         if len(self._jobs) == 1:
-            raise WaitTimeoutError(f"job {first} {state} and has no result{after}")
-        raise WaitTimeoutError(
-            f"{len(pending):,} of {len(self._jobs):,} jobs have not ended{after}; job {first} {state}"
-        )
+            return WaitTimeoutError(f"job {pending[0]} {state} and has no result{after}")
+        number = f"{len(pending):,} of {len(self._jobs):,} jobs have not ended"
+        return WaitTimeoutError(f"{number}{after}; job {pending[0]} {state}")
 
 
 class Results:
@@ -286,10 +256,6 @@ class Results:
         is_row = isinstance(job, Handle) and not isinstance(job, JobRunHere)
         return None if is_row or (here := self.here()) is None else here.find(id_of(job))
 
-    def seen_here(self, job: Handle | int) -> Seen | None:
-        """Return the last state of a job that ran in this process; None for one that is a row."""
-        return None if (here := self.job_here(job)) is None else here.seen()
-
     def value_of(self, job: Seen, *, raw: bool) -> Any:
         """Return the result of a finished job, converted by the return annotation of its task. Raises
         `NoResultError`, and `PayloadKeyError` for an encrypted one that these keys do not open."""
@@ -325,16 +291,16 @@ class _End:
         self._results = results
         self._is_list = isinstance(job, list)
         jobs: AnyJobs[Any] = job if isinstance(job, (list, EnqueuedFlow, FlowDetails)) else [job]
+        known = distinct(jobs)
         if isinstance(jobs, EnqueuedFlow):
             self._ends = [jobs.jobs[number].id for number in jobs.ends]
             self._is_list = jobs.is_list
         elif isinstance(jobs, FlowDetails):
-            waited_for = {before for step in jobs.steps for before in step.after}
-            self._ends = [step.id for step in jobs.steps if step.id not in waited_for]
+            before = {id for step in jobs.steps for id in step.after}
+            self._ends = [id for id in known if id not in before]
             self._is_list = len(self._ends) > 1
         else:
-            self._ends = [id_of(each) for each in jobs]
-        known = distinct(jobs)
+            self._ends = list(map(id_of, jobs))
         self._missing = set(self._ends or known)
         self.jobs: AsCompleted[Any] = AsCompleted(results, known, timeout, whole=True)
 
@@ -467,11 +433,11 @@ def distinct(jobs: AnyJobs[Any]) -> dict[int, AnyJob]:
         jobs = [step.id for step in jobs.steps]
     elif isinstance(jobs, (str, Handle)) or not isinstance(jobs, Iterable):
         raise ConfigurationError(f"{jobs!r:.99} is no list of jobs: write app.wait_all([job])")
-    found: dict[int, AnyJob] = {}
+    known: dict[int, AnyJob] = {}
     for job in jobs:
-        id = id_of(job)
         if isinstance(job, Job):
             job.require_own()
-            found[id] = job
-        found.setdefault(id, id)
-    return found
+            known[job.id] = job
+        else:
+            known.setdefault(id_of(job), id_of(job))
+    return known

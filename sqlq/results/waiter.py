@@ -10,7 +10,8 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from concurrent.futures import Future
 from typing import TypeAlias
 
 from sqlalchemy.exc import DBAPIError
@@ -39,19 +40,17 @@ IDLE_SECONDS = 30.0
 CLOSE_SECONDS = 2.0
 
 
-Message: TypeAlias = "tuple[int, Seen | None] | Exception"
-"""The id of a job, and how it has ended (None if it is in no table). Or the reason why a wait is over."""
+End: TypeAlias = "tuple[int, Seen | None]"
+"""The id of a job, and how it has ended; None if it is in no table."""
 
 
 class Watch:
     """The jobs of one waiter, and the state in which each of them was seen last."""
 
-    def __init__(self, ids: Iterable[int], tell: Callable[[Message], None], *, whole: bool) -> None:
-        """`tell` is called in another thread, once for each job that has ended. `whole` is whether the waiter
-        wants more than their states."""
-        self.waits_for = set(ids)
+    def __init__(self, ids: Iterable[int], *, whole: bool) -> None:
+        """`whole` is whether the waiter wants more than their states."""
+        self.waits_for: dict[int, Future[End]] = {id: Future() for id in ids}
         self.whole = whole
-        self.tell = tell
         self.seen: dict[int, Seen] = {}
 
 
@@ -151,7 +150,7 @@ class Waiting(Background):
         with self._changed:
             watches, self._watches = self._watches, set()
         for watch in watches:
-            watch.tell(error)
+            next(iter(watch.waits_for.values())).set_exception(error)
 
     def _poll(self, *, checks_primary: bool) -> None:
         wanted: dict[int, bool] = {}
@@ -161,19 +160,18 @@ class Waiting(Background):
         if not wanted:
             return
         with self._database.read() as conn:
-            found = lookup.look(conn, wanted)
-            if checks_primary or found.keys() != wanted.keys():
+            rows = lookup.look(conn, wanted)
+            if checks_primary or rows.keys() != wanted.keys():
                 refuse_standby(conn)  # guard: waiters-leave-a-demoted-primary
-        messages: list[tuple[Watch, Message]] = []
+        ends: list[tuple[Future[End], End]] = []
         with self._changed:
             for watch in self._watches:
-                for id in watch.waits_for & wanted.keys():
-                    seen = found.get(id)
+                for id in watch.waits_for.keys() & wanted.keys():
+                    seen = rows.get(id)
                     if seen is not None and not seen.is_over:
                         watch.seen[id] = seen
                     elif wanted[id] or not watch.whole:  # a watch that was added meanwhile may want more
-                        watch.waits_for.discard(id)
-                        messages.append((watch, (id, seen)))
+                        ends.append((watch.waits_for.pop(id), (id, seen)))
             self._watches = {watch for watch in self._watches if watch.waits_for}
-        for watch, message in messages:
-            watch.tell(message)
+        for future, end in ends:
+            future.set_result(end)

@@ -104,7 +104,7 @@ class TestEveryWay:
         caller.enqueue(shop.app, shop.note.new("committed"))
         caller.commit()
         assert shop.done == ["committed"]
-        assert shop.app._connected.results.seen_here(job.id) is None
+        assert shop.app._connected.results.job_here(job.id) is None
 
     @common_ways
     def test_an_exception_of_a_job_is_logged_and_keeps_the_commit(
@@ -206,7 +206,7 @@ def test_a_process_that_stays_keeps_no_session_and_few_jobs(shop: Shop, engine: 
     gc.collect()
     assert not any(each() for each in gone)
     results = shop.app._connected.results
-    assert [results.seen_here(jobs[0]), results.seen_here(jobs[-1]) is None] == [None, False]
+    assert [results.job_here(jobs[0]), results.job_here(jobs[-1]) is None] == [None, False]
     assert len(shop.app._here.jobs) == REMEMBERED
 
 
