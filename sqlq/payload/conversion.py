@@ -7,16 +7,15 @@ worker never drops an unknown field: JSON with a field that its class lacks is n
 
 from __future__ import annotations
 
-import dataclasses
 import datetime as dt
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from functools import cache
 from pathlib import PurePath
 from typing import Any
 
 import msgspec
 import msgspec.inspect
-import msgspec.structs
 
 from sqlq.config.constants import PAYLOAD_BYTES
 from sqlq.errors import ArgumentsError
@@ -259,9 +258,7 @@ def _lost(value: Any, arrived: Any, path: str, *, is_json: bool = False) -> str 
     if isinstance(arrived, AbstractSet):
         return None if is_json else _lost_of_set(value, arrived, path)
     parts, there = _parts(value), _parts(arrived)
-    if parts is not None and there is not None:
-        if not (isinstance(value, (dict, list, tuple)) or type(value) is type(arrived)):
-            return f"{path} is a {_name(value)}, and would arrive as a {_name(arrived)}: pass one of those"
+    if parts is not None and there is not None and (isinstance(value, _JSON) or type(value) is type(arrived)):
         if isinstance(value, dict) and len(parts) != len(value):
             return f"{path} has two keys that are the same text"
         # of a dict's keys the text may be another than was sent, but not their number and order
@@ -275,34 +272,30 @@ def _lost(value: Any, arrived: Any, path: str, *, is_json: bool = False) -> str 
             if lost := _lost(part, other, path + suffix, is_json=is_json):
                 return lost
         return None
-    if is_json or value is None or isinstance(value, (str, int, float, dict, list, tuple)):
+    if is_json or isinstance(value, _JSON):
         if isinstance(arrived, bytes) and not is_json:
             return f"{path} is text, and is annotated as bytes: pass bytes"
         return None
+    if type(value) is not type(arrived):
+        return (
+            f"{path} is a {_name(value)}, and would arrive as a {_name(arrived)}: annotate it as what it is"
+        )
     # a NaN equals nothing, and a time in an hour that comes twice equals none of another zone
-    if isinstance(value, type(arrived)) and _leaf(value) == _leaf(arrived):
+    if _leaf(value) == _leaf(arrived):
         return None
-    if type(value) is type(arrived):
-        return f"{path} would arrive as {arrived!s:.60}: pass what JSON holds exactly, such as a time in UTC"
-    return f"{path} is a {_name(value)}, and would arrive as a {_name(arrived)}: annotate it as what it is"
+    return f"{path} would arrive as {arrived!s:.60}: pass what JSON holds exactly, such as a time in UTC"
+
+
+_JSON = (type(None), str, int, float, dict, list, tuple)
 
 
 def _lost_of_set(value: Any, arrived: AbstractSet[Any], path: str) -> str | None:
-    for item in value:
-        if not isinstance(item, (str, int, float)) and not any(
-            _lost(item, other, path) is None for other in ([item] if _in(item, arrived) else arrived)
-        ):
-            return (
-                f"{path} holds a {_name(item)}, which would arrive as something else: annotate what it holds"
-            )
+    others = [item for item in value if not isinstance(item, _JSON)]
+    if others and not _equal({*others}, arrived):
+        return (
+            f"{path} holds a {_name(others[0])}, which would arrive as something else: annotate what it holds"
+        )
     return None
-
-
-def _in(item: Any, arrived: AbstractSet[Any]) -> bool:
-    try:
-        return item in arrived
-    except TypeError:
-        return False
 
 
 def _equal(value: Any, arrived: Any) -> bool:
@@ -325,20 +318,23 @@ def _parts(value: Any) -> dict[Any, tuple[str, Any]] | None:
     if isinstance(value, (list, tuple)):
         names = getattr(value, "_fields", None)
         return {i: (f"[{i}]" if names is None else f".{names[i]}", part) for i, part in enumerate(value)}
-    if isinstance(value, msgspec.Struct):
-        config = value.__struct_config__
-        fields = [(field.encode_name, field.name) for field in msgspec.structs.fields(value)]
-        if config.tag_field is not None:
-            fields.append((config.tag_field, "__struct_config__"))
-        parts = {key: (f".{name}", getattr(value, name)) for key, name in fields}
-        return dict(enumerate(parts.values())) if config.array_like else parts
-    if dataclasses.is_dataclass(value):
-        names = [field.name for field in dataclasses.fields(value)]
-    elif hasattr(value, "__attrs_attrs__"):
-        names = [field.name for field in value.__attrs_attrs__]
-    else:  # a pydantic model as well: it decides itself about unknown fields
+    fields = _fields(type(value))
+    return None if fields is None else {key: (f".{name}", getattr(value, name)) for key, name in fields}
+
+
+@cache
+def _fields(kind: type) -> list[tuple[str, str]] | None:
+    """Return the fields of a class by their names in JSON. None for a class that has none, or decides itself
+    about unknown ones, as a pydantic model."""
+    try:
+        info: Any = msgspec.inspect.type_info(kind)
+    except Exception:  # a class that no annotation names
         return None
-    return {name: (f".{name}", getattr(value, name, None)) for name in names}
+    if not isinstance(info, _WITH_FIELDS) or getattr(info, "array_like", False):
+        return None
+    fields = [(field.encode_name, field.name) for field in info.fields]
+    tag = getattr(info, "tag_field", None)
+    return fields if tag is None else [*fields, (tag, "__class__")]
 
 
 def _key(key: Any) -> Any:

@@ -3,7 +3,7 @@ block."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -18,7 +18,6 @@ from sqlq.model.job import NewJob
 from sqlq.model.job_options import JobOptions
 from sqlq.model.task import AnyTask, NamedTask, Task
 from sqlq.payload.codec import decode
-from sqlq.payload.signatures import signature_of
 from sqlq.schema import version
 from sqlq.schema.types import milliseconds_of
 from sqlq.testing.database import current_app
@@ -82,12 +81,12 @@ def assert_enqueued(
     __tracebackhide__ = True
     if count == 0:
         raise ConfigurationError("count is 0: write assert_not_enqueued in its place")
-    words, jobs, like = _look(task, args, kwargs, options, session, app)
-    if like and count in (None, len(like)):
-        return like[-1]
-    times = "not enqueued" if count is None else f"enqueued {len(like)} times, and not {count}"
-    there = "\n  ".join(str(job) for job in jobs[-20:]) or "nothing"
-    raise AssertionError(f"{times}: {words}; of this task there is:\n  {there}")
+    call, jobs, matches = _search(task, args, kwargs, options, session, app)
+    if matches and count in (None, len(matches)):
+        return matches[-1]
+    times = "not enqueued" if count is None else f"enqueued {len(matches)} times, and not {count}"
+    lines = "\n  ".join(map(str, jobs[-20:])) or "nothing"
+    raise AssertionError(f"{times}: {call}; of this task there is:\n  {lines}")
 
 
 def assert_not_enqueued(
@@ -101,13 +100,13 @@ def assert_not_enqueued(
 ) -> None:
     """Fail the test if a job was enqueued that `assert_enqueued` with these arguments would find."""
     __tracebackhide__ = True
-    words, _, like = _look(task, args, kwargs, options, session, app)
-    if like:
-        there = "\n  ".join(str(job) for job in like[-20:])
-        raise AssertionError(f"enqueued, but should not be: {words}\n  {there}")
+    call, _, matches = _search(task, args, kwargs, options, session, app)
+    if matches:
+        lines = "\n  ".join(map(str, matches[-20:]))
+        raise AssertionError(f"enqueued, but should not be: {call}\n  {lines}")
 
 
-def _look(
+def _search(
     task: TaskOrName,
     args: Sequence[Any] | None,
     kwargs: Mapping[str, Any] | None,
@@ -115,79 +114,69 @@ def _look(
     session: SyncSession | None,
     app: App | None,
 ) -> tuple[str, list[Enqueued], list[Enqueued]]:
-    """Return the job that is looked for in words, all jobs of its task, and those that are like it."""
+    """Return the text of the call that is searched for, all jobs of its task, and those that match it."""
     NewJob("", "{}", "", None).set(**options)  # refuses what is no option, also where no job is found
     task = _known(task)
-    jobs = _enqueued(task, session, app)
-    is_any = args is None and kwargs is None
-    args, kwargs = args or (), kwargs or {}
-    like = [job for job in jobs if _has(options, job.new) and (is_any or _is_call(job, task, args, kwargs))]
     name = task if isinstance(task, str) else task.name
-    words = f"{name}(…)" if is_any else _call(name, args, kwargs)
+    jobs = [_enqueued(task, id, new) for id, new in _rows(name, session, app)]
+    matches = [job for job in jobs if _has(options, job.new)]
+    text = f"{name}(…)"
+    if args is not None or kwargs is not None:
+        args, kwargs = args or (), kwargs or {}
+        call = _bound(task, *_arrived(task, args, kwargs))
+        matches = [job for job in matches if _is_call(job, task, call)]
+        text = _call(name, args, kwargs)
     if options:
-        words += f" with {', '.join(f'{option}={value!r}' for option, value in options.items())}"
-    return words, jobs, like
+        text += f" with {', '.join(f'{option}={value!r}' for option, value in options.items())}"
+    return text, jobs, matches
 
 
 def _known(task: Any) -> AnyTask | str:
-    """Return the task that is meant, or its name. Raises `ConfigurationError` for what is none: of it no job
+    """Return the task that is meant, or its name. Raises `ConfigurationError` for anything else: no job of it
     would be found, whatever was enqueued."""
     if isinstance(task, NamedTask):
-        task = task.name
-    if not isinstance(task, (Task, str)):
-        backend: Any = task.get_backend() if hasattr(task, "get_backend") else None
-        if not hasattr(backend, "registered"):
-            raise ConfigurationError(
-                f"the jobs of a task are looked for, and this is of type {type(task).__name__}: give the "
-                "task itself, or its name"
-            )
-        return cast("AnyTask", backend.registered(task))
-    return task
+        return task.name
+    if isinstance(task, (Task, str)):
+        return task
+    backend: Any = task.get_backend() if hasattr(task, "get_backend") else None
+    if not hasattr(backend, "registered"):
+        raise ConfigurationError(
+            f"the jobs of a task are looked for, and this is of type {type(task).__name__}: give the "
+            "task itself, or its name"
+        )
+    return cast("AnyTask", backend.registered(task))
 
 
-def _enqueued(task: AnyTask | str, session: SyncSession | None, app: App | None) -> list[Enqueued]:
-    """The jobs of a task, the oldest first."""
-    name = task if isinstance(task, str) else task.name
+def _rows(name: str, session: SyncSession | None, app: App | None) -> Iterable[tuple[int, NewJob]]:
+    """Return the jobs of a task with their ids, the oldest first."""
     app = app or current_app()
     if app is not None and isinstance(app._stand_in, InlineEnqueuer):
-        return [_job(task, job.id, job.new) for job in app._stand_in.jobs if job.new.task == name]
+        return [(job.id, job.new) for job in app._stand_in.jobs if job.new.task == name]
+    database = None if app is None else app.database
     if session is not None:
         reading: Any = nullcontext(connection_of(session))
-    elif app is not None:
-        reading = app.database.read()
+    elif database is not None:
+        reading = database.read()
     else:
         raise ConfigurationError(
             "assert_enqueued does not know where to look: take the fixture sqlq_app, or say app=… or "
             "session=…"
         )
     with reading as conn:
-        schema = (
-            version.effective_schema(conn, schema_name()) if app is None else app.database.schema_for(conn)
-        )
-        encryption = None if app is None else app.database.encryption
-        return [_job(task, *row) for row in enqueued(conn, name, schema, encryption)]
+        if database is None:
+            return [*enqueued(conn, name, version.effective_schema(conn, schema_name()), None)]
+        return [*enqueued(conn, name, database.schema_for(conn), database.encryption)]
 
 
-def _job(found: AnyTask | str, id: int, new: NewJob) -> Enqueued:
+def _enqueued(task: AnyTask | str, id: int, new: NewJob) -> Enqueued:
     args: list[Any] | None = None
     kwargs: dict[str, Any] | None = None
     with suppress(ArgumentsError, PayloadKeyError):
         args, kwargs = decode(new.payload)
-        if not isinstance(found, str):
+        if not isinstance(task, str):
             # plain SQL may have enqueued it for another version of the handler, which has the JSON then
-            args, kwargs = found._interface.from_json(args, kwargs)
+            args, kwargs = task._interface.from_json(args, kwargs)
     return Enqueued(id, new.task, new.queue, args, kwargs, new.priority, new.unique_key, new)
-
-
-def _is_call(job: Enqueued, task: AnyTask | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a job is the same call as this one."""
-    if job.args is None or job.kwargs is None:
-        return False
-    call = _bound(task, *_as_handled(task, args, kwargs))
-    try:
-        return bool(call == _bound(task, job.args, job.kwargs))
-    except ArgumentsError:  # enqueued by plain SQL, perhaps, for another version of the handler
-        return False
 
 
 def _has(options: JobOptions, job: NewJob) -> bool:
@@ -204,12 +193,21 @@ def _comparable(job: NewJob) -> list[Any]:
     return [milliseconds_of(value) if isinstance(value, datetime) else value for value in fields]
 
 
-def _as_handled(
+def _is_call(job: Enqueued, task: AnyTask | str, call: Any) -> bool:
+    if job.args is None or job.kwargs is None:
+        return False
+    try:
+        return bool(call == _bound(task, job.args, job.kwargs))
+    except ArgumentsError:  # enqueued by plain SQL, perhaps, for another version of the handler
+        return False
+
+
+def _arrived(
     task: AnyTask | str, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Sequence[Any], Mapping[str, Any]]:
     """The arguments as they arrive when they are enqueued; as they stand where one could not be, as
     `mock.ANY`."""
-    if isinstance(task, str) or isinstance(args, (str, bytes)):
+    if isinstance(task, str):
         return args, kwargs
     try:
         return task._interface.arguments(task.new(*args, **kwargs).payload)
@@ -220,14 +218,11 @@ def _as_handled(
 def _bound(task: AnyTask | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """A call in one form, whichever way its arguments are passed; by the name of a task alone, as it
     stands."""
-    if isinstance(args, (str, bytes)):
-        raise ArgumentsError(f"args is {args!r}: give a list, as in args=[{args!r}]")
     if isinstance(task, str):
-        return _listed([*args]), _listed({**kwargs})
-    try:
-        bound = signature_of(task.handler).bind(*args, **kwargs)
-    except TypeError as error:
-        raise ArgumentsError(f"{task.name}: {error}") from None
+        return _listed([args, {**kwargs}])
+    if (misfit := task._interface.misfit(args, kwargs)) is not None:
+        raise ArgumentsError(misfit)
+    bound = task._interface.signature.bind(*args, **kwargs)
     bound.apply_defaults()
     return _listed(dict(bound.arguments))
 
