@@ -84,7 +84,7 @@ class JobEvent:
     span_id: str | None = None
 
 
-Hear = Callable[[list[JobEvent]], object]
+Receive = Callable[[list[JobEvent]], object]
 
 
 class Listener(Background):
@@ -92,10 +92,10 @@ class Listener(Background):
 
     thread_name = "sqlq-listener"
 
-    def __init__(self, names: frozenset[str], hear: Hear) -> None:
+    def __init__(self, names: frozenset[str], function: Receive) -> None:
         self.names = names
-        self._hear = hear
-        self._name = getattr(hear, "__qualname__", repr(hear))
+        self._function = function
+        self._name = getattr(function, "__qualname__", repr(function))
         super().__init__()
 
     def begin_anew(self) -> None:
@@ -106,14 +106,14 @@ class Listener(Background):
         self._dropped = self._failed = 0
         self._complained_at = float("-inf")
 
-    def tell(self, told: JobEvent) -> None:
+    def put(self, event: JobEvent) -> None:
         """Pass an event to the function soon; returns at once."""
         with self._changed:
             is_full = len(self._waiting) >= MOST_WAITING
             if is_full:  # guard: events-are-bounded
                 self._dropped += 1
             else:
-                self._waiting.append(told)
+                self._waiting.append(event)
                 if self._thread is None:
                     with suppress(RuntimeError):  # the next event tries again
                         self._begin()
@@ -147,7 +147,7 @@ class Listener(Background):
                 batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), LARGEST_BATCH))]
                 self._busy = True
             try:
-                self._hear(batch)
+                self._function(batch)
             except BaseException as error:
                 self._failed += 1  # only this thread counts them
                 self._complain(error)
@@ -160,19 +160,16 @@ class Listener(Background):
 
     def _complain(self, error: BaseException | None = None) -> None:
         """Log what is wrong with this listener, at most once a minute."""
-        moment = monotonic()
+        now = monotonic()
         with self._changed:
             failed, dropped = self._failed, self._dropped
-            if not (failed or dropped) or moment < self._complained_at + COMPLAINT_SECONDS:
+            if not (failed or dropped) or now < self._complained_at + COMPLAINT_SECONDS:
                 return
-            self._complained_at, self._dropped, self._failed = moment, 0, 0
-        said = []
+            self._complained_at, self._dropped, self._failed = now, 0, 0
         if failed:
-            times = f" {failed:,} times" if failed > 1 else ""
-            said.append(f"the listener {self._name} failed{times}")
+            log.error("the listener %s failed (times: %d)", self._name, failed, exc_info=error)
         if dropped:
-            said.append(f"the listener {self._name} is too slow: {dropped:,} events were dropped")
-        log.log(logging.ERROR if failed else logging.WARNING, "%s", "; ".join(said), exc_info=error)
+            log.warning("the listener %s is too slow: %d events were dropped", self._name, dropped)
 
 
 def enqueued(job: Any, max_attempts: int | None, delay_ms: int, label: str | None) -> JobEvent:
@@ -196,32 +193,32 @@ class Events:
     wanted: frozenset[str] = frozenset()
     """The names of the events to which anything listens."""
 
-    def add(self, names: Sequence[EventName], hear: Hear) -> None:
+    def add(self, names: Sequence[EventName], function: Receive) -> None:
         """Subscribe a function to events of these names. Raises `ConfigurationError` for a function that
         cannot listen."""
-        check_plain(hear, "the listener", "def alarm(events), which runs in a thread", [])
+        check_plain(function, "the listener", "def alarm(events), which runs in a thread", [])
         if not self._listeners:
             atexit.register(_finish, weakref.ref(self))
-        self._listeners = (*self._listeners, Listener(frozenset(names), hear))
+        self._listeners = (*self._listeners, Listener(frozenset(names), function))
         self.wanted |= {*names}
 
-    def tell(self, *told: JobEvent) -> None:
+    def publish(self, *events: JobEvent) -> None:
         """Publish events to the listeners; returns at once, and raises nothing."""
-        for event in told:
+        for event in events:
             for listener in self._listeners:
                 if event.name in listener.names:
-                    listener.tell(event)
+                    listener.put(event)
 
     def enqueued(self, new: Sequence[NewJob], jobs: Sequence[Job]) -> None:
         """Publish the events of jobs that were enqueued, in a transaction that has committed."""
         for options, job in zip(new, jobs, strict=True):
             if job.created:
                 most = options.max_attempts or MAX_ATTEMPTS
-                self.tell(enqueued(job, most, options.delay_ms, options.label))
+                self.publish(enqueued(job, most, options.delay_ms, options.label))
 
     def replayed(self, jobs: Iterable[Any]) -> None:
         """Publish the events of copies that were enqueued."""
-        self.tell(*(enqueued(job, job.max_attempts, 0, job.label) for job in jobs))
+        self.publish(*(enqueued(job, job.max_attempts, 0, job.label) for job in jobs))
 
     def flush(self, seconds: float) -> bool:
         """Pass all waiting events to their listeners. Return whether all was done within `seconds`."""

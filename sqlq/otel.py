@@ -109,7 +109,7 @@ class _Spans:
 
 
 def _context(running: JobContext) -> tuple[Context | None, list[Link]]:
-    """Return the context in which an attempt begins, and the links of its span."""
+    """Return the context in which an attempt begins, and each `Link` of its span."""
     texts = {name: value for name, value in running.headers.items() if isinstance(value, str)}
     if not texts:
         return None, []

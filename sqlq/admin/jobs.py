@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -128,9 +127,6 @@ class Jobs(Facet):
         >>> app.jobs.get_by_key("mail", "receipt-7").state  # doctest: +SKIP
         <State.FINISHED: 'finished'>
         """
-        here = self._results.here()
-        if here is not None and (job := here.holder(queue, key)) is not None:
-            return self.get(job.id)
         id = self._query(insert.holder, queue, key)
         if id is None:
             raise JobNotFoundError(
@@ -189,10 +185,6 @@ class Jobs(Facet):
 
         >>> done = app.wait_all(app.jobs.of_batch("import-42"), timeout="5m")  # doctest: +SKIP
         """
-        here = self._results.here()
-        jobs = [] if here is None else [job for job in here.jobs if job.new.batch_key == batch]
-        if jobs:
-            return [job.answer(created=False) for job in jobs]
         return self._query(lookup.handles, Selection(batch=batch))
 
     aof_batch = for_asyncio(of_batch)
@@ -203,8 +195,6 @@ class Jobs(Facet):
         >>> app.jobs.counts(batch="import-42")  # doctest: +SKIP
         {<State.FINISHED: 'finished'>: 311, <State.FAILED: 'failed'>: 2}
         """
-        if self._results.here() is not None:
-            return dict(Counter(job.state for job in self.of_batch(batch)))
         return self._query(lookup.counts, Selection(batch=batch))
 
     acounts = for_asyncio(counts)

@@ -120,8 +120,8 @@ class App(Parts, Waits):
     ) -> None:
         if service is not None:
             service = checked_queue(service, "service")
-        ring = encryption_of(keys, encryption, plain)
-        super().__init__(Defaults(defaults, queues, service=service), carry, service, ring)
+        super().__init__(Defaults(defaults, queues, service=service), carry, service)
+        self._encryption = encryption_of(keys, encryption, plain)
         self._retention_ms = retention_ms(retention)
         self._direct_calls = checked_word(direct_calls, "direct_calls", choice=DirectCalls)
         self._arguments: dict[str, Any] = {

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy import URL, Engine
 
 from sqlq.app.declare import Declares
-from sqlq.app.options import Defaults
 from sqlq.config.urls import below, database_url, schema_name, supported
 from sqlq.config.urls import listen_url as url_to_listen_at
 from sqlq.database.database import Address, Database, Gate
@@ -106,21 +104,16 @@ class Parts(Declares):
     """The parts of an App that look into its database and change what is there."""
 
     _connected: Connected
+    _encryption: Encryption | None
     _own_address: Address
+    _test_addresses: tuple[Address, ...] = ()
+    """Those of the test databases that are open, the newest last."""
+    _stand_in: Here | None = None
+    """Takes the place of the database for `enqueue`, in a block of `sqlq.testing.inline`."""
 
-    def __init__(
-        self,
-        defaults: Defaults,
-        carry: Sequence[ContextVar[Any]],
-        service: str | None,
-        encryption: Encryption | None,
-    ) -> None:
-        super().__init__(defaults, carry, service)
-        self._gate = Gate()
-        self._encryption = encryption
-        self._test_addresses: list[Address] = []
-        self._stand_in: Here | None = None
-        """Takes the place of the database for `enqueue`, in a block of `sqlq.testing.inline`."""
+    @cached_property
+    def _gate(self) -> Gate:
+        return Gate()
 
     @cached_property
     def _eagerly(self) -> Here:
@@ -225,12 +218,12 @@ class Parts(Declares):
         if schema is not None or not dialect_at(where).in_a_file:  # SQLQ_SCHEMA is not meant for SQLite
             schema = schema_name(schema, on=where)
         test = Address(where, None, schema, is_test=True, encryption=self._encryption)
-        self._test_addresses.append(test)
+        self._test_addresses += (test,)
         self._choose_address()
         try:
             yield
         finally:
-            self._test_addresses = [other for other in self._test_addresses if other is not test]
+            self._test_addresses = tuple(other for other in self._test_addresses if other is not test)
             self._choose_address()
 
     def _move_to(self, address: Address) -> None:

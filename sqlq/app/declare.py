@@ -14,7 +14,7 @@ from sqlq.config.durations import Duration
 from sqlq.enqueue.enqueue import check_new
 from sqlq.enqueue.middleware import BeforeEnqueue, EnqueueMiddleware
 from sqlq.errors import ConfigurationError
-from sqlq.events import EventName, Events, Hear, checked_names
+from sqlq.events import EventName, Events, Receive, checked_names
 from sqlq.model.backoff import BackoffOption
 from sqlq.model.checks import checked_name
 from sqlq.model.foreign_names import hints
@@ -33,7 +33,7 @@ Context: TypeAlias = (
 )
 Middleware: TypeAlias = "Callable[[JobContext], Context]"
 A = TypeVar("A", bound=Middleware)
-H = TypeVar("H", bound=Hear)
+H = TypeVar("H", bound=Receive)
 L = TypeVar("L", bound="Callable[[], Context]")
 S = TypeVar("S", bound=BeforeEnqueue)
 P = ParamSpec("P")

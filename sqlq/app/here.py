@@ -28,6 +28,7 @@ class InlineJob:
 
     id: int
     new: NewJob
+    task: AnyTask
     state: State = State.AVAILABLE
     attempts: int = 0
     result: Any = None
@@ -43,8 +44,6 @@ class InlineJob:
     """The steps that its handler has added to that flow."""
     unmet: str | None = None
     """The reason why it cannot have a result that it takes; None where it has all."""
-    known: AnyTask | None = None
-    """Its task, once it has been run."""
     enqueued_at: datetime = field(default_factory=lambda: datetime.now(UTC), repr=False)
     attempted_at: list[datetime] = field(default_factory=list, repr=False)
     """When each of its attempts has begun."""
@@ -64,18 +63,17 @@ class InlineJob:
         if self.state is State.FAILED and self.error is not None:
             error = describe(self.error)
             return Seen(*what, None, "error", error.exception, error.message, error.traceback)
-        if self.state is not State.FINISHED or self.known is None:
+        if self.state is not State.FINISHED:
             return Seen(*what)
-        done = completion(self.result, self.claimed(), self.known)
+        done = completion(self.result, self.claimed(), self.task)
         return Seen(*what, done.result, done.note)
 
     def claimed(self) -> ClaimedJob:
         """Return the job as a worker would hold it in the attempt that has begun."""
-        assert self.known is not None
         new = self.new
         return ClaimedJob(
             *(self.id, self.attempts, new.queue, new.task, new.payload, self.attempts),
-            new.max_attempts or self.known.max_attempts,
+            new.max_attempts or self.task.max_attempts,
             on_success=new.on_success,
             on_failure=new.on_failure,
             label=new.label,
@@ -83,6 +81,13 @@ class InlineJob:
             cursor=self.cursor,
             flow_id=self.flow_id,
         )
+
+    def holds(self, queue: str, key: str | None) -> bool:
+        """Whether it holds a unique key: until "start", none that runs holds it."""
+        is_live = self.state is State.AVAILABLE or (
+            self.state is State.RUNNING and self.new.unique_until != "start"
+        )
+        return is_live and (self.new.queue, self.new.unique_key) == (queue, key)
 
     def as_before(self) -> Before:
         """Return the job as a step that comes after it knows it."""
@@ -115,19 +120,18 @@ class InlineJob:
 
 
 def steps_of(
-    plan: Plan, flow_id: int, make: Callable[[NewJob], InlineJob], grown_from: InlineJob | None = None
+    plan: Plan, make: Callable[[NewJob], InlineJob], grown_from: InlineJob | None = None
 ) -> list[InlineJob]:
     """Return the jobs of a flow, in the order in which their steps were added; `grown_from` is the job whose
     handler has added them."""
-    new = [make(job) for job in plan.jobs]
+    jobs = [make(job) for job in plan.jobs]
     for edge in plan.edges:
-        before = grown_from if edge.after == GROWN_FROM else new[edge.after]
-        assert before is not None
-        new[edge.step].waits.append((before, edge.when))
-    for job in new:
-        job.flow_id = flow_id
+        before = grown_from if grown_from and edge.after == GROWN_FROM else jobs[edge.after]
+        jobs[edge.step].waits.append((before, edge.when))
+    for job in jobs:
+        job.flow_id = (grown_from or jobs[0]).flow_id or jobs[0].id
         job.state = State.BLOCKED if job.waits else State.AVAILABLE
-    return new
+    return jobs
 
 
 def judged(job: InlineJob) -> State:

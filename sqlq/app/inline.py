@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.util import await_only, concurrency
 
@@ -36,7 +36,6 @@ from sqlq.database.caller.transactions import session_of_its_own
 from sqlq.enqueue.enqueue import Batch
 from sqlq.errors import ConfigurationError, NoResultError, SqlqError
 from sqlq.model.callbacks import follow_up
-from sqlq.model.checks import UniqueUntil
 from sqlq.model.flow import EnqueuedFlow, Plan, plan_of
 from sqlq.model.job import ClaimedJob, NewJob, State
 from sqlq.model.outcome import Cancelled, Failed, Finished, Outcome, Retried
@@ -60,24 +59,13 @@ Calls = Callable[[contextvars.Context, Attempt], Coroutine[Any, Any, Any]]
 """Calls the handler of an attempt in a context, and returns its result."""
 
 
-class _Kept(NamedTuple):
-    """A job, or the jobs of a flow, that wait for a commit, and the scoped_session through which they were
-    enqueued, if they were."""
-
-    jobs: list[InlineJob]
-    scope: scoped_session[Any] | None
-
-
 class Here:
     """Takes the place of the part that writes an App's jobs, and runs them. Jobs run at once, or with
     `at_commit` when the transaction that they join has committed."""
 
     new_id: Callable[[], int]
-    new_flow_id: Callable[[], int]
     is_closed = False
     """Whether what waits for a commit runs no more."""
-    otherwise: str
-    """The advice for a connection that does not report commits."""
 
     def __init__(
         self,
@@ -112,11 +100,10 @@ class Here:
             self._tasks.find(new.task)  # raises for a job whose handler is not here
         joined = self._joined(session)
         if isinstance(batch, Plan):
-            flow_id = self.new_flow_id()
-            jobs = steps_of(batch, flow_id, self._next)
+            jobs = steps_of(batch, self._next)
             await self._run_or_keep(jobs, joined, session, call)
-            made = tuple(job.answer(created=True) for job in jobs)
-            return EnqueuedFlow(flow_id, batch.name, made, batch.ends, batch.is_list)
+            steps = tuple(job.answer(created=True) for job in jobs)
+            return EnqueuedFlow(jobs[0].id, batch.name, steps, batch.ends, batch.is_list)
         answers = []
         for new in batch:
             job, created = self._take(new)
@@ -150,39 +137,25 @@ class Here:
     def _take(self, new: NewJob) -> tuple[InlineJob, bool]:
         """Return a job for this one, and whether it is new: an existing one with the same unique key is
         not."""
+        task = self._tasks.find(new.task)
+        # what a claim takes from the task
+        unset = [name for name in ("max_attempts", "on_success", "on_failure") if getattr(new, name) is None]
+        new = replace(new, **{name: getattr(task, name) for name in unset}) if unset else new
         with self._taking:
-            live = (
-                None if new.unique_key is None else self.holder(new.queue, new.unique_key, new.unique_until)
-            )
+            others = [] if new.unique_key is None else self.jobs
+            live = next((job for job in others if job.holds(new.queue, new.unique_key)), None)
             if live is not None:
                 live.replaced = new.on_conflict != "keep" and live.state is State.AVAILABLE
                 if live.replaced:
-                    live.new = self._completed(new)
+                    live.new = new
                 return live, False
-            job = InlineJob(self.new_id(), self._completed(new))
+            job = InlineJob(self.new_id(), new, task)
             self._known[job.id] = job
             return job, True
 
     def _next(self, new: NewJob) -> InlineJob:
         """Return a job for a step of a flow, or for the callback of another job."""
         return self._take(new)[0]
-
-    def _completed(self, new: NewJob) -> NewJob:
-        """Return a job with the options of its task where it has none, as a claim writes them into a row."""
-        task = self._tasks.find(new.task)
-        unsaid = [name for name in ("max_attempts", "on_success", "on_failure") if getattr(new, name) is None]
-        return replace(new, **{name: getattr(task, name) for name in unsaid}) if unsaid else new
-
-    def holder(self, queue: str, key: str, until: UniqueUntil = "finish") -> InlineJob | None:
-        """Return the job that holds a unique key: until "start", none that runs holds it."""
-        for job in self.jobs:
-            live = job.state is State.AVAILABLE or (
-                job.state is State.RUNNING and job.new.unique_until != "start"
-            )
-            live = live or "pruned" in (job.new.unique_until, until)
-            if live and (job.new.queue, job.new.unique_key) == (queue, key):
-                return job
-        return None
 
     # -- at a commit -----------------------------------------------------------------------------------------
 
@@ -199,38 +172,40 @@ class Here:
         if joined is None:
             await self._run_all(jobs, call)
             return
-        kept = _Kept(jobs, session if hasattr(session, "registry") else None)
-        if not joined.when_over(partial(self._committed, kept), partial(self._undone, jobs)):
+        scope = session if hasattr(session, "registry") else None
+        if not joined.when_over(partial(self._committed, jobs, scope), partial(self._undone, jobs)):
             self._undone(jobs)
             raise ConfigurationError(
-                f"nobody tells of a commit on a connection of {joined.conn.driver}: {self.otherwise}, "
-                "where the job runs at once"
+                f"no commit on a connection of {joined.conn.driver} is reported: enqueue after the commit, "
+                'without a session, or in an inline block without at="commit", where the job runs at once'
             )
 
     def _undone(self, jobs: list[InlineJob]) -> None:
         for job in jobs:
             self._known.pop(job.id, None)
 
-    def _committed(self, kept: _Kept) -> None:
+    def _committed(self, jobs: list[InlineJob], scope: scoped_session[Any] | None) -> None:
         if self.is_closed:
             return
         if _in_greenlet():  # an asynchronous session's commit, on the caller's loop
-            await_only(self._run_kept(kept._replace(scope=None), _call_on_loop))
+            await_only(self._run_committed(jobs, None, _call_on_loop))
         else:
-            _at_once(self._run_kept(kept, self._call_here))
+            _at_once(self._run_committed(jobs, scope, self._call_here))
 
-    async def _run_kept(self, kept: _Kept, call: Calls) -> None:
+    async def _run_committed(
+        self, jobs: list[InlineJob], scope: scoped_session[Any] | None, call: Calls
+    ) -> None:
+        """Run jobs that were enqueued through the scoped_session `scope`, if there is one."""
         try:
-            with session_of_its_own(kept.scope):
-                await self._run_all(kept.jobs, call)
+            with session_of_its_own(scope):
+                await self._run_all(jobs, call)
         except Exception as error:  # guard: a-commit-raises-nothing
-            self.failed(next((job for job in kept.jobs if job.error is error), kept.jobs[0]), error)
+            self.failed(next((job for job in jobs if job.error is error), jobs[0]), error)
 
     # -- running ---------------------------------------------------------------------------------------------
 
     async def _run(self, job: InlineJob, call: Calls) -> None:
         """Run a job to its end."""
-        job.known = self._tasks.find(job.new.task)
         job.state = State.RUNNING
         try:
             while job.state is State.RUNNING:
@@ -265,7 +240,7 @@ class Here:
                     job.unmet = f"{job.new.task} takes a result that is not there: {why}"
                 yield job
                 if job.grown is not None:
-                    jobs += steps_of(plan_of(job.grown), job.flow_id, self._next, job)
+                    jobs += steps_of(plan_of(job.grown), self._next, job)
 
     async def _attempt(self, job: InlineJob, call: Calls) -> None:
         """Make an attempt, and give the job its state afterwards."""
@@ -295,8 +270,7 @@ class Here:
 
     def _begun(self, job: InlineJob, claimed: ClaimedJob) -> Attempt:
         """Begin an attempt in this context."""
-        assert job.known is not None
-        running = Attempt(claimed, job.known, float("inf"), Target(tasks=self._tasks))
+        running = Attempt(claimed, job.task, float("inf"), Target(tasks=self._tasks))
         running.lifespan = self._lifespan
         running.on_saved = partial(self._saved, job)
         job.attempted_at.append(datetime.now(UTC))
@@ -304,7 +278,7 @@ class Here:
         running.before = job.before
         if job.unmet is not None:  # guard: an-unmet-step-fails-alone
             raise NoResultError(job.unmet)
-        running.arguments = job.known._interface.arguments(claimed.payload)
+        running.arguments = job.task._interface.arguments(claimed.payload)
         begin(running)
         return running
 
@@ -317,10 +291,13 @@ class Here:
     def _follower(self, job: InlineJob) -> InlineJob | None:
         """Return the job that follows one that has ended; None without one."""
         job.ended_at = datetime.now(UTC)
-        outcomes: dict[State, Outcome] = {State.FINISHED: Finished(), State.CANCELLED: Cancelled()}
-        if job.error is not None:
-            outcomes[State.FAILED] = Failed("error", describe(job.error))
-        outcome = outcomes.get(job.state)
+        outcome: Outcome | None = None
+        if job.state is State.FINISHED:
+            outcome = Finished()
+        elif job.state is State.CANCELLED:
+            outcome = Cancelled()
+        elif job.error is not None:
+            outcome = Failed("error", describe(job.error))
         new = None if outcome is None else follow_up(job.claimed(), outcome)
         return None if new is None else self._next(new)
 
@@ -389,12 +366,10 @@ class EagerEnqueuer(Here):
     """Runs the jobs of an App, or of a call, that is eager. A job is run until it has finished, or has failed
     for good. A job that is enqueued with a session waits for its commit."""
 
-    otherwise = "enqueue after the commit, without a session"
-
     def __init__(self, tasks: Registry, run: Run | None = None) -> None:
         # weak references: a job that waits for a commit is kept as long as its session, and no longer
         super().__init__(tasks, weakref.WeakValueDictionary(), at_commit=True, run=run)
-        self.new_id = self.new_flow_id = _new_id
+        self.new_id = _new_id
 
     def failed(self, job: InlineJob, error: Exception) -> None:
         log.error(
@@ -411,7 +386,7 @@ class EagerEnqueuer(Here):
             return False
         if not isinstance(error, Exception):
             return False
-        outcome = decide(claimed, error, self._tasks.find(claimed.task).retry)
+        outcome = decide(claimed, error, job.task.retry)
         if not isinstance(outcome, Retried):
             return False
         log.warning(

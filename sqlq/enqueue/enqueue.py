@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeGuard, TypeVar
+from weakref import WeakKeyDictionary
 
-from sqlalchemy import URL, Connection
+from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.durations import LONGEST_MS, Duration, milliseconds
+from sqlq.config.urls import in_memory, is_same_place, masked
+from sqlq.database.caller.driver import Place
 from sqlq.database.caller.session import (
     AnyAsyncSession,
     CallersTransaction,
@@ -32,13 +36,13 @@ from sqlq.database.dialect import Dialect
 from sqlq.database.notifications import WAITING
 from sqlq.database.schemas import in_schema
 from sqlq.enqueue.notify import Notifier
-from sqlq.enqueue.target import Schemas
-from sqlq.errors import EnqueueError
+from sqlq.errors import EnqueueError, SchemaVersionError, SqlqError
 from sqlq.events import Events
 from sqlq.model.checks import refusing_by
 from sqlq.model.flow import EnqueuedFlow, Plan
 from sqlq.model.handle import Origin
 from sqlq.model.job import Job, NewJob
+from sqlq.schema import version
 from sqlq.store.flows import flows
 from sqlq.store.jobs import insert as inserting
 from sqlq.store.workers import notify
@@ -75,7 +79,7 @@ class Enqueuer:
         if session is not None:
             return self._join(session, partial(self._insert, batch), new)
         answer = self._insert_alone(batch)
-        self._enqueued(new, _logged(answer))
+        self._publish(new, _logged(answer))
         return answer
 
     async def aenqueue(self, batch: Batch, session: AnyAsyncSession | None = None) -> Any:
@@ -165,7 +169,7 @@ class Enqueuer:
 
     def _committed(self, new: Sequence[NewJob], jobs: list[Job]) -> None:
         self._notify()
-        self._enqueued(new, jobs)
+        self._publish(new, jobs)
 
     # -- in a transaction of sqlq's own ----------------------------------------------------------------------
 
@@ -205,7 +209,7 @@ class Enqueuer:
         if self._notifier.notifies or WAITING:
             self._notifier.send()
 
-    def _enqueued(self, new: Sequence[NewJob], jobs: list[Job]) -> None:
+    def _publish(self, new: Sequence[NewJob], jobs: list[Job]) -> None:
         """Publish the events of jobs that were enqueued."""
         if new and "enqueued" in self._events.wanted:
             self._events.enqueued(new, jobs)
@@ -230,6 +234,55 @@ class Enqueuer:
         if (encryption := self._database.encryption) is not None:
             job = job._protected_by(encryption)
         return inserting.foreign_statement(job, dialect.name, style, self._database.requested_schema)
+
+
+class Schemas(WeakKeyDictionary[Engine | Place, str | None]):
+    """The schemas of the jobs' tables, by engine. Each database is checked once, at its first job."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__()
+        self._database = database
+
+    def require(self, conn: Connection) -> str | None:
+        """Return the schema for jobs on this connection. Raises an error where its tables are not there, or
+        a test's jobs would leave the test."""
+        own = self._database.engine
+        is_in_a_test = self._database.address is not None and self._database.address.is_test
+        if is_in_a_test and not in_memory(conn.engine.url) and not self._is_the_tests(conn):
+            # guard: test-jobs-stay-in-the-test
+            raise EnqueueError(
+                f"a test database is open, {masked(own.url)}, but this session is connected to "
+                f"{masked(conn.engine.url)}: give the code under test an engine on app.url, or open that "
+                "other database with sqlq.testing.on_database"
+            )
+        self._database.require_version_of(conn)
+        schema = self._database.schema_for(conn)
+        try:
+            version.require(conn, schema)
+        except SchemaVersionError as error:
+            if is_same_place(own.url, conn.engine.url):
+                raise
+            raise SchemaVersionError(
+                f"session is connected to {masked(conn.engine.url)}, but this App's workers look into "
+                f"{masked(own.url)}: give a session of that database ({error})"
+            ) from None
+        self[conn.engine] = schema
+        return schema
+
+    def _is_the_tests(self, conn: Connection) -> bool:
+        """Whether a caller's connection leads to the test's database, by whatever name, host or proxy; in
+        doubt it does."""
+        own, theirs = self._database.engine.url, conn.engine.url
+        if own.get_backend_name() != theirs.get_backend_name():
+            return False
+        if self._database.dialect.in_a_file:
+            return os.path.realpath(own.database or "") == os.path.realpath(theirs.database or "")
+        query = self._database.dialect.driver.server
+        try:
+            with self._database.read() as mine:
+                return tuple(mine.exec_driver_sql(query).one()) == tuple(conn.exec_driver_sql(query).one())
+        except (DBAPIError, SqlqError):
+            return True
 
 
 def _is_plain(batch: Batch) -> TypeGuard[Sequence[NewJob]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from time import monotonic
@@ -20,8 +20,7 @@ from sqlq.config.command_hint import escaped
 from sqlq.config.constants import VERSION
 from sqlq.database.dialects import refusal
 from sqlq.errors import SqlqError
-from sqlq.metrics import names
-from sqlq.metrics.names import Described
+from sqlq.metrics.names import OF_THE_DATABASE, OF_WORKERS, Described
 from sqlq.worker.report.meter import BOUNDS
 from sqlq.worker.supervise.supervisor import Supervisor
 
@@ -31,7 +30,8 @@ KEPT_SECONDS = 1.0
 """A collector repeats its answer for this time: several scrapers at once must not become a load."""
 COMPLAINT_SECONDS = 60.0
 STATES = ("available", "scheduled", "blocked", "running", "failed")
-Labelled = Iterable[tuple[Sequence[str], float]]
+Labelled = list[tuple[Sequence[str], float]]
+VERSIONS: Labelled = [((VERSION,), 1)]
 
 
 def numbers(metric: Described, values: Labelled) -> Any:
@@ -43,13 +43,12 @@ def numbers(metric: Described, values: Labelled) -> Any:
     return family
 
 
-def number(metric: Described, value: float) -> Any:
-    """Return a counter or gauge without labels."""
-    return numbers(metric, [((), value)])
-
-
-def version() -> Any:
-    return numbers(names.VERSION, [((VERSION,), 1)])
+def families(values: Mapping[str, float | Labelled]) -> list[Any]:
+    """Return the metrics of the database that have values, by their keys."""
+    labelled: dict[str, Labelled] = {
+        key: value if isinstance(value, list) else [((), value)] for key, value in values.items()
+    }
+    return [numbers(metric, labelled[metric.key]) for metric in OF_THE_DATABASE if metric.key in labelled]
 
 
 def histogram(metric: Described, values: Iterable[tuple[Sequence[str], Sequence[float], float]]) -> Any:
@@ -77,19 +76,23 @@ class WorkCollector(Collector):
         supervisor = self._supervisor
         counts, times = supervisor.totals.now()
         now = {
-            names.SLOTS: supervisor.slots,
-            names.SLOTS_BUSY: supervisor.running,
-            names.PROCESSES: supervisor.ready,
-            names.PROCESSES_LOST: supervisor.lost,
+            "slots": supervisor.slots,
+            "slots_busy": supervisor.running,
+            "processes": supervisor.ready,
+            "processes_lost": supervisor.lost,
         }
-        for metric in names.OF_WORKERS:
-            if metric in now:
-                yield number(metric, now[metric])
-            elif metric.kind == "histogram":
-                yield histogram(metric, [(key[1:], *of) for key, of in times.items() if key[0] == metric.key])
+        for metric in OF_WORKERS:
+            key = metric.key
+            if metric.kind == "histogram":
+                yield histogram(
+                    metric, [(labels, *of) for (name, *labels), of in times.items() if name == key]
+                )
+            elif key in now:
+                yield numbers(metric, [((), now[key])])
             elif metric.kind == "counter":
-                yield numbers(metric, [(key[1:], n) for key, n in counts.items() if key[0] == metric.key])
-        yield version()
+                yield numbers(metric, [(labels, n) for (name, *labels), n in counts.items() if name == key])
+            else:
+                yield numbers(metric, VERSIONS)
 
 
 class DatabaseCollector(Collector):
@@ -123,44 +126,38 @@ class DatabaseCollector(Collector):
     def look(self) -> None:
         """Query the database once, and keep the result. Raises the errors of the database."""
         with self._lock:
-            self._last = self._ask()
+            self._last = self._query()
             self._until = monotonic() + KEPT_SECONDS
 
     def _answer(self) -> list[Any]:
         try:
-            return self._ask()
+            return self._query()
         except (SQLAlchemyError, SqlqError) as error:
             if monotonic() >= self._complain_at:
                 self._complain_at = monotonic() + COMPLAINT_SECONDS
                 log.warning("the database does not answer a scrape: %s", refusal(error))
-            return [number(names.UP, 0), version()]
+            return families({"database_up": 0, "version_info": VERSIONS})
 
-    def _ask(self) -> list[Any]:
+    def _query(self) -> list[Any]:
         queues, workers = self._app.queues.list(), self._app.workers.list(silent=True)
         failed, burden = self._app.queues._vitals()
         alive = [worker for worker in workers if worker.alive]
-        found = [
-            number(names.UP, 1),
-            numbers(names.JOBS, [((q.queue, state), getattr(q, state)) for q in queues for state in STATES]),
-            numbers(
-                names.CAPPED, [((q.queue, state), state in q.capped) for q in queues for state in STATES]
-            ),
-            numbers(names.OLDEST_WAIT, [((q.queue,), q.oldest_wait_seconds or 0.0) for q in queues]),
-            numbers(names.PAUSED, [((q.queue,), q.paused) for q in queues]),
-            numbers(names.SERVED, [((q.queue,), q.served) for q in queues]),
-            numbers(names.WORKERS, [(("alive",), len(alive)), (("silent",), len(workers) - len(alive))]),
-            number(names.WORKER_SLOTS, sum(worker.concurrency for worker in alive)),
-            numbers(names.FAILED_JOBS, [((reason,), n) for reason, n in failed.items()]),
-            version(),
-        ]
-        if burden.rows is not None:
-            kinds = {"live": burden.rows.live, "dead": burden.rows.dead}
-            found.append(numbers(names.TABLE_ROWS, [((kind,), n) for kind, n in kinds.items()]))
-        of_one_database = {
-            names.OLDEST_TRANSACTION: burden.oldest_transaction_seconds,
-            names.UNPURGED: burden.unpurged_transactions,
-            names.WAL_BYTES: burden.wal_bytes,
-            names.REPLICA_BEHIND: burden.behind_seconds,
+        values: dict[str, float | Labelled | None] = {
+            "database_up": 1,
+            "jobs": [((q.queue, state), getattr(q, state)) for q in queues for state in STATES],
+            "jobs_capped": [((q.queue, state), state in q.capped) for q in queues for state in STATES],
+            "oldest_wait": [((q.queue,), q.oldest_wait_seconds or 0.0) for q in queues],
+            "queue_paused": [((q.queue,), q.paused) for q in queues],
+            "queue_served": [((q.queue,), q.served) for q in queues],
+            "workers": [(("alive",), len(alive)), (("silent",), len(workers) - len(alive))],
+            "worker_slots": sum(worker.concurrency for worker in alive),
+            "failed_jobs": [((reason,), n) for reason, n in failed.items()],
+            "oldest_transaction": burden.oldest_transaction_seconds,
+            "unpurged_transactions": burden.unpurged_transactions,
+            "wal_bytes": burden.wal_bytes,
+            "replica_behind": burden.behind_seconds,
+            "version_info": VERSIONS,
         }
-        found += [number(metric, n) for metric, n in of_one_database.items() if n is not None]
-        return found
+        if burden.rows is not None:
+            values["table_rows"] = [(("live",), burden.rows.live), (("dead",), burden.rows.dead)]
+        return families({key: value for key, value in values.items() if value is not None})

@@ -318,7 +318,7 @@ def _parts(value: Any) -> dict[Any, tuple[str, Any]] | None:
     if isinstance(value, (list, tuple)):
         names = getattr(value, "_fields", None)
         return {i: (f"[{i}]" if names is None else f".{names[i]}", part) for i, part in enumerate(value)}
-    fields = _fields(type(value))
+    fields = _fields(value.__class__)
     return None if fields is None else {key: (f".{name}", getattr(value, name)) for key, name in fields}
 
 

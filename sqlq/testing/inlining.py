@@ -80,11 +80,9 @@ def inline(
 class InlineEnqueuer(Here):
     """Takes the place of what writes an App's jobs: what goes in is run."""
 
-    otherwise = 'use inline(app), without at="commit"'
-
     def __init__(self, app: App, *, at_commit: bool, lifespan: Any) -> None:
         super().__init__(app.tasks, {}, at_commit=at_commit, lifespan=lifespan)
-        self.new_id, self.new_flow_id = itertools.count(1).__next__, itertools.count(1).__next__
+        self.new_id = itertools.count(1).__next__
         self._failed: list[Exception] = []
         """Exceptions of jobs that ran when a transaction had committed; the commit is not to raise them."""
 

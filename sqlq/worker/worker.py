@@ -324,7 +324,7 @@ class Worker(Background):
     def _events_of_dead_workers(self, events: list[Any]) -> None:
         for event in map(unpacked, events):
             error = None if event.error is None else remote_error(event.error)
-            self._app.events.tell(replace(event, exception=error))  # guard: lost-jobs-publish-events
+            self._app.events.publish(replace(event, exception=error))  # guard: lost-jobs-publish-events
 
     def _looked(self, look: Look, at: float) -> None:
         self._control.heed(look.wanted)

@@ -11,7 +11,6 @@ from sqlalchemy import text
 import sqlq
 import sqlq.testing
 from sqlq.store.jobs import lookup
-from sqlq.testing import inline
 from tests.kit import drain, working
 
 IMPORT = "import-42"
@@ -126,14 +125,6 @@ def test_a_batch_that_no_column_can_have_is_refused(app: sqlq.App, load: Any, ba
         app.jobs.of_batch(batch)
     with pytest.raises(sqlq.errors.ConfigurationError, match="batch"):
         app.jobs.cancel(batch=batch)
-
-
-def test_jobs_run_inline_are_in_their_batch(app: sqlq.App, load: Any) -> None:
-    with inline(app):
-        enqueued(app, load, 1, 2)
-        app.enqueue(load.new(3))
-        assert app.result(app.jobs.of_batch(IMPORT)) == [2, 4]
-        assert app.jobs.counts(batch=IMPORT) == {"finished": 2}
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

@@ -433,10 +433,10 @@ def test_events_beyond_the_maximum_are_dropped_and_counted(
     app = sqlq.App("sqlite://")
     app.on("lost")(slow)
     event = JobEvent(name="lost", id=1, task="t", queue="q", attempt=1)
-    app._events.tell(event)
+    app._events.publish(event)
     wait_until(lambda: told)
     for _ in range(5):
-        app._events.tell(event)
+        app._events.publish(event)
     assert "slow is too slow: 1 events were dropped" in caplog.text, "the first; the others in a minute"
     go_on.set()
     assert app._events.flush(10)
@@ -448,8 +448,8 @@ def test_events_come_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     app, sizes = sqlq.App("sqlite://"), []
     app.on("lost", "failed")(lambda batch: sizes.append(len(batch)))
     for n in range(100):
-        app._events.tell(JobEvent(name="lost", id=n, task="t", queue="q", attempt=1))
-        app._events.tell(JobEvent(name="started", id=n, task="t", queue="q", attempt=1))
+        app._events.publish(JobEvent(name="lost", id=n, task="t", queue="q", attempt=1))
+        app._events.publish(JobEvent(name="started", id=n, task="t", queue="q", attempt=1))
     assert app._events.flush(10)
     assert sum(sizes) == 100
     assert max(sizes) <= 40
@@ -497,7 +497,7 @@ def test_events_wait_when_no_thread_can_be_started(monkeypatch: pytest.MonkeyPat
 
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", fail)
-        app._events.tell(event)
+        app._events.publish(event)
     assert app._events.flush(10)
     assert told == [event]
 
@@ -511,10 +511,10 @@ def test_a_forked_child_publishes_its_own_events(tmp_path: Path) -> None:
         with file.open("a") as lines:
             lines.writelines(f"{event.id} {os.getpid()}\n" for event in batch)
 
-    app._events.tell(JobEvent(name="lost", id=1, task="t", queue="q", attempt=1))
+    app._events.publish(JobEvent(name="lost", id=1, task="t", queue="q", attempt=1))
     child = os.fork()
     if not child:
-        app._events.tell(JobEvent(name="lost", id=2, task="t", queue="q", attempt=1))
+        app._events.publish(JobEvent(name="lost", id=2, task="t", queue="q", attempt=1))
         app._events.flush(10)
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)

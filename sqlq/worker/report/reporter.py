@@ -169,7 +169,7 @@ class Reporter:
         """Report an event to the log, and then to the listeners."""
         if wants(event.name):
             hear(event)
-        self._events.tell(event)
+        self._events.publish(event)
 
     def hears(self, name: str) -> bool:
         """Return whether listeners want events of this name."""
@@ -177,7 +177,7 @@ class Reporter:
 
     def started(self, job: Attempt) -> None:
         """Report to listeners that the handler of a job is about to run."""
-        self._events.tell(_event("started", job))
+        self._events.publish(_event("started", job))
 
     def lost(self, job: Attempt, why: str) -> None:
         """Report to listeners once that a job has another owner by now, so that this attempt counts for
@@ -187,7 +187,7 @@ class Reporter:
             if self._meter is not None:
                 self._meter.ended("lost", job, None)
             if "lost" in self._events.wanted:
-                self._events.tell(_event("lost", job, seconds=job.seconds(), reason=why))
+                self._events.publish(_event("lost", job, seconds=job.seconds(), reason=why))
 
     def ended(self, job: Attempt, outcome: Outcome) -> None:
         """Report how an attempt ended, once that is written."""
@@ -209,7 +209,7 @@ class Reporter:
                 return
         error: ErrorText | None = getattr(outcome, "error", None)
         delay_ms: int | None = getattr(outcome, "delay_ms", None)
-        (self.tell if is_line else self._events.tell)(
+        (self.tell if is_line else self._events.publish)(
             _event(
                 name,
                 job,
