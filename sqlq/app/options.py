@@ -7,7 +7,7 @@ The App's layer is its argument `defaults`, then the environment (SQLQ_TIMEOUT a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from sqlq.model.checks import FOR_EVER_MS, checked_bool, checked_queue, checked_
 from sqlq.model.foreign_names import hints
 from sqlq.model.job_options import JOB_OPTIONS, checked_retention
 from sqlq.payload import headers
-from sqlq.payload.encryption import Encryption, How, Plain
+from sqlq.payload.encryption import Encryption, How
 
 Check = Callable[[Any, str], object]
 
@@ -46,9 +46,6 @@ VARIABLES: Mapping[str, Callable[[str], Any]] = {
     "backoff": lambda text: [part.strip() for part in text.split(",")] if "," in text else text,
 }
 """Those that an operator may set by variables of the environment, SQLQ_TIMEOUT and so on."""
-
-RETENTION = "7d"
-
 
 QUEUE_OPTIONS = {name: check for name, check in OPTIONS.items() if name != "queue"} | {
     "order": partial(checked_word, choice=Literal["fifo", "lifo"])
@@ -106,18 +103,16 @@ class Defaults:
         """The queues whose newest job comes first, within a priority."""
         return frozenset(name for name, options in self._queues.items() if options.get("order") == "lifo")
 
-    def over(self, said: Mapping[str, Any], queue: str | None = None) -> dict[str, Any]:
+    def over(self, options: Mapping[str, Any], queue: str | None = None) -> dict[str, Any]:
         """Return the options of a task, over those of its queue and of the App. With `queue` that takes the
         place of its queue."""
-        home = queue or said.get("queue") or self.queue
-        layers = (self._app, self._queues.get(home, {}), said)
-        merged: dict[str, Any] = {}
-        headers: dict[str, Any] = {}
-        for layer in layers:
-            merged |= layer
-            headers |= layer.get("headers") or {}
-        if "headers" in merged:
-            merged["headers"] = headers  # they come together, and each name is looked for from the top
+        home = queue or options.get("queue") or self.queue
+        merged: dict[str, Any] = {**self._app, **self._queues.get(home, {}), **options}
+        if "headers" in merged:  # they come together, and each name is looked for from the top
+            layers = (self._app, self._queues.get(home, {}), options)
+            merged["headers"] = {
+                name: value for layer in layers for name, value in (layer.get("headers") or {}).items()
+            }
         if queue is not None:
             merged["queue"] = queue
         merged.pop("order", None)  # which is for workers
@@ -143,10 +138,7 @@ def _checked(options: Any, what: str, known: Mapping[str, Check] = OPTIONS) -> d
 DirectCalls = Literal["allow", "warn", "refuse"]
 """How a task takes a call as a function: in silence, with a warning, or not at all."""
 checked_eager = partial(checked_bool, more=", as a variable 1 or 0")
-_BOOLEANS = {
-    **dict.fromkeys(("", "0", "false", "no", "off"), False),
-    **dict.fromkeys(("1", "true", "yes", "on"), True),
-}
+_BOOLEANS = {"0": False, "false": False, "1": True, "true": True}
 
 
 def is_eager(argument: bool | None = None) -> bool:
@@ -162,7 +154,7 @@ def retention_ms(argument: Duration | None) -> int | None:
     """Return how long finished jobs without a retention are kept, None for ever. It is the argument, else
     SQLQ_RETENTION, else `retention` in [tool.sqlq], else 7 days."""
     what, value = pyproject.setting(argument, "retention", "SQLQ_RETENTION", "retention")
-    ms = checked_retention(RETENTION if value is None else value, what)
+    ms = checked_retention("7d" if value is None else value, what)
     return None if ms == FOR_EVER_MS else ms
 
 
@@ -186,22 +178,18 @@ def encryption_of(keys: Any = None, how: Any = None, plain: Any = None) -> Encry
                 )
         return None
     how = "sign" if how is None else checked_word(how, how_name, choice=How)
-    if how == "read":
-        if plain not in (None, "accept"):
-            raise ConfigurationError(
-                f'{plain_name} is {plain!r}, but with encryption="read" this App itself writes plain rows: '
-                "leave it out"
-            )
-        plain = "accept"
-    return Encryption(keys, how, _checked_plain(plain_name, plain), keys_name)
-
-
-def _checked_plain(name: str, value: Any) -> Plain:
-    if value in (None, "accept", "refuse"):
-        return value or "refuse"
-    if isinstance(value, str) or not isinstance(value, Sequence):
+    if plain is None:
+        plain = "accept" if how == "read" else "refuse"
+    elif how == "read" and plain != "accept":
         raise ConfigurationError(
-            f'{name} is {value!r}: it is "accept", "refuse", or in the App a list of the queues whose plain '
-            "rows are accepted"
+            f'{plain_name} is {plain!r}, but with encryption="read" this App itself writes plain rows: '
+            "leave it out"
         )
-    return tuple(checked_queue(queue) for queue in value)
+    elif isinstance(plain, (list, tuple)):
+        plain = tuple(map(checked_queue, plain))
+    elif plain not in ("accept", "refuse"):
+        raise ConfigurationError(
+            f'{plain_name} is {plain!r}: it is "accept", "refuse", or in the App a list of the queues whose '
+            "plain rows are accepted"
+        )
+    return Encryption(keys, how, plain, keys_name)
