@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
@@ -18,41 +19,38 @@ from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import InvalidPage
 from django.db import transaction
 from django.http import HttpRequest
-from django.template.response import TemplateResponse
 from django.utils.html import format_html
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq.admin.jobs import LOOKED_AT
-from sqlq.admin.verb import whole
+from sqlq.admin.verb import Verb, whole
 from sqlq.admin.verbs import VERBS
 from sqlq.admin.why import why
 from sqlq.config.command_hint import escaped_lines
 from sqlq.django.application import project_app
-from sqlq.django.models import FailedJob, Job, Queue, Schedule, Worker
-from sqlq.errors import SqlqError
+from sqlq.django.models import Job, Queue, Schedule, Worker
+from sqlq.errors import ConfigurationError, SqlqError
 from sqlq.model.job import State
 from sqlq.payload.codec import decoded
 from sqlq.web.access import Redaction
 from sqlq.web.reading import Reading, too_slow
 
-MOST = 1_000
-ASKED = 900
-"""The most jobs that are deleted together: Django takes forms of a thousand fields."""
-TROUBLE = (SqlqError, SQLAlchemyError)
+LIST_LIMIT = 1_000
+ERRORS = (SqlqError, SQLAlchemyError)
 app = project_app()
 redacted, reading = Redaction(), Reading(app)
 
 
-class Looked(ChangeList):
+class RowList(ChangeList):
     """A list of what the App has read."""
 
     def get_results(self, request: HttpRequest) -> None:
         model_admin, rows = self.model_admin, []
-        chosen = {each.parameter_name: each.value() for each in self.filter_specs if each.value()}
+        fields = {each.parameter_name: each.value() for each in self.filter_specs if each.value()}
         try:
-            rows = list(model_admin.rows(self.query.strip(), chosen))
-        except TROUBLE as error:
-            _say(request, error)
+            rows = list(model_admin.rows(self.query.strip(), fields))
+        except ERRORS as error:
+            _report(request, error)
         self.paginator = model_admin.get_paginator(request, rows, self.list_per_page)
         try:
             self.result_list = self.paginator.page(self.page_num).object_list
@@ -63,7 +61,7 @@ class Looked(ChangeList):
         self.show_admin_actions = True
 
 
-class Shown(admin.ModelAdmin):
+class RowAdmin(admin.ModelAdmin):
     """Shows rows that the App has read, and changes nothing but by the verbs of the command line."""
 
     list_per_page = 50
@@ -71,14 +69,12 @@ class Shown(admin.ModelAdmin):
     sortable_by = ()
     group: ClassVar[str | None] = None
     """The command whose verbs are the actions; "" for verbs on jobs."""
-    only: ClassVar[Mapping[str, str]] = {}
-    """The filter that counts always."""
 
     def all(self) -> Iterable[Any]:
         """Return the rows that there are."""
         raise NotImplementedError
 
-    def rows(self, query: str, chosen: Mapping[str, str]) -> Iterable[Any]:
+    def rows(self, query: str, fields: Mapping[str, str]) -> Iterable[Any]:
         """Return the rows that match a search."""
         return [row for row in self.all() if query in row.pk]
 
@@ -89,12 +85,12 @@ class Shown(admin.ModelAdmin):
     def get_object(self, request: HttpRequest, object_id: str, from_field: Any = None) -> Any:
         try:
             return self.one(object_id)
-        except TROUBLE as error:
-            _say(request, error)
+        except ERRORS as error:
+            _report(request, error)
             return None
 
     def get_changelist(self, request: HttpRequest, **options: Any) -> type[ChangeList]:
-        return Looked
+        return RowList
 
     # A transaction would keep an action waiting, which has the App's own connection.
     @transaction.non_atomic_requests  # guard: no-transaction-around-actions
@@ -125,58 +121,31 @@ class Shown(admin.ModelAdmin):
     # -- actions ---------------------------------------------------------------------------------------------
 
     def get_actions(self, request: HttpRequest) -> dict[str, Any]:
+        """Return the verbs of operators. Those of admins are for the dashboard, which confirms them."""
         actions = {}
-        for words, verb in VERBS.items():
-            is_here = verb.button and verb.group == self.group
-            # the admin's own question is about jobs
-            if not is_here or not verb.fits(self.only.get("state")) or (verb.asks and not verb.is_of_jobs):
-                continue
-            needed = "delete" if verb.role == "admin" else "change"
-            if self._may(request, needed):  # guard: actions-by-djangos-permissions
-                key = "delete_selected" if words == "delete" else words  # in place of Django's own
-                actions[key] = (partial(_act, words), key, verb.button.rstrip("…"))
+        if self._may(request, "change"):  # guard: actions-by-djangos-permissions
+            for words, verb in VERBS.items():
+                if verb.button and verb.group == self.group and verb.role == "operator":
+                    actions[words] = (partial(_act, verb), words, verb.button.rstrip("…"))
         return actions
 
 
-def _act(words: str, shown: Shown, request: HttpRequest, queryset: Any) -> TemplateResponse | None:
-    """Do what somebody has chosen for the rows ticked, or for all that the list has found."""
+def _act(verb: Verb, model_admin: RowAdmin, request: HttpRequest, queryset: Any) -> None:
+    """Act on the rows ticked, or on all that the list has."""
     ticked = request.POST.getlist(ACTION_CHECKBOX_NAME)
     if request.POST.get("select_across") == "1":
-        ticked = [row.pk for row in shown.get_changelist_instance(request).paginator.object_list]
-    if words == "delete" and "post" not in request.POST:
-        return _ask(shown, request, ticked[:ASKED])
-    verb = VERBS[words]
+        ticked = [row.pk for row in model_admin.get_changelist_instance(request).paginator.object_list]
     with app.acting_as(request.user.get_username()):
         for subjects in [ticked] if verb.is_of_jobs else [[name] for name in ticked]:
             try:
                 ids = [whole(id, "the id") for id in subjects] if verb.is_of_jobs else subjects
                 messages.success(request, f"{verb.do(app, ids).sentence()}.")
-            except TROUBLE as error:
-                _say(request, error)
-    return None
+            except ERRORS as error:
+                _report(request, error)
 
 
-def _say(request: HttpRequest, error: Exception) -> None:
+def _report(request: HttpRequest, error: Exception) -> None:
     messages.error(request, too_slow(error) if isinstance(error, SQLAlchemyError) else str(error))
-
-
-def _ask(shown: Shown, request: HttpRequest, ticked: Sequence[str]) -> TemplateResponse:
-    """Show the admin's own question, whose form is that of its action `delete_selected`."""
-    jobs = [Job(pk=id) for id in ticked]
-    context = {
-        **shown.admin_site.each_context(request),
-        "title": f"Delete {len(jobs)} jobs?",
-        "objects_name": "jobs",
-        "deletable_objects": [jobs],
-        "model_count": [("jobs", len(jobs))],
-        "queryset": jobs,
-        # Django 6.1's template raises without it
-        "delete_confirmation_max_display": getattr(shown, "delete_confirmation_max_display", None),
-        "opts": shown.opts,
-        "action_checkbox_name": ACTION_CHECKBOX_NAME,
-        "media": shown.media,
-    }
-    return TemplateResponse(request, "admin/delete_selected_confirmation.html", context)
 
 
 def _as_lines(field: Any) -> Any:
@@ -196,44 +165,41 @@ def _as_json(value: Any) -> str | None:
 
 def _choice(name: str, names: Callable[[], Iterable[str]]) -> Any:
     """Return a filter that `rows` reads."""
-
-    def lookups(self: Any, request: HttpRequest, model_admin: Any) -> list[tuple[str, str]]:
-        try:
-            return [(each, each) for each in names()]
-        except TROUBLE:  # the list has the message
-            return []
-
-    does = {"lookups": lookups, "queryset": lambda self, request, queryset: None}
-    return type(name, (admin.SimpleListFilter,), {"title": name, "parameter_name": name, **does})
+    fields = {
+        "title": name,
+        "parameter_name": name,
+        "lookups": lambda *arguments: [(each, each) for each in names()],
+        "queryset": lambda *arguments: None,
+    }
+    return type(name, (admin.SimpleListFilter,), fields)
 
 
 BY_STATE = _choice("state", lambda: list(State))
-BY_QUEUE = _choice("queue", lambda: [status.queue for status in reading.app.queues.list()])
+BY_QUEUE = _choice("queue", lambda: sorted({task.queue for task in app.tasks.values()}))
 BY_TASK = _choice("task", lambda: sorted(app.tasks))
 
 
 @admin.register(Job)
-class JobAdmin(Shown):
-    list_display: Sequence[str] = (
+class JobAdmin(RowAdmin):
+    list_display = (
         *("id", "state", "task", "queue", "label"),
         *("attempts", "created_at", "ended_at", "error"),
     )
-    list_filter: Sequence[Any] = (BY_STATE, BY_QUEUE, BY_TASK)
+    list_filter = (BY_STATE, BY_QUEUE, BY_TASK)
     search_fields = ("id", "label", "unique_key")
     search_help_text = "The id of a job, or the whole of its label or unique key"
     group = ""
 
-    def rows(self, query: str, chosen: Mapping[str, str]) -> list[Any]:
+    def rows(self, query: str, fields: Mapping[str, str]) -> list[Any]:
         searches: list[dict[str, Any]] = [{"label": query}, {"key": query}] if query else [{}]
-        if query.isascii() and query.isdigit() and len(query) < 19:
-            searches.append({"before": int(query) + 1})
+        with suppress(ConfigurationError):
+            searches += [{"ids": (id,)}] if (id := whole(query, "the id")) else []
         jobs: dict[int, Any] = {}
         for search in searches:
-            listed = reading.app.jobs.list(
-                limit=MOST, within=LOOKED_AT, whole=False, **{**search, **chosen, **self.only}
-            )
-            jobs |= {job.id: job for job in listed if search.get("before") in (None, job.id + 1)}
-        return [self._of(jobs[id]) for id in sorted(jobs, reverse=True)[:MOST]]
+            search |= fields
+            listed = reading.app.jobs.list(limit=LIST_LIMIT, within=LOOKED_AT, whole=False, **search)
+            jobs |= {job.id: job for job in listed}
+        return [self._of(jobs[id]) for id in sorted(jobs, reverse=True)[:LIST_LIMIT]]
 
     def one(self, key: str) -> Any:
         job = reading.app.jobs.get(whole(key, "the id") or 0)
@@ -251,15 +217,8 @@ class JobAdmin(Shown):
         )
 
 
-@admin.register(FailedJob)
-class FailedJobAdmin(JobAdmin):
-    list_display = ("id", "task", "queue", "label", "attempts", "ended_at", "error")
-    list_filter = (BY_QUEUE, BY_TASK)
-    only: ClassVar[Mapping[str, str]] = {"state": "failed"}
-
-
 @admin.register(Schedule)
-class ScheduleAdmin(Shown):
+class ScheduleAdmin(RowAdmin):
     list_display = ("name", "state", "plan", "task", "queue", "next_at", "last_at", "error")
     search_fields = ("name",)
     group = "schedules"
@@ -271,7 +230,7 @@ class ScheduleAdmin(Shown):
 
 
 @admin.register(Queue)
-class QueueAdmin(Shown):
+class QueueAdmin(RowAdmin):
     list_display = ("queue", "available", "scheduled", "blocked", "running", "failed", "paused", "served")
     search_fields = ("queue",)
     group = "queues"
@@ -282,7 +241,7 @@ class QueueAdmin(Shown):
 
 
 @admin.register(Worker)
-class WorkerAdmin(Shown):
+class WorkerAdmin(RowAdmin):
     list_display = ("name", "host", "pid", "state", "queues", "concurrency", "jobs", "started_at", "seen_at")
     search_fields = ("id",)
 

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import django
 from asgiref.sync import async_to_sync, sync_to_async
 from django.apps import apps
-from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections, connections, reset_queries
 from django.utils.functional import Promise
@@ -28,7 +27,7 @@ from sqlq.database.caller.session import AnySessionToAwait, connection_of
 from sqlq.database.database import Address, Database
 from sqlq.database.profiles import LOOKS, Use
 from sqlq.database.schemas import in_schema
-from sqlq.django.configuration import Configuration, is_testing, place_of, url_of
+from sqlq.django.configuration import Configuration, identity_of, is_testing, url_of
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import Job, JobOrFlow, NewJob
 from sqlq.model.middleware import middleware_scope
@@ -51,7 +50,7 @@ class DjangoApp(App):
 
     def __init__(self) -> None:
         configuration = self.configuration = Configuration.read()
-        self._place = place_of(configuration.database)
+        self._identity = identity_of(configuration.database)
         self._follows = True
         self._moving = threading.Lock()
         super().__init__(
@@ -89,12 +88,12 @@ class DjangoApp(App):
 
     def _follow(self) -> None:
         """Go where Django's settings lead by now. A test run changes them: its databases have other names."""
-        if not self._follows or place_of(self.configuration.database) == self._place:
+        if not self._follows or identity_of(self.configuration.database) == self._identity:
             return
         with self._moving:
-            place = place_of(self.configuration.database)
-            if place != self._place:
-                self._place = place
+            identity = identity_of(self.configuration.database)
+            if identity != self._identity:
+                self._identity = identity
                 self._move_to(self._address_in_django())  # guard: follows-into-the-test-database
 
     def _address_in_django(self) -> Address:
@@ -223,18 +222,18 @@ _apps: list[DjangoApp] = []
 def project_app() -> DjangoApp:
     """Return the App of the project. Raises `ConfigurationError` where the settings cannot be used."""
     if not _apps:
-        app = _made_of_the_settings()
+        app = _from_settings()
         # where that set Django up, modules of tasks were imported, which have made the App by then
         _apps[:] = _apps or [app]  # guard: a-project-has-one-app
     return _apps[0]
 
 
-def _made_of_the_settings() -> DjangoApp:
+def _from_settings() -> DjangoApp:
     """Set Django up where nothing has begun to: `sqlq -a sqlq.django:app` is no command of manage.py's."""
     try:
         if not apps.ready and not getattr(apps, "loading", False):
             django.setup()
-        if not any(name.startswith("sqlq.django") for name in settings.INSTALLED_APPS):
+        if not apps.is_installed("sqlq.django"):
             raise ConfigurationError("'sqlq.django' is used, but not installed: add it to INSTALLED_APPS")
         return DjangoApp()
     except ImproperlyConfigured as error:

@@ -62,9 +62,6 @@ class UnsupportedResultError(TypeError):
     """A task has returned what is not JSON. Its work is done, and is not done again."""
 
 
-_UNSUPPORTED = f"{UnsupportedResultError.__module__}.{UnsupportedResultError.__qualname__}"
-
-
 class SqlqBackend(BaseTaskBackend):
     """A backend for TASKS: `TASKS = {"default": {"BACKEND": "sqlq.django.SqlqBackend"}}`.
 
@@ -80,11 +77,6 @@ class SqlqBackend(BaseTaskBackend):
 
     def validate_task(self, task: Any) -> None:
         """Check a task of Django's, and let the workers know it. Raises `InvalidTask`."""
-        if self.queues and task.queue_name not in self.queues:
-            raise InvalidTask(
-                f"Queue '{task.queue_name}' is not valid for backend. {task.module_path} names it: add it to "
-                f"TASKS[{self.alias!r}]['QUEUES'], where [] stands for any queue"
-            )
         super().validate_task(task)
         self.registered(task)
 
@@ -97,8 +89,8 @@ class SqlqBackend(BaseTaskBackend):
         self.validate_task(task)
         args, kwargs = normalize_json(list(args)), normalize_json(dict(kwargs))
         registered = self.registered(task)
-        if (misfit := registered._interface.misfit(args, kwargs)) is not None:
-            raise TypeError(misfit)
+        if (reason := registered._interface.misfit(args, kwargs)) is not None:
+            raise TypeError(reason)
         run_after: datetime | None = task.run_after
         if run_after is not None and timezone.is_naive(run_after):
             run_after = timezone.make_aware(run_after)
@@ -150,9 +142,8 @@ class SqlqBackend(BaseTaskBackend):
         if known is not None and _of_django(known):
             return known
         _listen(app)
-        options = {key: value for key, value in self.options.items() if key in _OPTIONS}
-        as_it_is = {"queue": task.queue_name, "priority": int(task.priority)}
-        app.task(name=name, fail_on=UnsupportedResultError, **as_it_is, **options)(_handler(task))
+        options = {"queue": task.queue_name, "priority": int(task.priority), **self.options}
+        app.task(name=name, fail_on=UnsupportedResultError, **options)(_handler(task))
         return app.tasks[name]
 
     def _result(self, details: JobDetails) -> Any:
@@ -226,7 +217,7 @@ def _errors(details: JobDetails) -> list[Any]:
 
 def _error(exception: str | None, message: str | None, traceback: str | None = None) -> Any:
     path = exception or "sqlq.errors.SqlqError"
-    if path == _UNSUPPORTED:  # other backends let Django's own error through
+    if path == "sqlq.django.backend.UnsupportedResultError":  # other backends let Django's own error through
         path = "TypeError"
     return TaskError(
         exception_class_path=path if "." in path else f"builtins.{path}",
@@ -257,17 +248,12 @@ def _handler(task: Any) -> Any:
     wrapper: Any = ahandler if inspect.iscoroutinefunction(function) else handler
     for name in ("__module__", "__qualname__", "__name__"):
         setattr(wrapper, name, getattr(function, name))
-    wrapper.__signature__ = _signature(function, takes_context=task.takes_context)
+    # without annotations: tasks of Django's get their arguments as JSON has them, whatever the backend
+    parameters = list(signature_of(function).parameters.values())[int(task.takes_context) :]
+    wrapper.__signature__ = inspect.Signature([each.replace(annotation=each.empty) for each in parameters])
     wrapper.django_task = task
     wrapper.stands_for = function  # whose annotations a command line checks
     return wrapper
-
-
-def _signature(function: Any, *, takes_context: bool) -> inspect.Signature:
-    """Return the signature that a task's arguments are checked against. Without annotations: tasks of
-    Django's get their arguments as JSON has them, whatever the backend."""
-    parameters = list(signature_of(function).parameters.values())[1 if takes_context else 0 :]
-    return inspect.Signature([each.replace(annotation=each.empty) for each in parameters])
 
 
 def _storable(value: Any) -> Any:

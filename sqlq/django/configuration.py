@@ -104,11 +104,11 @@ class Configuration:
             raise ConfigurationError(f"SQLQ in the settings: {error}") from None
 
 
-def place_of(alias: str) -> tuple[Any, ...]:
+def identity_of(alias: str) -> tuple[Any, ...]:
     """Return what distinguishes one database from another under an alias, whose settings a test run changes.
     Makes no connection."""
-    given = connections.settings[alias]
-    return *(given[name] for name in ("NAME", "HOST", "PORT", "USER")), is_testing()
+    entry = connections.settings[alias]
+    return *(entry[name] for name in ("NAME", "HOST", "PORT", "USER")), is_testing()
 
 
 def is_testing() -> bool:
@@ -124,8 +124,8 @@ def url_of(alias: str) -> URL:
     Raises `UnsupportedDatabaseError` where that is none of sqlq's, and `ConfigurationError` where Django's
     own settings are not complete.
     """
-    given = connections.settings[alias]
-    engine = given["ENGINE"]
+    entry = connections.settings[alias]
+    engine = entry["ENGINE"]
     vendor = load_backend(engine).DatabaseWrapper.vendor
     if vendor not in ("postgresql", "mysql", "sqlite"):
         raise UnsupportedDatabaseError(
@@ -140,7 +140,7 @@ def url_of(alias: str) -> URL:
         return _sqlite(str(parameters["database"]))
     if vendor == "mysql":
         return _mariadb(parameters)
-    return _postgresql(parameters, given.get("OPTIONS", {}).get("assume_role"))
+    return _postgresql(parameters, entry.get("OPTIONS", {}).get("assume_role"))
 
 
 def _sqlite(name: str) -> URL:
@@ -171,21 +171,10 @@ _MARIADBS = ("charset", "unix_socket", "read_default_file", "read_default_group"
 
 
 def _postgresql(parameters: Mapping[str, Any], role: str | None) -> URL:
-    """Return the URL of what libpq is given. The user, the password, the database's name and a single plain
-    host with its port have places of their own. All else goes into the query, which has room for a socket's
-    directory, several hosts and a service file."""
-    query = {
-        name: str(value)
-        for name, value in parameters.items()
-        if name not in (*_DJANGOS, "user", "password", "host", "port") and value is not None
-    }
-    host, port = str(parameters.get("host") or ""), str(parameters.get("port") or "")
-    plain = port.isdecimal() or not port
-    if plain and host and not host.startswith(("/", "@")) and "," not in host:
-        where: dict[str, Any] = {"host": host, "port": int(port) if port else None}
-    else:
-        where = {}
-        query |= {name: value for name, value in (("host", host), ("port", port)) if value}
+    """Return the URL of what libpq is given. The query has room for a socket's directory, several hosts and a
+    service file."""
+    others = (*_DJANGOS, "user", "password")
+    query = {name: str(value) for name, value in parameters.items() if name not in others and value}
     if role:
         quoted = role.replace("\\", r"\\").replace(" ", r"\ ")
         query["options"] = f"{query.get('options', '')} -c role={quoted}".strip()
@@ -195,7 +184,6 @@ def _postgresql(parameters: Mapping[str, Any], role: str | None) -> URL:
         password=parameters.get("password"),
         database=parameters.get("dbname"),
         query=query,
-        **where,
     )
 
 

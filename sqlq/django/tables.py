@@ -15,22 +15,26 @@ from sqlq.django.configuration import is_testing
 from sqlq.errors import SchemaVersionError, SqlqError
 from sqlq.schema.tables import metadata
 
-_STAYS = frozenset({"sqlq_workers"})
-"""Emptied by nothing: what is in it are the workers that run."""
+_NAMES = {table.name for table in metadata.tables.values()}
 
 
-def after_migrate(sender: Any, using: str, verbosity: int = 1, stdout: Any = None, **given: Any) -> None:
+def after_migrate(sender: Any, using: str, verbosity: int = 1, stdout: Any = None, **options: Any) -> None:
     """Bring sqlq's tables up after `manage.py migrate`. A flush sends the same signal, without a plan."""
     from sqlq.django.application import project_app
 
     app = project_app()
-    if using == app.configuration.database and "plan" in given and app.configuration.migrate_with_django:
-        try:
-            before = _migrate(app, using)
-        except SqlqError as error:
-            raise CommandError(str(error)) from error
-        if before is not _UP_TO_DATE and verbosity >= 1 and stdout is not None:
-            stdout.write(f"  sqlq's tables: {'made' if before is None else f'brought up from {before}'}")
+    is_meant = using == app.configuration.database and app.configuration.migrate_with_django
+    try:
+        if not is_meant or "plan" not in options or _are_there(app, using):
+            return
+        if in_memory(app.url):
+            _make_in_memory(using)
+        else:
+            app.migrate()
+    except SqlqError as error:
+        raise CommandError(str(error)) from error
+    if verbosity >= 1 and stdout is not None:
+        stdout.write("  sqlq's tables: up to date now")
 
 
 def before_flush(using: str) -> None:
@@ -38,23 +42,15 @@ def before_flush(using: str) -> None:
     from sqlq.django.application import project_app
 
     app = project_app()
-    if is_testing() and using == app.configuration.database:  # guard: jobs-are-flushed-in-tests-alone
+    is_meant = is_testing() and using == app.configuration.database  # guard: jobs-are-flushed-in-tests-alone
+    if is_meant and _are_there(app, using):
         _empty(app, using)
 
 
-_UP_TO_DATE = "up to date"
-
-
-def _migrate(app: App, alias: str) -> str | None:
-    """Bring the tables up and return the revision before, or `_UP_TO_DATE`."""
-    if in_memory(app.url):
-        return _make_in_memory(alias)
-    if _are_there(app):  # without the half second that Alembic takes
-        return _UP_TO_DATE
-    return app.migrate()
-
-
-def _are_there(app: App) -> bool:
+def _are_there(app: App, alias: str) -> bool:
+    """Whether the tables are there, without the half second that Alembic takes."""
+    if in_memory(app.url):  # where only Django's own connection can look
+        return set(connections[alias].introspection.table_names()) >= _NAMES
     try:
         app.database.require_tables()
     except SchemaVersionError:
@@ -62,32 +58,21 @@ def _are_there(app: App) -> bool:
     return True
 
 
-def _make_in_memory(alias: str) -> str | None:
+def _make_in_memory(alias: str) -> None:
     """Make the tables of a test's database in memory, which only Django's own connection can reach."""
     from sqlq.database import migrate
 
-    connection = connections[alias]
-    if _names() & set(connection.introspection.table_names()):
-        return _UP_TO_DATE
     script = io.StringIO()
     migrate.write(make_url("sqlite://").get_dialect()(), script, None, "up", None, "head")
+    connection = connections[alias]
     connection.ensure_connection()
     connection.connection.executescript(script.getvalue())
-    return None
-
-
-def _names() -> set[str]:
-    return {table.name for table in metadata.tables.values()}
 
 
 def _empty(app: App, alias: str) -> None:
-    connection = connections[alias]
-    memory = in_memory(app.url)
-    if not (_names() <= set(connection.introspection.table_names()) if memory else _are_there(app)):
-        return
-    schema = None if memory else app.database.schema
-    quote = connection.ops.quote_name
+    quote = connections[alias].ops.quote_name
+    schema = None if in_memory(app.url) else app.database.schema
     before = "" if schema is None else f"{quote(schema)}."
-    with transaction.atomic(alias), connection.cursor() as cursor:
-        for name in sorted(_names() - _STAYS):
+    with transaction.atomic(alias), connections[alias].cursor() as cursor:
+        for name in sorted(_NAMES - {"sqlq_workers"}):  # which has the workers that run
             cursor.execute(f"DELETE FROM {before}{quote(name)}")  # noqa: S608 - names of our own tables

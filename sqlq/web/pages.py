@@ -36,7 +36,7 @@ from sqlq.web.view import View
 Values: TypeAlias = Mapping[str, Any]
 """The values of a template."""
 JOBS_SHOWN = 50
-SEARCHED, SEARCHED_BY_KEY = 50_000, 10_000
+SEARCHED = 50_000
 """A search on a page reads at most this number of the newest jobs of each table."""
 DOCTOR_SECONDS = 60.0
 HOURS = {"hour": (timedelta(hours=1), 30), "day": (timedelta(days=1), 24)}
@@ -98,7 +98,7 @@ FIELDS = (
 )
 
 
-def chosen(arguments: Mapping[str, str], names: Sequence[str] = FIELDS) -> dict[str, str]:
+def fields_of(arguments: Mapping[str, str], names: Sequence[str] = FIELDS) -> dict[str, str]:
     """Return the fields that a URL or a form has."""
     return {name: value for name in names if (value := arguments.get(name))}
 
@@ -142,7 +142,7 @@ def _time(text: str, name: str) -> datetime:
 
 
 def jobs(view: View) -> Values:
-    fields = chosen(view.request.args)
+    fields = fields_of(view.request.args)
     before = whole(view.request.args.get("before"), "before")
     bounds: dict[str, Any] = {"before": before, "limit": JOBS_SHOWN + 1, "within": SEARCHED, "whole": False}
     search = search_of(view, fields)
@@ -163,11 +163,6 @@ def jobs(view: View) -> Values:
 def job(view: View) -> Values:
     app, id = view.reading.app, view.values["id"]
     job = app.jobs.get(id)
-    same_key: list[JobDetails] = []
-    if job.unique_key is not None:
-        same_key = app.jobs.list(
-            queue=job.queue, key=job.unique_key, limit=10, within=SEARCHED_BY_KEY, whole=False
-        )
     flow = None
     if job.flow_id is not None:
         with suppress(JobNotFoundError):
@@ -175,7 +170,6 @@ def job(view: View) -> Values:
     return {
         "job": job,
         "why": list(why(app.database, job)),
-        "same_key": [each for each in same_key if each.id != id],
         "flow": flow,
         "sql": f"SELECT * FROM job_states WHERE id = {id};",  # noqa: S608 - to read; a number
         "command": view.command("show", id),
@@ -186,7 +180,7 @@ def job(view: View) -> Values:
 
 
 def failures(view: View) -> Values:
-    fields = chosen(view.request.args, ["task", "queue"])
+    fields = fields_of(view.request.args, ["task", "queue"])
     groups, complete = read(view, "failures", **fields)
     deployed = max((worker.started_at for worker in read(view, "alive")), default=None)
     return {"groups": groups, "complete": complete, "deployed": deployed, "chosen": fields}
@@ -207,13 +201,8 @@ def schedule(view: View) -> Values:
     return {"schedule": schedule, "arguments": decoded(schedule.payload)}
 
 
-def limits(view: View) -> Values:
-    fields = chosen(view.request.args, ["prefix"])
-    return {"limits": read(view, "limits", **fields), "chosen": fields}
-
-
 def audit(view: View) -> Values:
-    fields = chosen(view.request.args, ["actor", "action"])
+    fields = fields_of(view.request.args, ["actor", "action"])
     before = whole(view.request.args.get("before"), "before")
     rows = view.reading.app.audit.list(limit=JOBS_SHOWN + 1, before=before, **fields)
     return {"actions": rows[:JOBS_SHOWN], "more": len(rows) > JOBS_SHOWN, "chosen": fields}
@@ -228,8 +217,12 @@ def storage_of(view: View) -> Storage:
     return replace(state, readings=tuple(replace(each, query=None) for each in state.readings))
 
 
-def _shows(*names: str) -> Callable[[View], Values]:
-    return lambda view: {name: read(view, name) for name in names}
+def _shows(*names: str, fields: Sequence[str] = ()) -> Callable[[View], Values]:
+    def page(view: View) -> Values:
+        options = fields_of(view.request.args, fields)
+        return {"chosen": options, **{name: read(view, name, **options) for name in names}}
+
+    return page
 
 
 PAGES: Mapping[str, tuple[str, Callable[[View], Values]]] = {
@@ -242,7 +235,7 @@ PAGES: Mapping[str, tuple[str, Callable[[View], Values]]] = {
     "flow": ("/flows/<int:id>", lambda view: {"flow": view.reading.app.flows.get(view.values["id"])}),
     "schedules": ("/schedules", _shows("schedules")),
     "schedule": ("/schedules/<path:name>", schedule),
-    "limits": ("/limits", limits),
+    "limits": ("/limits", _shows("limits", fields=["prefix"])),
     "queues": ("/queues", _shows("queues", "pauses")),
     "workers": ("/workers", _shows("workers")),
     "database": ("/database", lambda view: {"storage": storage_of(view)}),
@@ -253,7 +246,7 @@ PAGES: Mapping[str, tuple[str, Callable[[View], Values]]] = {
 
 # -- the forms that act: the command line's verbs, each with the command that does the same ------------------
 
-MOST_ACTED_ON = 10_000
+ACTION_LIMIT = 10_000
 """The most jobs that one form acts on."""
 
 
@@ -287,7 +280,7 @@ def act(view: View) -> Response:
             states=Counter(states.values()),
             command=view.command(words, *([] if error else subjects), error=error, **options),
             form=form,
-            most=MOST_ACTED_ON,
+            limit=ACTION_LIMIT,
         )
     with view.app.acting_as(view.user.name):
         outcome = verb.do(view.app, subjects, **options)
@@ -310,16 +303,16 @@ def _jobs(view: View, verb: Verb) -> tuple[dict[int, str], int]:
     # guard: an-action-keeps-to-the-states-shown
     states = [state for state in verb.states if state in (form.get("state") or state).split()]
     if form.get("matching") and not form.get("error"):
-        search = search_of(view, chosen(form))
+        search = search_of(view, fields_of(form))
         search.pop("state", None)
-        return JobSelection(search=search).states(app, states, MOST_ACTED_ON, within=SEARCHED), 0
+        return JobSelection(search=search).states(app, states, ACTION_LIMIT, within=SEARCHED), 0
     if form.get("error"):
         ids = app.jobs.failed_alike(form["error"])
     else:
         ids = [id for text in form.getlist("id") if (id := whole(text, "the id"))]
     if not ids:  # an empty selection would mean all
         return {}, 0
-    jobs = JobSelection(tuple(ids)).states(app, states, MOST_ACTED_ON, within=SEARCHED)
+    jobs = JobSelection(tuple(ids)).states(app, states, ACTION_LIMIT, within=SEARCHED)
     return jobs, len(set(ids) - jobs.keys())
 
 
@@ -346,7 +339,7 @@ def _api_jobs(view: View) -> Response:
     limit = whole(arguments.get("limit") or "100", "limit")
     limit = checked_whole(limit, "limit", range(1, LARGEST_LIST + 1), "; go on with before=ID")
     before = whole(arguments.get("before"), "before")
-    search = search_of(view, chosen(arguments))
+    search = search_of(view, fields_of(arguments))
     rows = view.reading.app.jobs.list(**search, before=before, limit=limit, within=LOOKED_AT, whole=False)
     response = json_response([_object(view, row, whole=False) for row in rows])
     if not rows.complete:

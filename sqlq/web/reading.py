@@ -16,13 +16,12 @@ from sqlq.database.dialects import refusal
 
 T = TypeVar("T")
 
-FRESH_SECONDS, LONGEST_SECONDS = 2.0, 10.0
+FRESH_SECONDS, MAX_KEPT_SECONDS = 2.0, 10.0
 SHARE = 100
 """A look may take this part of the time at most: however large the tables are, viewers do not slow down the
 workers."""
-MOST_KEPT = 16 << 20
-"""How many characters the kept answers may have, written out."""
-OLDEST_SECONDS = 60.0
+KEPT_LIMIT = 50
+"""The most answers that are kept."""
 
 
 def too_slow(error: SQLAlchemyError) -> str:
@@ -39,8 +38,8 @@ class Reading:
         self._reader = app
         read_url(url, of=app.url)  # one that is none is refused now
         self._lock = threading.Lock()
-        self._kept: dict[Hashable, tuple[float, float, Any, int]] = {}
-        self._busy: dict[Hashable, threading.Lock] = {}
+        self._kept: dict[Hashable, tuple[float, float, Any]] = {}
+        self._turns = [threading.Lock() for _ in range(64)]
 
     @property
     def app(self) -> App:
@@ -62,27 +61,22 @@ class Reading:
         """Return what `read` returned within the last seconds, for whomever, or read now. An answer that took
         long is kept longer."""
         app = self.app
-        with self._lock:
-            turn = self._busy.setdefault(key, threading.Lock())
-        with turn:
+        with self._turns[hash(key) % len(self._turns)]:
             began = time.monotonic()
             is_first = key not in self._kept
-            ended, took, value, _ = self._kept.get(key, (float("-inf"), 0.0, None, 0))
+            ended, took, value = self._kept.get(key, (float("-inf"), 0.0, None))
             # guard: looks-take-a-small-share
-            if began - ended < max(seconds, min(took * SHARE, LONGEST_SECONDS)):
+            if began - ended < max(seconds, min(took * SHARE, MAX_KEPT_SECONDS)):
                 kept: T = value
                 return kept
             answer = read(app)
             ended = time.monotonic()
-            took = 0.0 if is_first else ended - began  # the first one may have connected, too
             with self._lock:
-                self._kept[key] = (ended, took, answer, len(repr((key, answer))))
-                young = {k: entry for k, entry in self._kept.items() if ended - entry[0] < OLDEST_SECONDS}
-                # guard: kept-answers-are-bounded
-                if sum(entry[3] for entry in young.values()) > MOST_KEPT:
-                    young = {key: self._kept[key]}
-                self._kept = young
-                self._busy = {k: lock for k, lock in self._busy.items() if k in young or lock.locked()}
+                self._kept.pop(key, None)  # the newest stand last
+                # the first one may have connected, too
+                self._kept[key] = ended, 0.0 if is_first else ended - began, answer
+                for old in [*self._kept][:-KEPT_LIMIT]:  # guard: kept-answers-are-bounded
+                    del self._kept[old]
             return answer
 
     def forget(self) -> None:

@@ -7,6 +7,7 @@ import ipaddress
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -68,7 +69,7 @@ class ByPassword:
     def __init__(self, file: Path) -> None:
         self._file = file
         self._salt = secrets.token_bytes(32)
-        self._failures: list[float] = []
+        self._failures: deque[float] = deque(maxlen=LOGINS_A_MINUTE)
         self._state: tuple[str, dict[str, tuple[User, str]], set[bytes]] = "", {}, set()
         self._read()
 
@@ -113,8 +114,8 @@ class ByPassword:
 
     def _matches(self, users: dict[str, tuple[User, str]], name: str, password: str) -> bool:
         now = time.monotonic()
-        self._failures = [each for each in self._failures if each > now - 60]
-        if len(self._failures) >= LOGINS_A_MINUTE:  # guard: guesses-are-slow
+        is_full = len(self._failures) == LOGINS_A_MINUTE
+        if is_full and self._failures[0] > now - 60:  # guard: guesses-are-slow
             raise RefusedError("too many failed logins: try again in a minute", 429)
         _, hashed = users.get(name, (None, _NOBODY))
         if check_password_hash(hashed, password) and name in users:
@@ -135,7 +136,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Server:
-    """The dashboard at an address of its own, from its making on."""
+    """The dashboard at an address of its own: `server` of waitress answers at `url`, once it runs."""
 
     def __init__(
         self,
@@ -160,7 +161,7 @@ class Server:
         is_anywhere = host in ("0.0.0.0", "::") and not hosts
         login = ByLink(lambda query: link(self.url + query)) if users is None else ByPassword(users)
         self.site = Site(app, login, hosts=None if is_anywhere else names, **options)
-        self._server, self.url = listen(
+        self.server, self.url = listen(
             self.site,
             host,
             port,
@@ -172,10 +173,3 @@ class Server:
         )
         if isinstance(login, ByLink):
             login.renew()
-
-    def run(self) -> None:
-        """Serve until the process is stopped."""
-        self._server.run()
-
-    def close(self) -> None:
-        self._server.close()

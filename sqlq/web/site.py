@@ -94,7 +94,6 @@ class Site:
         self.reading = Reading(app, read_url)
         self._view = partial(View, app, self.reading, Redaction(redact), hide_from_viewers)
         self._authorize = authorize
-        self._has_warned = False
         self._hosts = hosts
         paths = {
             **{name: path for name, (path, _) in pages.PAGES.items()},
@@ -149,10 +148,9 @@ class Site:
         user: Any = self._authorize(request)
         if isinstance(user, User):  # guard: only-a-user-enters
             return user
-        if user is not None and not self._has_warned:
-            self._has_warned = True
+        if user is not None:
             log.error(
-                "authorize returned a %s, so the request is refused, and each one like it: return "
+                "authorize returned a %s, so the request is refused: return "
                 "sqlq.web.User(name, role), or None for nobody; sqlq.web.asgi alone awaits an async def",
                 type(user).__name__,
             )

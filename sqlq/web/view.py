@@ -21,7 +21,7 @@ from sqlq.admin.facet import command_line
 from sqlq.admin.verb import Verb
 from sqlq.admin.verbs import VERBS
 from sqlq.app.app import App
-from sqlq.config.command_hint import command, escaped_lines, shortened, word
+from sqlq.config.command_hint import command, escaped_lines, shortened
 from sqlq.config.durations import age, span, until, written
 from sqlq.model.flow_status import StepDetails
 from sqlq.payload.encryption import Unopened
@@ -29,7 +29,7 @@ from sqlq.web.access import FORM_COOKIE, Redaction
 from sqlq.web.reading import Reading
 
 MESSAGE_COOKIE = "sqlq_message"
-LONGEST_TEXT = 20_000
+TEXT_LIMIT = 20_000
 """Characters of a text that a page shows; the command line and the JSON API have all of it."""
 
 
@@ -105,11 +105,11 @@ class View:
 
     @property
     def came_from(self) -> str:
-        """The path of the page that the form names, if it is one of ours."""
+        """The path of the page that the form names, if it is one of is_own."""
         root = self.url("overview")
         path = self.request.form.get("back", "")
-        ours = path.startswith(root) and not path.startswith("//") and "\\" not in path
-        return path if ours and path.isprintable() else root  # guard: redirect-stays-on-the-site
+        is_own = path.startswith(root) and not path.startswith("//") and "\\" not in path
+        return path if is_own and path.isprintable() else root  # guard: redirect-stays-on-the-site
 
     def set_cookie(self, response: Response, name: str, value: str, max_age: int | None = None) -> None:
         response.set_cookie(
@@ -147,7 +147,6 @@ def templates() -> Environment:
         "span": span,
         "units": in_units,
         "until": partial(_time, until),
-        "word": word,
     }
     environment.globals |= {"placed": placed, "verbs": VERBS}
     return environment
@@ -169,12 +168,12 @@ def _steerless(value: Any) -> Any:
     """Bound a text, and escape what turns the direction of a line or steers a terminal it is pasted into."""
     if isinstance(value, Markup):
         return Markup(escaped_lines(value))  # guard: pages-steer-nothing
-    return shortened(escaped_lines(str(value)), LONGEST_TEXT)  # guard: pages-are-bounded
+    return shortened(escaped_lines(str(value)), TEXT_LIMIT)  # guard: pages-are-bounded
 
 
-def cut(value: Any, most: int = 120) -> str:
+def cut(value: Any, limit: int = 120) -> str:
     """Return a text of at most this number of characters."""
-    return shortened(str(value), most)
+    return shortened(str(value), limit)
 
 
 def as_json(value: Any) -> str:

@@ -40,7 +40,7 @@ def web(context: Context, /, host: str, port: int, users: Path | None, **options
     """
     from sqlq.web.serve import Server
 
-    server = Server(
+    dashboard = Server(
         context.app(),
         host=host,
         port=port,
@@ -48,6 +48,6 @@ def web(context: Context, /, host: str, port: int, users: Path | None, **options
         link=lambda url: click.echo(f"log in once with {url}", err=True),
         **options,
     )
-    click.echo(f"sqlq web on {server.url}; stop it with Ctrl-C", err=True)
+    click.echo(f"sqlq web on {dashboard.url}; stop it with Ctrl-C", err=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    server.run()
+    dashboard.server.run()

@@ -38,13 +38,13 @@ class Command(BaseCommand):
         from sqlq.cli.root import run
 
         # Django has taken these two from the line already, and left them on it
-        ours = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-        ours.add_argument("--settings")
-        ours.add_argument("--pythonpath")
-        options, arguments = ours.parse_known_args(argv[2:])
-        called = os.path.basename(argv[0])  # noqa: PTH119 - a name, not a place
-        name = f"{'python ' if called.endswith('.py') else ''}{called} sqlq"
-        name = "python -m django sqlq" if called == "__main__.py" else name
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--settings")
+        parser.add_argument("--pythonpath")
+        options, arguments = parser.parse_known_args(argv[2:])
+        script = os.path.basename(argv[0])  # noqa: PTH119 - a name, not a place
+        name = f"{'python ' if script.endswith('.py') else ''}{script} sqlq"
+        name = "python -m django sqlq" if script == "__main__.py" else name
         program = [*_program(argv), *(f"--{key}={value}" for key, value in vars(options).items() if value)]
         for option, value in Configuration.read().workers.items():  # which the processes of a worker inherit
             os.environ.setdefault(f"SQLQ_{option.upper()}", str(value))
@@ -55,10 +55,8 @@ class Command(BaseCommand):
         """Show what `manage.py sqlq --help` shows, at `manage.py help sqlq`."""
         self.run_from_argv([prog_name, subcommand, "--help"])
 
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("arguments", nargs=argparse.REMAINDER)
-
-    def handle(self, *args: Any, **options: Any) -> NoReturn:
+    def create_parser(self, *args: Any, **options: Any) -> NoReturn:
+        """Refuse `call_command`, which begins here."""
         raise CommandError(
             "sqlq runs in a process of its own, as in python manage.py sqlq status; call the App in code, as "
             "in app.migrate(), and sqlq.testing.drain(app) in tests"
@@ -68,7 +66,7 @@ class Command(BaseCommand):
 def _program(argv: list[str]) -> list[str]:
     """Return the command that starts `manage.py sqlq` again, as this process was started. A worker's children
     then find the same settings and modules."""
-    given = sys.orig_argv
-    if given[-len(argv[1:]) :] == argv[1:]:
-        return [sys.executable, *given[1 : len(given) - len(argv[2:])]]
+    line = sys.orig_argv
+    if line[-len(argv[1:]) :] == argv[1:]:
+        return [sys.executable, *line[1 : len(line) - len(argv[2:])]]
     return [sys.executable, "-m", "sqlq", "-a", APP]  # called by a program with arguments of its own

@@ -15,10 +15,10 @@ from django.urls import reverse
 from shop.tasks import fail, pay, remind
 from sqlq.admin.verbs import VERBS, on_jobs, verb
 from sqlq.django import app
-from sqlq.django.models import FailedJob, Job, Queue, Schedule, Worker
+from sqlq.django.models import Job, Queue, Schedule, Worker
 from sqlq.testing import drain
 
-MODELS = (Job, FailedJob, Schedule, Queue, Worker)
+MODELS = (Job, Schedule, Queue, Worker)
 
 
 def address(model, page="changelist", *args):
@@ -89,7 +89,7 @@ class Looking(InTheAdmin):
         page = self.page(address(Job))
         self.assertIn('href="?queue=mail"', page)
         self.assertIn('href="?task=shop.tasks.apay"', page)
-        self.assertEqual(self.ids(FailedJob), [two + 1])
+        self.assertEqual(self.ids(state="failed"), [two + 1])
 
     def test_an_unknown_state_is_refused_with_the_known_ones(self):
         self.log_in(is_superuser=True)
@@ -98,7 +98,7 @@ class Looking(InTheAdmin):
     def test_lists_have_pages_up_to_a_bound(self):
         self.log_in("view_job")
         ids = [job.id for job in app.enqueue_many([pay.new(i) for i in range(120)])][::-1]
-        with mock.patch("sqlq.django.admin.MOST", 110):
+        with mock.patch("sqlq.django.admin.LIST_LIMIT", 110):
             pages = [re.findall(r"/job/(\d+)/change/", self.page(address(Job), p=p)) for p in (1, 2, 3)]
             self.assertEqual([int(id) for page in pages for id in page], ids[:110])
             self.assertIn("110 jobs", self.page(address(Job)))
@@ -135,7 +135,7 @@ class Looking(InTheAdmin):
         self.log_in(is_superuser=True)
         id = app.enqueue(fail.new()).id
         drain(app)
-        page = self.page(address(FailedJob, "change", id))
+        page = self.page(address(Job, "change", id))
         self.assertIn('raise LookupError("no such order")', page)
         self.assertRegex(page, r"<pre>Traceback[^<]*\n  File")
 
@@ -189,7 +189,7 @@ class Acting(InTheAdmin):
         for permissions, jobs, actions in (
             (["view_job"], 200, []),
             (["change_job"], 200, ["retry", "cancel", "reschedule", "replay"]),
-            (["view_job", "delete_job"], 200, ["delete_selected"]),
+            (["view_job", "delete_job"], 200, []),
             (["change_schedule"], 403, []),
         ):
             with self.subTest(permissions=permissions):
@@ -210,33 +210,24 @@ class Acting(InTheAdmin):
         self.addCleanup(VERBS.pop, "touch")
         (id,) = self.failed(1)
         self.log_in("change_job")
-        for model in (Job, FailedJob):
-            self.assertEqual(self.actions(model)[-1], "touch")
-            self.assertIn(f"Touched 1 job: {id}.", self.act(model, "touch", id))
-        self.assertEqual(done, [[id], [id]])
+        self.assertEqual(self.actions(Job)[-1], "touch")
+        self.assertIn(f"Touched 1 job: {id}.", self.act(Job, "touch", id))
+        self.assertEqual(done, [[id]])
 
     def test_an_action_is_refused_when_the_permission_is_not_there(self):
         (id,) = self.failed(1)
         self.log_in("view_job", "change_schedule")
-        for words in ("retry", "delete_selected", "cancel"):
-            self.act(Job, words, id, post="yes")
+        for words in ("retry", "delete", "cancel"):
+            self.act(Job, words, id)
         self.assertEqual(self.state(id), "failed")
 
     def test_jobs_are_retried_and_cancelled(self):
         one, two = self.failed()
         self.log_in("change_job")
-        self.assertIn("Moved back 1 job", self.act(FailedJob, "retry", one))
+        self.assertIn("Retried 1 job", self.act(Job, "retry", one))
         self.assertEqual((self.state(one), self.state(two)), ("available", "failed"))
         self.assertIn("Cancelled 1 job", self.act(Job, "cancel", one))
         self.assertEqual(self.state(one), "cancelled")
-
-    def test_jobs_are_deleted_after_a_question(self):
-        one, two = self.failed()
-        self.log_in("view_job", "delete_job")
-        self.assertIn("Delete 2 jobs?", self.act(FailedJob, "delete_selected", one, two))
-        self.assertEqual(self.state(one), "failed")
-        self.assertIn("Deleted 2 jobs", self.act(FailedJob, "delete_selected", one, two, post="yes"))
-        self.assertEqual(self.ids(FailedJob), [])
 
     def test_all_that_match_are_acted_on_when_all_are_chosen(self):
         ids = self.failed(3)
@@ -244,9 +235,9 @@ class Acting(InTheAdmin):
         drain(app)
         self.log_in("change_job")
         form = {"action": "retry", "_selected_action": [other], "index": 0, "select_across": "1"}
-        self.client.post(f"{address(FailedJob)}?q=other", form)
+        self.client.post(f"{address(Job)}?q=other", form)
         self.assertEqual([self.state(id) for id in [*ids, other]], ["failed"] * 3 + ["available"])
-        self.assertIn("Moved back 3 jobs", self.act(FailedJob, "retry", ids[0], select_across="1"))
+        self.assertIn("Retried 3 jobs", self.act(Job, "retry", ids[0], select_across="1"))
 
     def test_wrong_ids_are_refused(self):
         self.log_in(is_superuser=True)

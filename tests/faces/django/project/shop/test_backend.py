@@ -153,11 +153,7 @@ class Enqueue(TestCase):
     def test_enqueue_validates_the_task(self):
         other = django_tasks.echo.using(queue_name="unknown_queue")
         with override_settings(TASKS={"default": {"BACKEND": BACKEND, "QUEUES": ["queue-1"]}}):
-            said = (
-                "Queue 'unknown_queue' is not valid for backend. shop.django_tasks.echo names it: add it to "
-                "TASKS['default']['QUEUES'], where [] stands for any queue"
-            )
-            with self.assertRaisesMessage(InvalidTask, said):
+            with self.assertRaisesMessage(InvalidTask, "Queue 'unknown_queue' is not valid"):
                 other.enqueue()
 
     def test_a_rollback_removes_the_job(self):

@@ -45,7 +45,7 @@ class Urls(SimpleTestCase):
         given = {"NAME": "shop", "USER": "me", "PASSWORD": "p w/@:", "HOST": "db.test", "PORT": "5433"}
         self.assertEqual(
             connects_with(**given),
-            {"dbname": "shop", "user": "me", "password": "p w/@:", "host": "db.test", "port": 5433},
+            {"dbname": "shop", "user": "me", "password": "p w/@:", "host": "db.test", "port": "5433"},
         )
         self.assertNotIn("p w", masked(url(ENGINE=POSTGRESQL, **given)))
 
