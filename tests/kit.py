@@ -27,7 +27,7 @@ from sqlq.worker.ipc.parent import NoParent
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.report.reporter import Reporter
 from sqlq.worker.run.isolated import IsolatedProcesses
-from sqlq.worker.supervise.deaths import Dead, Deaths
+from sqlq.worker.supervise.heartbeat import Dead, Deaths
 from sqlq.worker.supervise.supervisor import Supervisor
 from sqlq.worker.worker import Worker
 from tests import claims as claiming

@@ -1,4 +1,4 @@
-"""The processes of `sqlq work`: their titles, their standard streams, and how they end."""
+"""The processes of `sqlq work`: their command lines, their standard streams, and how they end."""
 
 from __future__ import annotations
 
@@ -10,35 +10,11 @@ import select
 import stat
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sqlq.config.command_hint import escaped
-
 log = logging.getLogger("sqlq.worker")
-
-# -- titles, in ps and top -----------------------------------------------------------------------------------
-
-
-def entitle(name: str | None) -> Callable[[str], None]:
-    """Return a function that sets the title of this process, as in "sqlq: mail-1 worker idle". It does
-    nothing where setproctitle is not installed."""
-    try:
-        from setproctitle import setproctitle
-    except ImportError:
-        return lambda said: None
-    before = "sqlq: " if name is None else f"sqlq: {name} "
-    shown = ""
-
-    def show(said: str) -> None:
-        nonlocal shown
-        if said != shown:
-            shown = said
-            setproctitle(escaped(before + said))
-
-    return show
 
 
 def conceal(text: str) -> None:

@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Callable
 from functools import partial
 from typing import NoReturn
 
@@ -16,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlq.app.app import App
 from sqlq.cli import root
 from sqlq.cli.context import Context
-from sqlq.cli.processes import bear_broken_streams, entitle, leave, leave_in_time
+from sqlq.cli.processes import bear_broken_streams, leave, leave_in_time
 from sqlq.cli.terminal import logs
 from sqlq.cli.terminal.output import naming_options
 from sqlq.config.durations import counted
@@ -41,15 +40,13 @@ def run(context: Context, fd: int) -> NoReturn:
     if setup is None:
         sys.exit(1)
     context.app_option, context.database_url = setup["app"], setup["database_url"]
-    show = entitle(setup["options"]["name"])
     if "box" in setup:
-        _work(context, link, setup, show)
+        _work(context, link, setup)
     forkserver.show("sqlq-isolate")
-    show("isolate")
     _serve(context, link, setup)
 
 
-def _work(context: Context, link: Pipe, setup: Message, show: Callable[[str], None]) -> NoReturn:
+def _work(context: Context, link: Pipe, setup: Message) -> NoReturn:
     supervised = Parent(
         link,
         SharedMemory(setup["box"]),
@@ -58,15 +55,12 @@ def _work(context: Context, link: Pipe, setup: Message, show: Callable[[str], No
         is_metered=setup["is_metered"],
     )
     os.close(setup["box"])
-    show("worker starting")
-    supervised.show = lambda state: show(f"worker {state}")
     app = _app(context)
     logs.set_up(**setup["log"])
     if setup["options"]["isolate"] or any(task.isolate for task in app.tasks.values()):
         forkserver.start(partial(root.run, context), context.program, private=[link.fileno()])
     isolates = IsolatedProcesses(
         lambda fd: spawn([*context.program, "work", "--child", str(fd)], (fd,)),
-        setup["warm"],
         setup={name: setup[name] for name in ("app", "database_url", "log", "options")},
     )
     options = WorkerOptions(**setup["options"])

@@ -1,7 +1,7 @@
 """The decisions of a worker's loop, as values. Nothing here does I/O, waits, locks or reads a clock.
 
     Turn ──┬─► Claim ──► Claimed ──┬─► AWAIT_WORK, REPORT_MORE ──► the next Turn
-           ├─► Retire, Stop        └─► AwaitFreed ──► Freed ──► Claim, AWAIT_WORK
+           ├─► Retire, Stop        └─► Claim (a drain's last), Retire
            └─► PAUSE, AWAIT_SETTLING, AwaitRoom ──► the next Turn
 
 The loop of `Worker` reports an event, and does what `decide` returns for it.
@@ -49,7 +49,8 @@ class Claim(NamedTuple):
 
     limit: int
     is_last: bool = False
-    """Whether a drain ends where this claim finds nothing."""
+    """Whether a drain ends where this claim finds nothing, after the other threads have freed the jobs that
+    they are about to free."""
 
 
 class Claimed(NamedTuple):
@@ -59,14 +60,6 @@ class Claimed(NamedTuple):
     number: int
     held_nothing: bool = False
     """Whether the worker held no job before the claim, and had none to unblock or admit."""
-
-
-class Freed(NamedTuple):
-    """A drain has awaited what frees jobs."""
-
-    claim: Claim
-    admitted: bool
-    """Whether a job was admitted."""
 
 
 # -- actions -------------------------------------------------------------------------------------------------
@@ -93,12 +86,6 @@ class AwaitRoom(NamedTuple):
     """How many jobs may wait then."""
 
 
-class AwaitFreed(NamedTuple):
-    """Wait until the other threads have freed the jobs that they are about to free."""
-
-    claim: Claim
-
-
 class Act(Enum):
     """An action without values."""
 
@@ -112,8 +99,8 @@ class Act(Enum):
     """Report that there are more jobs than the claim brought."""
 
 
-Event: TypeAlias = Turn | Claimed | Freed
-Action: TypeAlias = Claim | Retire | Stop | AwaitRoom | AwaitFreed | Act
+Event: TypeAlias = Turn | Claimed
+Action: TypeAlias = Claim | Retire | Stop | AwaitRoom | Act
 
 
 def decide(options: WorkerOptions, event: Event) -> Action:
@@ -122,13 +109,11 @@ def decide(options: WorkerOptions, event: Event) -> Action:
         case Turn():
             return _begin_turn(options, event)
         case Claimed(claim, 0, held_nothing=True) if options.drain:
-            # jobs that a service, or the admitting thread, has freed since are claimed once more
-            return Retire("nothing is available", replace=False) if claim.is_last else AwaitFreed(claim)
+            if claim.is_last:
+                return Retire("nothing is available", replace=False)
+            return Claim(claim.limit, is_last=True)  # guard: drain-claims-once-more
         case Claimed(claim, number):
             return Act.REPORT_MORE if number == claim.limit else Act.AWAIT_WORK
-        case Freed(claim, admitted):
-            # guard: drain-claims-once-more
-            return Act.AWAIT_WORK if admitted else Claim(claim.limit, is_last=True)
 
 
 def _begin_turn(options: WorkerOptions, turn: Turn) -> Action:
@@ -170,27 +155,20 @@ def claim_size(options: WorkerOptions, turn: Turn) -> int:
 # -- leases --------------------------------------------------------------------------------------------------
 
 
-class Renewal(NamedTuple):
-    """A renewal of leases by the supervisor, compared with the jobs that the worker holds."""
-
-    unknown: dict[Right, int]
-    """Jobs that the worker does not know, with the number of claims begun when each was first seen."""
-    lost: set[Right]
-    """Those of them that no claim under way may still bring: the reply of a claim was lost."""
-
-
 def compare_renewal(
     renewed: Collection[Right],
     held: Collection[Right],
     last: Mapping[Right, int],
     claims_begun: int,
     claims_ended: int,
-) -> Renewal:
-    """Compare a renewal with the held jobs, and with the jobs that were unknown at the `last` one.
+) -> tuple[dict[Right, int], set[Right]]:
+    """Compare a renewal by the supervisor with the held jobs, and with the jobs that were unknown at the
+    `last` one. Return the jobs that the worker does not know, with the number of claims begun when each was
+    first seen. Then those of them that no claim under way may still bring: the reply of a claim was lost.
 
     A claim that began after a job was first seen did not claim it. Two messages alone prove nothing: a
     process that stood still receives them at once, and its claim's reply after them."""
     unknown = {right: last.get(right, claims_begun) for right in set(renewed).difference(held)}
     # guard: pending-claim-is-not-lost
     lost = {right for right in unknown.keys() & last.keys() if claims_ended >= unknown[right]}
-    return Renewal(unknown, lost)
+    return unknown, lost

@@ -23,6 +23,7 @@ from sqlq.model.schedule import Declarations
 from sqlq.model.task import Registry
 
 LARGEST_WEIGHT = 1_000
+YEAR_MS = 365 * 24 * 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,36 +50,24 @@ Check = Callable[[Any, str], Any]
 second argument is its name."""
 
 
-def _whole(value: Any, what: str, *, most: int = 1_000) -> int:
+def _whole(value: Any, name: str, *, maximum: int = 1_000) -> int:
     number = int(value) if isinstance(value, str) and value.strip().isdecimal() else value
-    return checked_whole(number, what, range(1, most + 1))
+    return checked_whole(number, name, range(1, maximum + 1))
 
 
-def _between(least_ms: int, most_ms: int, value: Any, what: str) -> int:
-    if least_ms <= (ms := milliseconds(value, what)) <= most_ms:
+def _between(min_ms: int, max_ms: int, value: Any, name: str) -> int:
+    if min_ms <= (ms := milliseconds(value, name)) <= max_ms:
         return ms
     raise ConfigurationError(
-        f"{what} is {value!r}: it must lie between {readable(least_ms)} and {readable(most_ms)}"
+        f"{name} is {value!r}: it must lie between {readable(min_ms)} and {readable(max_ms)}"
     )
-
-
-def _max_idle(value: Any, what: str) -> int:
-    if (ms := milliseconds(value, what)) == 0:
-        raise ConfigurationError(f"{what} is zero: leave it out for no limit, or drain to end at once")
-    return ms
-
-
-def _startable(value: Any, what: str) -> int:
-    if (ms := milliseconds(value, what)) < 5_000:
-        raise ConfigurationError(f"{what} is {value}: it must be at least 5s, which a busy machine takes")
-    return ms
 
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
-def checked_bytes(value: str | int, what: str) -> int:
+def checked_bytes(value: str | int, name: str) -> int:
     """Return a size in bytes: "400MB" and "400M" are 400 million, "400MiB" 400 times 1,048,576.
 
     Raises `ConfigurationError` for anything but a size of more than nothing.
@@ -87,11 +76,11 @@ def checked_bytes(value: str | int, what: str) -> int:
     1500000000
     """
     number = value if isinstance(value, int) and not isinstance(value, bool) else None
-    if isinstance(value, str) and (found := _SIZE.fullmatch(value.strip())):
-        digits, unit, binary = found.groups()
+    if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
+        digits, unit, binary = match.groups()
         number = round(float(digits) * (1024 if binary else 1000) ** _POWERS[unit.upper()])
     if number is None or number <= 0:
-        raise ConfigurationError(f'{what} is {value!r}: give a size such as "400MB" or "1.5GB"')
+        raise ConfigurationError(f'{name} is {value!r}: give a size such as "400MB" or "1.5GB"')
     return number
 
 
@@ -182,14 +171,16 @@ class WorkerOptions:
     drain: bool = _option("flag", "Exit when no job is available", default=False)
     max_jobs: int | None = _option(
         *("N", "Replace each worker process after about this number of jobs", WORK),
-        check=partial(_whole, most=1_000_000_000),
+        check=partial(_whole, maximum=1_000_000_000),
     )
     isolate: bool = _option("flag", "Run each job in a subprocess, which is reused", default=False)
     max_rss: int | None = _option(
         "SIZE", "Replace a worker process that uses more memory than this, as in 400MB", WORK
     )
     """In bytes."""
-    max_idle_ms: int | None = _option("DURATION", "Exit after this time without a job", check=_max_idle)
+    max_idle_ms: int | None = _option(
+        "DURATION", "Exit after this time without a job", check=partial(_between, 1, YEAR_MS)
+    )
     # a longer one would come to the time after which a worker takes its poller for dead
     poll_ms: int | None = _option(
         *("DURATION", "Poll interval when idle", WORKERS),
@@ -215,14 +206,14 @@ class WorkerOptions:
     start_timeout_ms: int = _option(
         *("DURATION", "Report unhealthy if a worker process takes longer than this to start"),
         default=60_000,
-        check=_startable,
+        check=partial(_between, 5_000, YEAR_MS),
     )
     stuck_after_ms: int = _option(
         "DURATION",
         "Kill a worker process that gives no sign of life for this time; after 30s if it runs nothing, or a "
         "job past its timeout",
         default=600_000,
-        check=_startable,
+        check=partial(_between, 5_000, YEAR_MS),
     )
     """While it begins, after this and the timeout of a start."""
     weights: dict[str, int] | None = None

@@ -33,20 +33,16 @@ from sqlq.model.outcome import Outcome
 from sqlq.model.retry import remote_error
 from sqlq.store import blockers
 from sqlq.store.workers.look import Look
-from sqlq.store.workers.workers import WORKING
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.lifespan import Lifespan
 from sqlq.worker.attempt.progress import ProgressWriter
-from sqlq.worker.claim.claimer import Claimer
-from sqlq.worker.claim.intake import Intake
+from sqlq.worker.claim.claimer import Claimer, Intake
 from sqlq.worker.decide import (
     Act,
-    AwaitFreed,
     AwaitRoom,
     Claim,
     Claimed,
     Event,
-    Freed,
     Retire,
     Stop,
     Turn,
@@ -54,8 +50,14 @@ from sqlq.worker.decide import (
 )
 from sqlq.worker.ipc.parent import Facts, NoParent
 from sqlq.worker.ipc.pipe import unpacked
-from sqlq.worker.lifecycle.background import STARTED_BEFORE, Background
-from sqlq.worker.lifecycle.stop import Bounds, Grace, lifespans, stopped_by_signals
+from sqlq.worker.lifecycle.stop import (
+    STARTED_BEFORE,
+    Background,
+    Bounds,
+    Grace,
+    lifespans,
+    stopped_by_signals,
+)
 from sqlq.worker.maintain.control import Control
 from sqlq.worker.maintain.maintenance import Maintenance
 from sqlq.worker.maintain.services import Follow, SchemaWatch
@@ -262,13 +264,8 @@ class Worker(Background):
                 self._shut_down()
 
     def _report(self) -> dict[str, Any]:
-        running, state = self._executors.load().running, self._control.state
-        return {
-            "counts": vars(self.counts),
-            "running": running,
-            "idle_ms": self._idle_ms(),
-            "state": state if state != WORKING else "busy" if running else "idle",
-        }
+        running = self._executors.load().running
+        return {"counts": vars(self.counts), "running": running, "idle_ms": self._idle_ms()}
 
     def _idle_ms(self) -> float:
         """Return for how long this worker has held no jobs, and was not paused either."""
@@ -362,9 +359,6 @@ class Worker(Background):
                     self._executors.wait_for_room(low_water, UNSTARTED_SECONDS / 4)
                 case Act.AWAIT_SETTLING:
                     self._grace.stopping.wait(BACKLOG_SECONDS)
-                case AwaitFreed(claim):
-                    self._maintenance.await_turn()  # guard: drain-awaits-maintenance
-                    event = Freed(claim, any(unblocker.look_now() for unblocker in self._unblockers))
                 case Act.PAUSE:
                     self._executors.release_ready()
                     self._wake.wait()
@@ -409,6 +403,9 @@ class Worker(Background):
         held_nothing = not len(self._leases)
         # guard: drain-awaits-freed-jobs
         held_nothing = held_nothing and all(unblocker.is_idle for unblocker in self._unblockers)
+        if claim.is_last:
+            self._maintenance.await_turn()  # guard: drain-awaits-maintenance
+            held_nothing = held_nothing and not any(unblocker.look_now() for unblocker in self._unblockers)
         try:
             with self._leases.claiming():  # guard: the-loop-says-that-it-claims
                 number = self._claim(claim.limit, quiet)
@@ -451,7 +448,7 @@ class Worker(Background):
         due = self._claimer.next_due if self._claimer.next_due < seen_by else NEVER
         began = rested_since = monotonic()
         while self._wake.rests and not self._ends:
-            self._supervision.pulse(rests=True)
+            self._supervision.pulse()
             if self._wake.wait(due):
                 return True
             if self._idle_ms() >= (self._options.max_idle_ms or inf):

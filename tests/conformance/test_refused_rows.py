@@ -309,7 +309,6 @@ def test_refused_rows_hold_up_no_other(
         return  # with one writer there is none
     for batch in ("RESCUE_BATCH", "PRUNE_BATCH"):
         monkeypatch.setattr(services, batch, BATCH)
-    monkeypatch.setattr("sqlq.worker.supervise.deaths.RESCUE_BATCH", BATCH)
     monkeypatch.setattr(services, "RESCUE_MS", 100)
     monkeypatch.setattr(services, "PRUNE_SECONDS", 0.1)
     case, play = CASES[name], Play(app, engine)

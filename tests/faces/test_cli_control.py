@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
 from collections.abc import Callable
 
 import psutil
@@ -146,33 +145,8 @@ def test_a_bound_below_the_size_of_a_worker_process_is_reported_in_one_sentence(
     assert "give more than that, and room for what jobs need" in done.err
 
 
-@on_sqlite
-def test_the_title_of_a_process_shows_busy_idle_or_paused(
-    sqlq_: Command, app: sqlq.App, becomes: Callable[..., None]
-) -> None:
-    def title(pid: int) -> str:
-        shown = subprocess.run(
-            ["ps", "-o", "args=", "-p", str(pid)], capture_output=True, text=True, check=True
-        )
-        return shown.stdout.strip()
-
-    _enqueue(sqlq_, "wait", "a")
-    with sqlq_.working("--name", "mail-1", anew=True) as worker:
-        sqlq_.wait_for("a.started")
-        (pid,) = _pids(app)
-        assert title(worker.pid) == "sqlq: mail-1 supervisor"
-        wait_until(lambda: title(pid) == "sqlq: mail-1 worker busy")
-        sqlq_.touch("a.go")
-        wait_until(lambda: title(pid) == "sqlq: mail-1 worker idle")
-        app.workers.pause(all=True)
-        wait_until(lambda: title(pid) == "sqlq: mail-1 worker paused")
-
-
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-@pytest.mark.parametrize("titled", [True, False])
-def test_no_process_shows_the_url_of_its_database(sqlq_: Command, app: sqlq.App, titled: bool) -> None:
-    if not titled:
-        (sqlq_.directory / "setproctitle.py").write_text("raise ModuleNotFoundError('setproctitle')\n")
+def test_no_process_shows_the_url_of_its_database(sqlq_: Command, app: sqlq.App) -> None:
     url = make_url(app.url).set(password="geheim-7").render_as_string(hide_password=False)
     with sqlq_.working("-d", url, "--isolate", anew=True) as worker:
         wait_until(lambda: "working on" in sqlq_.log(), timeout=60)
@@ -181,12 +155,6 @@ def test_no_process_shows_the_url_of_its_database(sqlq_: Command, app: sqlq.App,
     assert len(lines) > 2
     assert "geheim" not in str(lines)
     assert sqlq_.log().count("WARNING -d has a password") == 1
-
-
-@on_sqlite
-def test_without_setproctitle_titles_stay_as_they_are(sqlq_: Command) -> None:
-    (sqlq_.directory / "setproctitle.py").write_text("raise ModuleNotFoundError('setproctitle')\n")
-    assert "working on" in sqlq_.work().err
 
 
 MISUSED: list[tuple[tuple[str, ...], str]] = [
@@ -201,7 +169,7 @@ MISUSED: list[tuple[tuple[str, ...], str]] = [
     (("work", "-q", "high=many"), "--queue 'high' has the weight 'many': it is a whole number from 1"),
     (("work", "-q", "high=3", "-q", "=1"), "--queue is ''"),
     (("work", "--max-rss", "much"), "--max-rss is 'much': give a size such as"),
-    (("work", "--max-idle", "0s"), "--max-idle is zero"),
+    (("work", "--max-idle", "0s"), "--max-idle is '0s': it must lie between 1 ms and 365 d"),
     (("work", "--name", " "), "--name is ' ': it must be text that is not blank"),
 ]
 

@@ -70,14 +70,14 @@ print(json.dumps([off, imported, called_by(traced)]))
 NOT_ASKED_FOR = (
     *("otel.py", "metrics/", "payload/encryption.py", "store/jobs/operate.py"),
     *(
-        "worker/claim/intake.py:opened_by",
+        "worker/claim/claimer.py:opened_by",
         "worker/report/meter.py",
         "results/",
         "store/jobs/lookup.py:look",
     ),
 )
 EXTRAS = (
-    *("prometheus_client", "opentelemetry", "cryptography", "setproctitle"),
+    *("prometheus_client", "opentelemetry", "cryptography"),
     *("jinja2", "werkzeug", "a2wsgi", "waitress"),
 )
 

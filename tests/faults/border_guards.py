@@ -44,7 +44,6 @@ BORDER: Final[list[tuple[str, str | None, str, str]]] = [
     ("tracebacks-steer-no-terminal", "escaped_lines(", "str(", STEERING + "test_a_worker_prints_no_control_characters[sqlite-text]"),
     ("looks-steer-no-terminal", "escaped(label), escaped(text)", "label, text", STEERING + "test_wrapped_text_steers_no_terminal"),
     ("labels-steer-no-terminal", "escaped(label)", "label", STEERING + "test_reading_commands_print_no_control_characters[sqlite]"),
-    ("claims-know-new-tasks", "tasks != self._seen_tasks", "len(tasks) != len(self._seen_tasks)", "tests/worker/test_sql_rows.py::test_a_claimer_sees_that_a_task_took_the_place_of_another[sqlite]"),
     ("new-tasks-are-named", "tasks != self._named", "len(tasks) != len(self._named)", "tests/worker/test_meter.py::test_a_task_that_takes_the_place_of_another_is_named"),
     ("looks-take-a-small-share", "max(seconds, min(took * SHARE, MAX_KEPT_SECONDS))", "seconds", COSTS + "test_a_slow_query_is_cached_longer[sqlite]"),
     ("tracebacks-are-read-once", "if row not in known", "", COSTS + "test_a_traceback_is_read_once[sqlite]"),

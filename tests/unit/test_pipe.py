@@ -165,3 +165,21 @@ def use_a_box() -> None:
     box.started((1, 1))
     assert box.read() == {(1, 1)}
     box.close()
+
+
+def test_a_process_without_children_has_no_orphans_to_bury() -> None:
+    program = "from sqlq.worker.ipc.pipe import bury_orphans; bury_orphans()"
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+EXIT = """
+import atexit, time
+from sqlq.cli import processes
+processes.THREADS_SECONDS = processes.EXIT_SECONDS = 0.2
+atexit.register(time.sleep, 3600)
+processes.leave_in_time(3)
+"""
+
+
+def test_a_process_ends_when_its_exit_functions_do_not() -> None:
+    assert subprocess.run([sys.executable, "-c", EXIT], timeout=30, check=False).returncode == 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlq.worker.supervise.places import FAILED_STARTS, LONGEST_PAUSE_SECONDS, Places, Stage
+from sqlq.worker.supervise.child import FAILED_STARTS, LONGEST_PAUSE_SECONDS, Places, Stage
 from tests.kit import for_each
 
 CASES = {

@@ -9,12 +9,10 @@ import pytest
 from sqlq.worker.decide import (
     Act,
     Action,
-    AwaitFreed,
     AwaitRoom,
     Claim,
     Claimed,
     Event,
-    Freed,
     Retire,
     Stop,
     Turn,
@@ -69,9 +67,7 @@ TEN = {"max_jobs": 10}
         # a drain ends when a claim after all that frees jobs has found nothing
         (Claimed(FIVE, 5), DRAIN, Act.REPORT_MORE),
         (Claimed(FIVE, 0), DRAIN, Act.AWAIT_WORK),
-        (Claimed(FIVE, 0, held_nothing=True), DRAIN, AwaitFreed(FIVE)),
-        (Freed(FIVE, admitted=True), DRAIN, Act.AWAIT_WORK),
-        (Freed(FIVE, admitted=False), DRAIN, LAST),
+        (Claimed(FIVE, 0, held_nothing=True), DRAIN, LAST),
         (Claimed(LAST, 1, held_nothing=True), DRAIN, Act.AWAIT_WORK),
         (Claimed(LAST, 0), DRAIN, Act.AWAIT_WORK),
         (Claimed(LAST, 0, held_nothing=True), DRAIN, Retire("nothing is available", replace=False)),

@@ -29,9 +29,9 @@ from sqlq.worker.ipc.pipe import Pipe
 from sqlq.worker.ipc.shared_memory import SharedMemory
 from sqlq.worker.maintain import services
 from sqlq.worker.options import WorkerOptions
-from sqlq.worker.supervise.child import Child
+from sqlq.worker.supervise import child as child_module
+from sqlq.worker.supervise.child import Child, Stage
 from sqlq.worker.supervise.dispatch import HELPERS, Dispatcher
-from sqlq.worker.supervise.places import Stage
 from sqlq.worker.wait import poller, wake
 from sqlq.worker.wait.poller import (
     LOOKOUT_SECONDS,
@@ -45,7 +45,7 @@ from sqlq.worker.wait.poller import (
     drawn,
     looks_for_services,
 )
-from sqlq.worker.wait.wake import MOST_KNOWN, Wake
+from sqlq.worker.wait.wake import Wake
 from tests.kit import claim, for_each, working
 from tests.waiting import wait_until
 
@@ -91,15 +91,11 @@ class Seen:
 
     supervision: NoParent = field(default_factory=NoParent)
     went: int = 0
-    checked: int = 0
     looked: int = 0
     expired: int = 0
 
     def go(self) -> None:
         self.went += 1
-
-    def check(self) -> None:
-        self.checked += 1
 
     def has_looked(self, look: workers_look.Look, at: float) -> None:
         self.looked += 1
@@ -112,7 +108,6 @@ def looking_out(app: sqlq.App, seen: Seen, *, lease_ms: int = 30_000, quiet: boo
         app.database.for_loops,
         WorkerOptions(lease_ms=lease_ms),
         seen.go,
-        check=seen.check,
         last_look=LastLook(seen.supervision),
         looked=seen.has_looked,
         workers=tuple,
@@ -179,10 +174,8 @@ def test_a_notification_counts_until_a_later_look_or_a_worker_is_sent(name: str)
             case "looked":
                 agenda.looked(moment, moment + 3.0)
             case "sent":
-                agenda.sent(check_at=6.0)
-                assert agenda.check_at == 6.0
+                agenda.send_at = NEVER
     assert (agenda.send_at, agenda.look_at) == expected
-    assert agenda.next_at() == min(*expected, agenda.check_at)
 
 
 @on_postgresql
@@ -220,16 +213,6 @@ def test_the_poller_wakes_a_worker_when_a_job_is_due(
         wait_until(lambda: seen.went, what="a worker sent")
         assert seen.looked == 1
         assert app.jobs.get(1).state == "available", "not before"
-
-
-@on_postgresql
-def test_the_poller_checks_soon_that_the_worker_that_was_sent_claims(app: sqlq.App) -> None:
-    with looking_out(app, Seen()) as seen:
-        wait_until(lambda: seen.looked, what="the first look")
-        assert seen.checked == 0
-        notify.notify(app.database)
-        wait_until(lambda: seen.checked, what="the check")
-        assert seen.went
 
 
 @on_postgresql
@@ -463,14 +446,15 @@ def test_a_call_at_the_end_of_a_wait_counts_for_the_next_wait(
     assert called.is_set()
 
 
-def test_a_worker_keeps_only_the_nearest_due_times(app: sqlq.App) -> None:
-    """A worker that releases a hundred jobs a second for a day would keep millions of times."""
-    wake, moment = Wake(app.database), time.monotonic() + 3600
-    for n in reversed(range(10 * MOST_KNOWN)):
-        wake.at(moment + n)
-        assert len(wake._due) <= MOST_KNOWN
-    assert sorted(wake._due)[:3] == [moment, moment + 1, moment + 2]
-    assert len(wake._due) >= MOST_KNOWN / 2
+def test_a_wait_ends_at_the_nearest_known_time(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wake, "FIRST_LOOK_SECONDS", 30.0)
+    monkeypatch.setattr(wake, "POLL_SECONDS", 30.0)
+    waiting, began = Wake(app.database), time.monotonic()
+    for seconds in (3600.0, 0.1, 7200.0):
+        waiting.at(began + seconds)
+    assert waiting.wait(), "ended by the calls"
+    waiting.wait()
+    assert 0.1 <= time.monotonic() - began < 10.0
 
 
 @on_postgresql
@@ -566,14 +550,15 @@ def test_the_own_poller_and_the_worker_itself_follow_a_silent_supervisor(name: s
         patch.setattr(poller, "monotonic", lambda: now[0])
         looked_at = -NEVER if by_supervisor is None else now[0] - by_supervisor
         patch.setattr(supervision, "looked_at", lambda: looked_at)
+        now[0] -= STAND_BY_SECONDS
         last_look = LastLook(supervision)
+        assert last_look.stands_by(), "the supervisor's may be about to begin"
+        now[0] += STAND_BY_SECONDS
         if own is not None:
             now[0] -= own
             last_look.note()
             now[0] += own
         assert (last_look.is_recent(), last_look.supervisor_looks(), last_look.stands_by()) == expected
-        last_look.begin()
-        assert last_look.stands_by(), "the supervisor's may be about to begin"
 
 
 # -- whom a supervisor sends ---------------------------------------------------------------------------------
@@ -587,6 +572,7 @@ class Sent(Child):
     def __init__(self, name: str, sent: list[str], *, running: int = 0, slots: int = 10) -> None:
         self.worker, self.slots = name, slots
         self.sent = sent
+        self.link: Any = SimpleNamespace(offer=lambda **message: None)
         self.box, fd = SharedMemory.create()
         os.close(fd)
         for id in range(running):
@@ -602,9 +588,8 @@ class Sent(Child):
 def children() -> Iterator[Callable[..., Any]]:
     made: list[Sent] = []
 
-    def child(name: str, sent: list[str], *, rests: bool = True, **options: Any) -> Any:
+    def child(name: str, sent: list[str], **options: Any) -> Any:
         made.append(Sent(name, sent, **options))
-        made[-1].box.pulse(rests=rests)
         return made[-1]
 
     yield child
@@ -638,44 +623,30 @@ def test_the_next_lone_job_wakes_the_same_worker(children: Any) -> None:
     host = host_of(found)
     host.send()
     for child in found:
-        child.box.pulse(rests=True)
+        child.box.pulse()
     host.send()
     assert sent == [sent[0]] * 2
 
 
-def test_another_worker_is_woken_when_the_first_does_not_claim(children: Any) -> None:
+def test_another_worker_is_woken_when_the_last_one_does_not_react(
+    children: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_module, "LATE_SECONDS", 0.0)
     sent: list[str] = []
-    found = [children("a", sent), children("b", sent)]
-    host = host_of(found)
+    host = host_of([children("a", sent), children("b", sent)])
     host.send()
-    host.check()
+    host.send()
     assert sorted(sent) == ["a", "b"]
-    host.send()
-    found["ab".index(sent[-1])].box.pulse()
-    host.check()
-    assert len(sent) == 3, "it has gone"
 
 
-def test_a_worker_rests_from_its_resting_pulse_until_it_is_sent(children: Any) -> None:
-    child = children("a", [])
-    assert child.rests()
-    child.send()
-    assert not child.rests()
-    assert not child.has_gone()
-    child.box.pulse()
-    assert not child.rests()
-    assert child.has_gone()
-    child.box.pulse(rests=True)
-    assert child.rests()
-
-
-def test_resting_workers_are_woken_when_one_finds_too_many_jobs(children: Any) -> None:
+def test_other_workers_are_woken_in_turn_when_one_finds_too_many_jobs(children: Any) -> None:
     sent: list[str] = []
-    found = [children("first", sent, rests=False), children("awake", sent, rests=False)]
-    found += [children(name, sent) for name in ("a", "b", "c")]
-    host_of(found).more(found[0])
-    assert len(sent) == len(set(sent)) == HELPERS
-    assert set(sent) <= {"a", "b", "c"}
+    found = [children(name, sent) for name in ("first", "a", "b", "c", "d")]
+    host = host_of(found)
+    for _ in range(2):
+        host.more(found[0])
+    assert len(sent) == 2 * HELPERS
+    assert set(sent) == {"a", "b", "c", "d"}
 
 
 def test_a_dead_worker_does_not_block_the_wake_of_others(children: Any) -> None:
@@ -684,11 +655,10 @@ def test_a_dead_worker_does_not_block_the_wake_of_others(children: Any) -> None:
     wait_until(lambda: gone.end() is not None, what="its process ending")
     gone.stage, gone.worker, gone.slots = Stage.WORKING, "gone", 4
     sent: list[str] = []
-    found = [children("first", sent, rests=False), gone, children("alive", sent)]
+    found = [children("first", sent), gone, children("alive", sent)]
     host = host_of(found)
     gone.close()
     host.more(found[0])
-    host.note_look()
     assert "alive" in sent
 
 
@@ -697,10 +667,9 @@ def test_a_worker_in_another_database_is_not_watched(children: Any) -> None:
     sent: list[str] = []
     found = [children("here", sent), children("elsewhere", sent)]
     host = host_of(found, known=lambda worker: worker == "here")
-    host.note_look()
+    host.publish(workers.Wanted())
     assert [child.box.looked_at() > 0 for child in found] == [True, False]
     host.send()
-    host.check()
     assert sent == ["here"]
 
 

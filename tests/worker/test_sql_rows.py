@@ -181,7 +181,7 @@ def test_a_claimer_sees_that_a_task_took_the_place_of_another(app: sqlq.App) -> 
         app.task(name=name, max_attempts=attempts)(lambda: None)
     tasks: dict[str, Any] = {"a": app.tasks["a"]}
     claimer = Claimer(app.database.for_loops, "me", WorkerOptions(("default",), 3, 30_000), tasks=tasks)
-    assert json.loads(claimer._attempts_of_tasks()) == {"a": 3}
+    assert json.loads(claimer._attempts()) == {"a": 3}
     tasks["b"] = app.tasks["b"]
     del tasks["a"]
-    assert json.loads(claimer._attempts_of_tasks()) == {"b": 5}
+    assert json.loads(claimer._attempts()) == {"b": 5}

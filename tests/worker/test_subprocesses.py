@@ -126,14 +126,8 @@ def test_a_job_that_needs_its_own_process_gets_an_unused_one(spawned: type[Spawn
     assert some.isolates._all == set(some.isolates._idle), "and what has ended is forgotten"
 
 
-def test_an_unused_subprocess_serves_a_job_that_needs_its_own(spawned: type[Spawned]) -> None:
-    some = spawned(warm=1)
-    assert some.run(alone=True) == Finished()
-    assert len(some.processes) == 1
-
-
 def test_a_job_that_needs_its_own_process_waits_for_room(spawned: type[Spawned]) -> None:
-    some = spawned(warm=1, at_a_time=1)
+    some = spawned(at_a_time=1)
     assert some.run() == Finished()
     usual, alone = some.job(), some.job()
     alone.alone = True

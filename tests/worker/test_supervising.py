@@ -287,18 +287,20 @@ def test_a_host_without_maintenance_has_no_poller(
 
 def test_a_later_worker_is_notified_of_the_end_of_a_pause() -> None:
     def child(name: str) -> Any:
-        return SimpleNamespace(worker=name, all_paused=None, link=SimpleNamespace(offer=partial(say, name)))
+        box, link = SimpleNamespace(looked=hash), SimpleNamespace(offer=partial(say, name))
+        return SimpleNamespace(worker=name, requests=None, link=link, box=box)
 
     def say(name: str, *, all_paused: bool) -> None:
         said.append((name, all_paused))
 
     said: list[tuple[str, bool]] = []
     children = [child("first")]
-    host = Dispatcher(lambda: children, Heartbeat(LEASE_MS, Totals()))
-    host.pause_all(paused=True)
+    keeper: Any = SimpleNamespace(knows=bool)
+    host = Dispatcher(lambda: children, keeper)
+    host.publish(workers.Wanted(all_paused=True))
     children.append(child("second"))
     for _ in range(2):
-        host.pause_all(paused=False)
+        host.publish(workers.Wanted(all_paused=False))
     assert said == [("first", True), ("first", False), ("second", False)]
 
 
@@ -441,7 +443,7 @@ def test_the_shared_memory_has_the_running_jobs(app: sqlq.App) -> None:
     @app.task(name="looks")
     def looks() -> None:
         job = sqlq.current_job()
-        seen.append(box.running() == [((job.id, job.lease_token), math.inf, "looks")])
+        seen.append(box.running() == [((job.id, job.lease_token), math.inf)])
 
     app.enqueue(looks.new())
     assert worker_of(app, drain=True, supervision=Parent(here, box)).run().finished == 1

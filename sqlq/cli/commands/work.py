@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import sys
-import threading
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -19,15 +18,15 @@ import click
 from sqlq.cli.commands.metrics import HOST, require_client
 from sqlq.cli.context import Context
 from sqlq.cli.options import file_option, flag, options, port_option, worker_option
-from sqlq.cli.processes import entitle, leave
+from sqlq.cli.processes import leave
 from sqlq.cli.terminal import logs
 from sqlq.cli.terminal.output import naming_options, on_terminal
 from sqlq.cli.terminal.progress import Progress, stopped
 from sqlq.errors import ConfigurationError
 from sqlq.worker.ipc import forkserver
-from sqlq.worker.ipc.pipe import Message, keep_standard_numbers
+from sqlq.worker.ipc.pipe import keep_standard_numbers, serve_signals
 from sqlq.worker.options import OPTIONS, WORK, WorkerOptions
-from sqlq.worker.supervise import health_file as health_files
+from sqlq.worker.supervise.health_file import HealthFile, touch
 from sqlq.worker.supervise.supervisor import Supervisor
 
 log = logging.getLogger("sqlq.worker")
@@ -108,7 +107,6 @@ def work(
     _start_fork_server(context)
     log_options: dict[str, Any] = {"form": log_format, "level": log_level, "drawn": drawn}
     logs.set_up(**log_options)
-    _refuse_unwritable(health_file)
     if "***" in (context.options(needs_app=False) or [""])[-1]:
         log.warning("-d has a password, which ps shows while sqlq starts: set SQLQ_DATABASE_URL instead")
     setup = {
@@ -119,13 +117,22 @@ def work(
         "options": asdict(replace(checked, max_idle_ms=None)),
         "is_metered": metrics_port is not None,
     }
-    _supervise(context, checked, setup, health_file, (metrics_port, metrics_host), drawn=drawn)
+    command = [*context.program, "work", "--child"]
+    supervisor = Supervisor(command, checked, setup, _touched(health_file))
+    if metrics_port is not None:
+        require_client("--metrics-port")
+        from sqlq.metrics.collectors import WorkCollector
+        from sqlq.metrics.serve import serve
+
+        log.info("metrics at %s", serve(WorkCollector(supervisor), metrics_port, metrics_host))
+    showing = Progress(supervisor, checked.queues, drawn=drawn) if checked.drain else nullcontext()
+    _supervise(supervisor, showing)
 
 
-def _named_queues(given: tuple[str, ...]) -> Any:
+def _named_queues(values: tuple[str, ...]) -> Any:
     """Return the queues named in an order, or with their weights if one has a weight; those without have
     1."""
-    names = [name.strip() for each in given for name in each.split(",")]
+    names = [name.strip() for value in values for name in value.split(",")]
     if not any("=" in name for name in names):
         return names or None
     parts = [(name if "=" in name else f"{name}=1").rpartition("=") for name in names]
@@ -135,28 +142,8 @@ def _named_queues(given: tuple[str, ...]) -> Any:
 # -- the supervisor ------------------------------------------------------------------------------------------
 
 
-def _supervise(
-    context: Context,
-    options: WorkerOptions,
-    setup: Message,
-    health_file: Path | None,
-    metrics_at: tuple[int | None, str],
-    *,
-    drawn: bool,
-) -> NoReturn:
-    entitle(options.name)("supervisor")
-    command = [*context.program, "work", "--child"]
-    metrics_port, host = metrics_at
-    touched = None if health_file is None else health_files.HealthFile(health_file)
-    supervisor = Supervisor(command, options, setup, touched)
-    if metrics_port is not None:
-        require_client("--metrics-port")
-        from sqlq.metrics.collectors import WorkCollector
-        from sqlq.metrics.serve import serve
-
-        log.info("metrics at %s", serve(WorkCollector(supervisor), metrics_port, host))
+def _supervise(supervisor: Supervisor, showing: AbstractContextManager[None]) -> NoReturn:
     codes = _stop_on_signals(supervisor)
-    showing = Progress(supervisor, options.queues, drawn=drawn) if options.drain else nullcontext()
     with showing:
         code = supervisor.run()
     code = codes[0] if codes else code
@@ -186,62 +173,51 @@ def _as_module() -> None:
 _IMPORTED = ("psycopg", "sqlq.app.app", "sqlq.cli.worker_process", "sqlq.worker.worker")
 
 
-def _refuse_unwritable(health_file: Path | None) -> None:
+def _touched(file: Path | None) -> HealthFile | None:
+    if file is None:
+        return None
     try:
-        if health_file is not None:
-            health_files.touch(health_file)
+        touch(file)
     except OSError as error:
         raise ConfigurationError(
-            f"--health-file {health_file}: {error.strerror}; name a file in a directory that the worker may "
-            "write to"
+            f"--health-file {file}: {error.strerror}; name a file in a directory that the worker may write to"
         ) from None
+    return HealthFile(file)
 
 
 def _stop_on_signals(supervisor: Supervisor) -> list[int]:
     """Stop at the first signal, leave at the second, whatever the supervisor is doing. The exit code of the
-    second is in the list that is returned.
-
-    A signal handler in Python runs in the main thread, and would wait for ever for a lock that this thread
-    holds. So the handlers do nothing, and another thread reads the signals' numbers from a pipe.
-    """
-    reading, writing = os.pipe()
-    os.set_blocking(writing, False)
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    for each in (*STOPPING, *AT_ONCE, *PAUSING, *RESUMING, *IGNORED):
-        if each is not signal.SIGHUP or signal.getsignal(each) is not signal.SIG_IGN:  # as nohup has it
-            signal.signal(each, lambda number, frame: None)
-
+    second is in the list that is returned."""
     codes: list[int] = []
+    stopping_since = inf
 
-    def listen() -> None:
-        stopping_since = float("inf")
-        while received := os.read(reading, 1):
-            moment = time.monotonic()
-            if received[0] in IGNORED:
-                log.info("the signal %s is passed over", signal.Signals(received[0]).name)
-            elif received[0] in PAUSING:
-                supervisor.pause()
-            elif received[0] in RESUMING:
-                supervisor.pause(paused=False)
-            if received[0] not in (*STOPPING, *AT_ONCE):
-                continue
-            # guard: repeated-signal-is-one-stop
-            if received[0] in AT_ONCE or moment >= stopping_since + REPEAT_SECONDS:
-                log.warning("stopping at once: running jobs are released", extra={"event": "stopping"})
-                codes.append(128 + received[0])
-                supervisor.stop()  # it starts no other processes
-                supervisor.kill()
-                time.sleep(GIVE_BACK_SECONDS)  # the supervisor leaves earlier, unless its database is away
-                log.warning(
-                    "stopped at once; what ran is taken over when its lease has run out",
-                    extra={"event": "stopped"},
-                )
-                leave(codes[0])
-            if stopping_since < moment:
-                continue
-            stopping_since = moment
+    def act(number: int) -> None:
+        nonlocal stopping_since
+        now = time.monotonic()
+        # guard: repeated-signal-is-one-stop
+        is_repeated = number in STOPPING and now >= stopping_since + REPEAT_SECONDS
+        if number in PAUSING:
+            supervisor.pause()
+        elif number in RESUMING:
+            supervisor.pause(paused=False)
+        elif number in AT_ONCE or is_repeated:
+            log.warning("stopping at once: running jobs are released", extra={"event": "stopping"})
+            codes.append(128 + number)
+            supervisor.stop()  # it starts no other processes
+            supervisor.kill()
+            time.sleep(GIVE_BACK_SECONDS)  # the supervisor leaves earlier, unless its database is away
+            log.warning(
+                "stopped at once; what ran is taken over when its lease has run out",
+                extra={"event": "stopped"},
+            )
+            leave(codes[0])
+        elif number in STOPPING and stopping_since == inf:
+            stopping_since = now
             log.info("stopping: what runs may finish; once more stops at once", extra={"event": "stopping"})
             supervisor.stop()
 
-    threading.Thread(target=listen, name="sqlq-signals", daemon=True).start()
+    numbers = [*STOPPING, *AT_ONCE, *PAUSING, *RESUMING, *IGNORED]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as nohup has it
+        numbers.remove(signal.SIGHUP)
+    serve_signals(numbers, act)
     return codes

@@ -1,4 +1,4 @@
-"""STAGE 2: how much to claim, and from which queues.
+"""STAGE 2: how much to claim, and from which queues; and attempts of the claimed jobs.
 
 A worker never hoards. It holds the jobs in its slots, and those that start within a tenth of a second by the
 measured pace. So another worker finds its share."""
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from math import inf
 from time import monotonic
@@ -15,11 +17,20 @@ from typing import Any
 
 from sqlq.database.database import Database
 from sqlq.database.values import Claimant, ClaimOrder, ClaimRequest, QueuePosition
+from sqlq.errors import PayloadKeyError
 from sqlq.model.job import ClaimedJob
+from sqlq.model.outcome import Failed
+from sqlq.model.retry import describe, given_back, put_off_without_key
 from sqlq.model.task import Task
+from sqlq.payload.encryption import HEAD, NO_KEYS, Encryption
+from sqlq.store.flows.flows import Filled, filled, takes_results
 from sqlq.store.jobs import claim as claiming
 from sqlq.store.workers import look
-from sqlq.worker.options import WorkerOptions
+from sqlq.worker.attempt.attempt import Attempt, Target
+from sqlq.worker.attempt.lifespan import Lifespan
+from sqlq.worker.attempt.progress import ProgressWriter
+from sqlq.worker.options import AppParts, WorkerOptions
+from sqlq.worker.threads.log import log
 
 MEASURE_SECONDS = 0.01
 REST_SECONDS = 0.25
@@ -121,7 +132,6 @@ class Claimer:
     """Claims for one worker. Without queues in its options it serves every queue there is, in rotation.
     Queues with weights come in a random order by weight."""
 
-    _tasks_say = "{}"
     _looked_at = -inf
     _short = True
     """Whether the last claim found less than it looked for."""
@@ -150,7 +160,6 @@ class Claimer:
         self._known = look.KnownQueues(self._fixed, {task.queue for task in self._tasks.values()})
         self._claimed_from: set[str] = set()
         """The queues of the jobs that were claimed since the last look."""
-        self._seen_tasks: tuple[Any, ...] = ()
         self.most = options.claim_batch
         """How many jobs a claim may bring, by the time and the bytes that the last ones took."""
 
@@ -221,17 +230,15 @@ class Claimer:
 
     def _run(self, wanted: ClaimRequest) -> list[ClaimedJob]:
         dialect = self._database.dialect
-        by = Claimant(self._owner, self._options.lease_ms, self._attempts_of_tasks())
+        by = Claimant(self._owner, self._options.lease_ms, self._attempts())
         return self._database.run_raw(lambda ask: claiming.claim(ask, dialect, wanted, by))
 
-    def _attempts_of_tasks(self) -> str:
-        """Return the attempts of each task, for rows without a number of them."""
-        tasks = tuple(self._tasks.values())
-        if tasks != self._seen_tasks:  # guard: claims-know-new-tasks
-            self._seen_tasks = tasks
-            named = {name: task.max_attempts for task in tasks for name in (task.name, *task.aliases)}
-            self._tasks_say = json.dumps(named, ensure_ascii=False)
-        return self._tasks_say
+    def _attempts(self) -> str:
+        """The attempts of each task, for rows without a number of them."""
+        attempts = {
+            name: task.max_attempts for task in self._tasks.values() for name in (task.name, *task.aliases)
+        }
+        return json.dumps(attempts, ensure_ascii=False)
 
     def _in_turn(self, names: Sequence[str]) -> list[str]:
         """Return the queues in the order of this claim. Queues without a given order take turns, so that a
@@ -254,3 +261,82 @@ class Claimer:
         self.next_due = monotonic() + min(later) / 1000 if later else inf
         order = self._fixed or found
         return [name for name in order if found.get(name, 1) <= 0]
+
+
+@dataclass(eq=False)
+class Intake:
+    """Makes attempts of the jobs that one worker has claimed."""
+
+    _worker: str
+    _all_isolated: bool
+    _has_isolates: bool
+    _app: AppParts
+    _progress: ProgressWriter
+    _lifespan: Lifespan
+
+    @cached_property
+    def target(self) -> Target:
+        """The place where a handler completes its job; known once the worker has its row in the database."""
+        app, database = self._app, self._app.database.for_loops
+        return Target(lambda: app.database, database.encryption, database.schema, app.tasks, app.plan)
+
+    def readable(self, claimed: list[ClaimedJob]) -> Filled:
+        """Return claimed jobs with decrypted payloads, and with the results of other steps in their
+        arguments."""
+        encryption = self._app.database.for_loops.encryption
+        if encryption is None and not [job for job in claimed if str(job.payload).startswith(HEAD)]:
+            return self._with_results(claimed)
+        opened = opened_by(encryption, claimed)
+        done = self._with_results(opened.ready)
+        return Filled(done.ready, [*opened.unready, *done.unready])
+
+    def _with_results(self, claimed: list[ClaimedJob]) -> Filled:
+        """Return claimed jobs with the results of the steps before them in their arguments."""
+        if not [job for job in claimed if job.flow_id is not None]:
+            return Filled(claimed, [])
+        try:
+            return filled(self._app.database.for_loops, claimed)
+        except Exception as error:
+            log.warning(
+                "the results of earlier steps could not be read (%s); their jobs are given back", error
+            )
+            return Filled(
+                [job for job in claimed if not takes_results(job)],
+                [(job, given_back(job)) for job in claimed if takes_results(job)],
+            )
+
+    def running(self, job: ClaimedJob, trusted_until: float) -> Attempt:
+        """Return a claimed job as its handler sees it, with its task and how it is to run."""
+        task = self._app.tasks.get(job.task)
+        if task is not None and (task.on_success is not None or task.on_failure is not None):
+            # guard: a-row-without-follow-ups-has-its-tasks
+            job = job._replace(
+                on_success=task.on_success if job.on_success is None else job.on_success,
+                on_failure=task.on_failure if job.on_failure is None else job.on_failure,
+            )
+        # guard: lost-jobs-run-isolated
+        isolates = task is not None and bool(self._all_isolated or task.isolate or job.losses > 0)
+        running = Attempt(job, task, trusted_until, self.target, isolated=isolates and self._has_isolates)
+        running.worker = self._worker
+        running.alone = task is not None and task.isolate == "fresh"
+        if self._lifespan.exists:
+            running.lifespan = self._lifespan.value
+        running.on_progress = self._progress.note
+        if task is not None and task.retention_ms is not None:
+            self._progress.use()
+        return running
+
+
+def opened_by(encryption: Encryption | None, claimed: Iterable[ClaimedJob]) -> Filled:
+    """Return claimed jobs with their payloads decrypted. Return the others with their outcomes: failed, or
+    released for a worker with the key. Their rows keep the text, and no job behind them waits."""
+    done = Filled([], [])
+    for job in claimed:
+        try:
+            plain = (encryption or NO_KEYS).opened("payload", job.task, job.queue, job.payload)
+        except PayloadKeyError as error:
+            bad = Failed("bad_signature", describe(error))  # guard: a-bad-signature-fails
+            done.unready.append((job, put_off_without_key(job, error) if error.lacks_key else bad))
+        else:
+            done.ready.append(job._replace(payload=plain))
+    return done

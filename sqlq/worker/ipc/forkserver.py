@@ -42,36 +42,36 @@ GROUP_SIGNALS = (
     signal.SIGTSTP,
 )
 """Signals for the supervisor that a terminal, systemd or a person may send to all processes of a group."""
-MOST_FDS = 8
-LONGEST_REQUEST = 200_000
-FIRST_SECONDS, LAST_SECONDS = 3.0, 1.0
-"""How long the server may take to fork, and to send the exit code of a process. It is given up after that."""
+MAX_FDS = 8
+MAX_REQUEST_BYTES = 200_000
+ANSWER_SECONDS = 3.0
+"""How long the server may take to fork, or to send an exit code. A process then starts without it."""
 
 
 class Forked:
     """A process that the fork server has forked, with what sqlq uses of `subprocess.Popen`."""
 
-    def __init__(self, door: socket.socket, arguments: Sequence[str], fds: Sequence[int]) -> None:
-        """Raises `OSError` where the server is gone."""
-        self.args = list(arguments)
+    _pidfd = -1
+
+    def __init__(self, server: socket.socket, command: Sequence[str], fds: Sequence[int]) -> None:
+        """Start a command with these descriptors under their numbers. Raises `OSError` where the server is
+        gone, or stands still."""
+        self.args = list(command)
         self.returncode: int | None = None
-        self._words, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            rights = array.array("i", [theirs.fileno(), *fds])
-            request = json.dumps([self.args, list(fds)]).encode()
-            try:
-                door.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
-            except OSError as error:
-                if isinstance(error, TimeoutError):  # it does not read
-                    give_up()
-                self._words.close()
-                raise
-        self.pid = int(self._word(FIRST_SECONDS) or 0)
-        if not self.pid:
-            self._words.close()
-            raise ConnectionError("the fork server is gone")
-        self._pidfd = -1
+        self._answers, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._answers.settimeout(ANSWER_SECONDS)
         self._ending = threading.Lock()
+        try:
+            with theirs:
+                rights = array.array("i", [theirs.fileno(), *fds])
+                request = json.dumps([self.args, list(fds)]).encode()
+                server.sendmsg([request], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            if not (pid := self._answers.recv(16)):
+                raise ConnectionError("the fork server is gone")
+        except OSError:
+            self._answers.close()
+            raise
+        self.pid = int(pid)
         try:
             # it shows the end even where the server is gone; guard: the-forked-outlive-their-server
             self._pidfd = os.pidfd_open(self.pid)
@@ -82,21 +82,9 @@ class Forked:
             raise
 
     def __del__(self) -> None:
-        if getattr(self, "_pidfd", -1) >= 0:
+        if self._pidfd >= 0:
             os.close(self._pidfd)
-            self._words.close()
-
-    def _word(self, seconds: float) -> bytes:
-        """Return the next word of the server; nothing where it is gone, or is given up."""
-        # guard: a-fork-server-is-waited-for-once
-        self._words.settimeout(0.0 if current is None else seconds)
-        try:
-            return self._words.recv(16)
-        except TimeoutError:
-            give_up()
-        except OSError:
-            pass
-        return b""
+            self._answers.close()
 
     def wait(self, timeout: float | None = None) -> int:
         """Return the exit code, as `Popen.wait` does. Without the server it is that of a killed process."""
@@ -107,8 +95,11 @@ class Forked:
                 raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         with self._ending:  # several threads may wait
             if self.returncode is None:
-                self.returncode = int(self._word(LAST_SECONDS) or -signal.SIGKILL)
-                self._words.close()
+                code = b""
+                with suppress(OSError):
+                    code = self._answers.recv(16)
+                self.returncode = int(code or -signal.SIGKILL)
+                self._answers.close()
             return self.returncode
 
     def poll(self) -> int | None:
@@ -125,38 +116,8 @@ class Forked:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
 
-class ForkServer:
-    """Forks for this process, and for what it has forked as long as that has no server of its own."""
-
-    def __init__(self, door: socket.socket, program: Sequence[str]) -> None:
-        """`program` is how the commands begin that the server can fork."""
-        self._door, self._program = door, list(program)
-        door.settimeout(FIRST_SECONDS)  # its queue may be full
-
-    def fork(self, command: Sequence[str], fds: Sequence[int]) -> Forked:
-        """Start a command with these descriptors under their numbers. Raises `OSError` where the server is
-        gone, or cannot fork this command."""
-        length = len(self._program)
-        if list(command[:length]) != self._program:
-            raise ConnectionError("the command is another program")
-        return Forked(self._door, command[length:], fds)
-
-
-current: ForkServer | None = None
-"""The server of this process."""
-server_pid: int | None = None
-
-
-def give_up() -> None:
-    """Start processes without the server from now on. There is no other one: this process has threads, and
-    cannot fork."""
-    global current  # noqa: PLW0603 - as in `start`
-    if current is None:
-        return
-    current = None
-    log.warning("the fork server does not answer: from now on processes start without it")
-    if server_pid:  # its own child, in the supervisor
-        os.kill(server_pid, signal.SIGKILL)
+current: socket.socket | None = None
+"""The way to the server of this process, and of those that it has forked as long as they have no other."""
 
 
 def start(
@@ -168,7 +129,7 @@ def start(
 ) -> None:
     """Start a server for the commands of a program; `run` is its command line. The server imports these
     modules first, and does not have the `private` descriptors. None starts where forking may not be safe."""
-    global current, server_pid  # noqa: PLW0603 - a process has one server, and hands it on as it forks
+    global current  # noqa: PLW0603 - a process has one server, and hands it on as it forks
     try:
         os.close(os.pidfd_open(os.getpid()))  # an old kernel, or a sandbox, may refuse it
         if shared := _must_not_be_shared(private):
@@ -179,13 +140,14 @@ def start(
     except (AttributeError, OSError) as error:  # as on another system than Linux
         log.debug("no fork server: %s", error)
         return
-    current = ForkServer(door, program)
+    door.settimeout(ANSWER_SECONDS)  # its queue may be full
+    current = door
     gc.disable()  # an import makes thousands of objects, and few of them are garbage
     for name in imported:
         importlib.import_module(name)
     gc.freeze()  # a collection would write to the pages that are shared
     gc.enable()
-    if server_pid := os.fork():
+    if os.fork():
         inside.close()
         os.close(ends)
         return
@@ -194,7 +156,7 @@ def start(
         nothing = os.open(os.devnull, os.O_RDONLY)
         for fd in private:  # guard: a-fork-server-holds-no-pipe
             os.dup2(nothing, fd)  # the number stays taken: objects that know it may close it
-        _serve(inside, ends, run)
+        _serve(inside, ends, run, len(program))
     finally:
         os._exit(0)
 
@@ -220,7 +182,7 @@ def _must_not_be_shared(own: Collection[int]) -> str | None:
     return None
 
 
-def _serve(inside: socket.socket, ends: int, run: Callable[[], None]) -> None:
+def _serve(inside: socket.socket, ends: int, run: Callable[[], None], program_length: int) -> None:
     """Fork for each request, and send its owner the id and the exit code of the process. Return when nobody
     holds the other end of `ends` any more."""
     show("sqlq-forks")
@@ -240,9 +202,9 @@ def _serve(inside: socket.socket, ends: int, run: Callable[[], None]) -> None:
             os.close(ended)
             pid, owner = children.pop(ended)
             with owner:
-                _say(owner, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                _send(owner, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         if inside.fileno() in events:
-            request, (of_owner, *fds), *_ = socket.recv_fds(inside, LONGEST_REQUEST, MOST_FDS)
+            request, (of_owner, *fds), *_ = socket.recv_fds(inside, MAX_REQUEST_BYTES, MAX_FDS)
             owner = socket.socket(fileno=of_owner)
             try:
                 # an owner that waited for too long has started another process
@@ -250,15 +212,13 @@ def _serve(inside: socket.socket, ends: int, run: Callable[[], None]) -> None:
             except OSError:  # the machine has no process to spare
                 pid = -1
             if pid == 0:
-                if _is_gone(owner):  # meanwhile: two processes would have one pipe
-                    os._exit(1)
                 for end in (inside, owner, *(owner for _, owner in children.values())):
                     end.close()
                 for fd in (ends, *children):
                     os.close(fd)
-                arguments, numbers = json.loads(request)
-                _place(fds, numbers)
-                _become(arguments, run)
+                command, numbers = json.loads(request)
+                _renumber(fds, numbers)
+                _become(command[program_length:], run)
             for fd in fds:
                 os.close(fd)
             end_of = _end_of(pid) if pid > 0 else None
@@ -267,7 +227,7 @@ def _serve(inside: socket.socket, ends: int, run: Callable[[], None]) -> None:
                 continue
             children[end_of] = pid, owner
             ready.register(end_of, select.POLLIN)
-            _say(owner, pid)
+            _send(owner, pid)
 
 
 def _end_of(pid: int) -> int | None:
@@ -287,7 +247,7 @@ def _is_gone(owner: socket.socket) -> bool:
         return False
 
 
-def _say(owner: socket.socket, number: int) -> None:
+def _send(owner: socket.socket, number: int) -> None:
     with suppress(OSError):  # the owner is gone
         owner.send(b"%d" % number)
 
@@ -301,7 +261,7 @@ def show(name: str) -> None:
         Path("/proc/self/comm").write_text(name)
 
 
-def _place(fds: Sequence[int], numbers: Sequence[int]) -> None:
+def _renumber(fds: Sequence[int], numbers: Sequence[int]) -> None:
     """Move descriptors to these numbers, and leave nothing on the standard input."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     above_all = max(numbers, default=0) + 1

@@ -78,8 +78,8 @@ class NoParent:
         of its supervisor. Return whether there is one."""
         return False
 
-    def pulse(self, *, rests: bool = False) -> None:
-        """Show that the loop turns, and whether it claims nothing until it is called."""
+    def pulse(self) -> None:
+        """Show that the loop turns."""
 
     def beat(self) -> None:
         """Show that the process runs, whatever its loop waits for."""
@@ -124,8 +124,6 @@ class Parent(NoParent):
         self._report: Callable[[], dict[str, Any]] = dict
         self.announce: Callable[[Facts], None] = lambda facts: None
         """Called when the worker is ready, before it starts anything."""
-        self.show: Callable[[str], None] = lambda state: None
-        """Called each second with the state of the worker."""
 
     def listen(self, handlers: Handlers, report: Callable[[], dict[str, Any]]) -> None:
         self._report = report
@@ -173,16 +171,13 @@ class Parent(NoParent):
         self._link.offer(paused=paused)
         return True
 
-    def pulse(self, *, rests: bool = False) -> None:
-        self.box.pulse(rests=rests)
+    def pulse(self) -> None:
+        self.box.pulse()
         if monotonic() >= self._report_at:
             self._report_at = monotonic() + REPORT_SECONDS
-            report = self._report()
-            self._link.offer(droppable=True, report=report)
+            self._link.offer(droppable=True, report=self._report())
             if self._meter is not None:
                 self._meter.flush()
-            if "state" in report:
-                self.show(report["state"])
         self._link.flush()
 
     def meter(self, tasks: Mapping[str, Any]) -> Meter | None:

@@ -16,7 +16,9 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
+from queue import SimpleQueue
+from typing import Any, TypeAlias
+from weakref import WeakSet
 
 from sqlq.events import JobEvent
 from sqlq.model.job import ClaimedJob, Progress
@@ -40,8 +42,6 @@ _SENT: dict[str, type[Any]] = {
 
 class Pipe:
     """One end of a socket pair. Any thread may send; one thread receives."""
-
-    _has_warned = False
 
     def __init__(self, end: socket.socket) -> None:
         end.settimeout(None)  # the App may have called socket.setdefaulttimeout; guard: pipes-have-no-timeout
@@ -120,9 +120,7 @@ class Pipe:
                 return message
             if strictly:  # guard: what-an-isolate-says-can-be-read
                 raise ValueError("a word that is no message")
-            if not self._has_warned:  # the first of them is logged
-                self._has_warned = True
-                log.warning("another process of this worker says what is no message: it is ignored")
+            log.warning("a line of another process of this worker is no message: it is ignored")
 
     def listen(self, thread_name: str, hear: Callable[[Message | None], None], sender: str) -> None:
         """Have `hear` take each message of the `sender`, and None when it is gone, in a thread of its own.
@@ -160,7 +158,7 @@ def spawn(command: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes]
     """
     if forkserver.current is not None:
         try:
-            return forkserver.current.fork(command, fds)
+            return Forked(forkserver.current, command, fds)
         except OSError as error:  # guard: without-a-fork-server-all-goes-on
             log.debug("a process starts anew: %s", error)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)  # guard: signals-blocked-at-spawn
@@ -176,6 +174,26 @@ def ignore_signals() -> None:
     for number in GROUP_SIGNALS:
         handle_here(number, lambda number, frame: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, GROUP_SIGNALS)
+
+
+def serve_signals(numbers: Iterable[int], act: Callable[[int], None]) -> SimpleQueue[int]:
+    """Call `act` with the number of each of these signals, in a thread, which a 0 in the queue that is
+    returned ends. Raises `RuntimeError` where no thread can start.
+
+    A signal handler in Python runs in the main thread, and would wait for ever for a lock that this thread
+    holds. `put` of this queue takes none.
+    """
+    received: SimpleQueue[int] = SimpleQueue()
+
+    def serve() -> None:
+        while number := received.get():
+            act(number)
+
+    threading.Thread(target=serve, name="sqlq-signals", daemon=True).start()
+    for number in numbers:
+        # guard: forked-children-take-signals-here
+        handle_here(number, lambda number, frame: received.put(number))
+    return received
 
 
 _replaced: dict[int, tuple[Any, Any]] = {}
@@ -245,3 +263,51 @@ def unpacked(value: Any) -> Any:
     fields = {name: unpacked(field) for name, field in value.items()}
     kind = fields.pop("is")
     return datetime.fromisoformat(fields["at"]) if kind == "datetime" else _SENT[kind](**fields)
+
+
+Spawn: TypeAlias = "Callable[[int], subprocess.Popen[bytes] | Forked]"
+"""Starts a process, which inherits the descriptor of its end of a pipe."""
+
+
+_SPAWNING = threading.Lock()
+_OWN: WeakSet[Process] = WeakSet()
+
+
+def bury_orphans() -> None:
+    """As process 1 of a container, bury the orphans that handlers, or a dead fork server, have left. It
+    leaves the status of a child of its own to its owner."""
+    with _SPAWNING:  # else it might see a process that has no owner yet
+        own = {known.process.pid for known in _OWN if not isinstance(known.process, Forked)}
+        # there may be no child now: the last one has died, and its replacement is not there yet
+        with suppress(ChildProcessError):  # guard: process-1-has-no-child
+            while (
+                found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            ) is not None and found.si_pid not in own:
+                os.waitpid(found.si_pid, 0)
+
+
+class Process:
+    """A subprocess and the pipe to it."""
+
+    def __init__(self, start: Spawn, setup: Message | None = None) -> None:
+        """`setup` is the first message to it."""
+        self.link, there = Pipe.pair()
+        if setup is not None:
+            self.link.offer(**setup)
+        try:
+            with there, _SPAWNING:
+                self.process = start(there.fileno())
+                _OWN.add(self)
+        except BaseException:  # the process may have too many open files
+            self.link.close()
+            raise
+
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def kill(self) -> None:
+        self.process.kill()
+
+    def close(self) -> None:
+        """Close the pipe. Shared memory stays: threads with an older list of children may still read it."""
+        self.link.close()  # guard: link-of-a-dead-child-is-closed

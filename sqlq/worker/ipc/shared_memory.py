@@ -20,22 +20,21 @@ from sqlq.database.batch import Right
 
 CELLS = 8_192
 """More than a worker may hold: jobs in its slots, ready jobs, and jobs that wait to be settled."""
-_PULSE, _OVERFLOW, _TURN, _STARTED, _LOOKED, _BEAT = range(6)
-"""The last pulse, whether it overflowed, and the last turn of the loop in which it may claim. Then how many
-rights are started, the last look of the supervisor's poller, and the last beat."""
-_FACTS_BYTES = 6 * 8
-_TASK_BYTES = 40
-_CELL = struct.Struct(f"<qqd{_TASK_BYTES}s")
-"""A right, the deadline of its attempt by the monotonic clock, and the beginning of its task's name."""
+_PULSE, _OVERFLOW, _STARTED, _LOOKED, _BEAT = range(5)
+"""The last pulse, whether it overflowed, how many rights are started, the last look of the supervisor's
+poller, and the last beat."""
+_FACTS_BYTES = 5 * 8
+_CELL = struct.Struct("<qqd")
+"""A right, and the deadline of its attempt by the monotonic clock."""
 _ID = struct.Struct("<q")
 _DEADLINE, _DEADLINE_AT = struct.Struct("<d"), struct.calcsize("<qq")
 _SIZE = _FACTS_BYTES + CELLS * _CELL.size
 READS = math.nan
 """The deadline of an attempt whose handler has not begun: its arguments are read, or its process starts."""
 
-Started = tuple[Right, float, str]
-"""A right that was started and is not settled, the deadline of its attempt, and the beginning of its task's
-name. The deadline is infinite without a timeout, and `READS` before the handler has begun."""
+Started = tuple[Right, float]
+"""A right that was started and is not settled, and the deadline of its attempt. This is infinite without a
+timeout, and `READS` before the handler has begun."""
 
 
 class SharedMemory:
@@ -64,11 +63,11 @@ class SharedMemory:
 
     # -- in the worker ---------------------------------------------------------------------------------------
 
-    def started(self, right: Right, deadline: float | None = None, task: str = "") -> None:
+    def started(self, right: Right, deadline: float | None = None) -> None:
         """Note that an attempt starts, or the deadline of one noted before."""
         until = math.inf if deadline is None else deadline
         if (cell := self._taken.get(right)) is not None:  # no other thread writes there before its end
-            _DEADLINE.pack_into(self._memory, _place(cell) + _DEADLINE_AT, until)
+            _DEADLINE.pack_into(self._memory, _offset(cell) + _DEADLINE_AT, until)
             return
         with self._lock:
             if not self._free:
@@ -78,7 +77,7 @@ class SharedMemory:
             self._facts[_STARTED] = len(self._taken)
         # The attempt starts after this. A kill in the middle leaves a right that no worker has; its job has
         # not started.
-        _CELL.pack_into(self._memory, _place(cell), *right, until, task.encode())
+        _CELL.pack_into(self._memory, _offset(cell), *right, until)
 
     def ended(self, rights: Iterable[Right]) -> None:
         """Note that rights are settled or lost; rights that never started are ignored."""
@@ -86,16 +85,13 @@ class SharedMemory:
             for right in rights:
                 cell = self._taken.pop(right, None)
                 if cell is not None:
-                    _ID.pack_into(self._memory, _place(cell), 0)
+                    _ID.pack_into(self._memory, _offset(cell), 0)
                     self._free.append(cell)
             self._facts[_STARTED] = len(self._taken)
 
-    def pulse(self, *, rests: bool = False) -> None:
-        """Note that the worker's loop turns; when it `rests` it claims nothing until it is sent."""
-        moment = monotonic()
-        if not rests:  # before the pulse: a reader in between takes it for awake
-            self._facts[_TURN] = moment
-        self._facts[_PULSE] = moment
+    def pulse(self) -> None:
+        """Note that the worker's loop turns."""
+        self._facts[_PULSE] = monotonic()
 
     def beat(self) -> None:
         """Note that the process runs, whatever its loop waits for."""
@@ -117,31 +113,25 @@ class SharedMemory:
         """Return the time of the last pulse or beat."""
         return max(self._facts[_PULSE], self._facts[_BEAT])
 
-    def last_turn(self) -> float:
-        """Return the time of the last pulse with which the worker did not rest; 0.0 for none."""
-        return self._facts[_TURN]
-
     def started_now(self) -> float:
         """Return how many rights are started and not settled."""
         return self._facts[_STARTED]
 
-    def looked(self, moment: float) -> None:
-        """Note that a look was made for this worker."""
-        self._facts[_LOOKED] = moment
+    def looked(self, at: float) -> None:
+        """Note when a look was made for this worker."""
+        self._facts[_LOOKED] = at
 
     def read(self) -> set[Right] | None:
         """Return the rights started and not settled; None when there were too many for the cells."""
-        return None if (jobs := self.running()) is None else {right for right, _, _ in jobs}
+        return None if (jobs := self.running()) is None else {right for right, _ in jobs}
 
     def running(self) -> list[Started] | None:
-        """Return the rights started and not settled, with deadlines and tasks; None when there were too many
-        for the cells."""
+        """Return the rights started and not settled, with deadlines; None when there were too many for the
+        cells."""
         if self._facts[_OVERFLOW]:
             return None
         return [
-            ((id, token), until, task.rstrip(b"\0").decode(errors="ignore"))
-            for id, token, until, task in _CELL.iter_unpack(self._memory[_FACTS_BYTES:])
-            if id
+            ((id, token), until) for id, token, until in _CELL.iter_unpack(self._memory[_FACTS_BYTES:]) if id
         ]
 
     def close(self) -> None:
@@ -149,5 +139,5 @@ class SharedMemory:
         self._memory.close()
 
 
-def _place(cell: int) -> int:
+def _offset(cell: int) -> int:
     return _FACTS_BYTES + cell * _CELL.size

@@ -1,4 +1,4 @@
-"""How long a worker may go on after a request to stop: its running jobs, their outcomes, and user code."""
+"""How a worker starts in a thread of a program, and how long it may go on after a request to stop."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
 from pathlib import Path
-from queue import SimpleQueue
 from time import monotonic
-from typing import Any
+from typing import Any, Self
 
-from sqlq.config.durations import readable
+from sqlq.config.durations import Duration, milliseconds, readable
 from sqlq.errors import ConfigurationError
 from sqlq.worker.attempt.lifespan import Lifespan
-from sqlq.worker.ipc.pipe import handle_here
+from sqlq.worker.ipc.pipe import serve_signals
 from sqlq.worker.options import readable_bytes
 from sqlq.worker.run.executor import Executor
 from sqlq.worker.run.isolated import IsolatedProcesses
+from sqlq.worker.settle.settle import Counts
 from sqlq.worker.threads.log import log
-from sqlq.worker.threads.loop import begins
 
 LAST_SETTLES_SECONDS = 4.0
 """How long after the grace time outcomes may still be written."""
@@ -42,30 +41,18 @@ DEFAULTS: dict[int, Any] = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signa
 def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
     """Have SIGTERM and Ctrl-C call `stop` within the block, which runs in the main thread. Handlers of the
     program's own stay."""
-    requests: SimpleQueue[int] = SimpleQueue()
-    replaced: list[int] = []
-
-    def serve() -> None:
-        while requests.get():
-            stop()
-
-    def note(number: int, frame: Any) -> None:
-        # `stop` takes locks that the interrupted thread may hold; `put` of this queue takes none
-        requests.put(number)
-
-    if threading.current_thread() is threading.main_thread() and begins(
-        threading.Thread(target=serve, name="sqlq-signals", daemon=True)
-    ):
-        # guard: handlers-of-the-program-stay
-        replaced = [number for number, default in DEFAULTS.items() if signal.getsignal(number) == default]
-    for number in replaced:
-        handle_here(number, note)  # guard: forked-children-take-signals-here
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # guard: handlers-of-the-program-stay
+    replaced = [number for number, default in DEFAULTS.items() if signal.getsignal(number) == default]
+    received = serve_signals(replaced, lambda number: stop())
     try:
         yield
     finally:
         for number in replaced:
             signal.signal(number, DEFAULTS[number])
-        requests.put(0)
+        received.put(0)
 
 
 class Grace:
@@ -207,10 +194,96 @@ def lifespans(lifespan: Lifespan, isolates: IsolatedProcesses | None, grace: Gra
         may_wait = grace.last_wait()
         if isolates is not None:
             # guard: isolates-leave-their-lifespan
-            isolates.leave(fresh=lifespan.exists)
+            isolates.leave()
         # guard: a-lifespan-does-not-outlive-the-grace
         has_left = lifespan.leave(may_wait)
         if not has_left:
             log.error("the lifespan %s does not end, and is left behind", lifespan.name)
         if isolates is not None:
             isolates.await_left(may_wait)
+
+
+STARTED_BEFORE = "this worker has been started before: make another one by app.worker()"
+
+
+class Background:
+    """The methods of a worker beside `run`, which blocks."""
+
+    _thread: threading.Thread | None = None
+    _has_run = False
+    _failure: BaseException | None = None
+
+    def __init__(self) -> None:
+        self._is_ready = threading.Event()
+
+    def run(self) -> Counts:
+        """Work until stopped."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Stop in good order."""
+        raise NotImplementedError
+
+    def start(self) -> Self:
+        """Work in a thread of this process, and return at once. Raises `ConfigurationError` for a worker that
+        has been started before.
+
+        >>> worker = app.worker().start()  # doctest: +SKIP
+        >>> worker.wait_until_ready()  # doctest: +SKIP
+        """
+        if self._thread is not None or self._has_run:
+            raise ConfigurationError(STARTED_BEFORE)
+        self._thread = threading.Thread(target=self._run_here, name="sqlq-worker", daemon=True)
+        self._thread.start()
+        return self
+
+    def wait_until_ready(self, timeout: Duration = "30s") -> None:
+        """Wait until the worker is entered in the database, has entered the App's lifespan, and claims.
+
+        Raises the error that prevented it, `TimeoutError` when it takes longer, and `ConfigurationError` for
+        a worker that was not started.
+        """
+        if self._thread is None:
+            raise ConfigurationError("this worker was not started: call start() before wait_until_ready()")
+        ms = milliseconds(timeout, "timeout")
+        if not self._is_ready.wait(ms / 1000):
+            raise TimeoutError(f"the worker was not ready within {readable(ms)}")
+        if self._failure is not None:
+            raise self._failure
+
+    def join(self, timeout: Duration | None = None) -> bool:
+        """Wait until the worker has ended, after `stop` or by itself; return whether it has. Raises the
+        exception that ended it, if any."""
+        if self._thread is not None:
+            self._thread.join(None if timeout is None else milliseconds(timeout, "timeout") / 1000)
+            if self._thread.is_alive():
+                return False
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def _run_here(self) -> None:
+        try:
+            self.run()
+        except BaseException as error:
+            self._failure = error
+        finally:
+            self._is_ready.set()
+
+    def __enter__(self) -> Self:
+        """Start, and wait until the worker is ready."""
+        self.start()
+        try:
+            self.wait_until_ready()
+        except TimeoutError:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: object, error: object, traceback: object) -> None:
+        """Stop, and wait until all jobs have ended, or the grace time is over."""
+        self.stop()
+        if error is None:
+            self.join()
+        elif self._thread is not None:
+            self._thread.join()

@@ -30,8 +30,7 @@ from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.call import Run, Starting, aexecute, call_handler, execute, late
 from sqlq.worker.attempt.lifespan import entered
 from sqlq.worker.attempt.progress import Pace
-from sqlq.worker.ipc.pipe import Message, Pipe, packed, unpacked
-from sqlq.worker.ipc.process import Process, Spawn
+from sqlq.worker.ipc.pipe import Message, Pipe, Process, Spawn, packed, unpacked
 
 NOT_STARTED_MS = 5_000
 """How long a job waits whose process did not come up: the cause is seldom over at once."""
@@ -49,8 +48,6 @@ class Isolate(Process):
     """A process that runs one job at a time, as its worker sees it."""
 
     running: Attempt | None = None
-    jobs = 0
-    """How many jobs it was given."""
     is_up = False
     """Whether it has ended, or has sent its first message, after it imported the App."""
 
@@ -88,10 +85,8 @@ class IsolatedProcesses:
     """How many jobs may start a process, and have not done so yet."""
     _closed = False
 
-    def __init__(
-        self, spawn: Spawn, warm: int = 0, *, at_a_time: int | None = None, setup: Message | None = None
-    ) -> None:
-        """`warm` of them are started now, before a job needs one. `setup` is the first message to each."""
+    def __init__(self, spawn: Spawn, *, at_a_time: int | None = None, setup: Message | None = None) -> None:
+        """`setup` is the first message to each."""
         self._spawn, self._setup = spawn, setup
         self._at_a_time = at_a_time or cores()
         self._lock = threading.Lock()
@@ -99,10 +94,6 @@ class IsolatedProcesses:
         self._all: set[Isolate] = set()
         self._leaving: dict[Isolate, float] = {}
         """Those that leave their lifespan, and since when."""
-        self._starting = warm
-        for _ in range(warm):
-            if (isolate := self._start()) is not None:
-                self._idle.append(isolate)
 
     def let_in(self, job: Attempt) -> bool:
         """Give a job an idle process, or the right to start one; return False where it has to wait. `execute`
@@ -136,7 +127,6 @@ class IsolatedProcesses:
         if isolate is None or self._closed:
             return given_back(running.claimed)
         isolate.running = running
-        isolate.jobs += 1
         running.kill = lambda: self._kill(isolate, running)
         hanging = threading.Timer(START_SECONDS, self._kill_hanging, (isolate, running))
         hanging.daemon = True
@@ -174,13 +164,9 @@ class IsolatedProcesses:
             self._idle.remove(dead)
             self._all.discard(dead)
             dead.close()
-        # guard: isolated-job-gets-an-unused-process
-        fit = [idle for idle in self._idle if not (job.alone and idle.jobs)]
-        if self._closed or not fit:
+        if self._closed or job.alone or not self._idle:  # guard: isolated-job-gets-an-unused-process
             return None
-        isolate = max(fit, key=lambda idle: idle.is_up)
-        self._idle.remove(isolate)
-        return isolate
+        return self._idle.pop()
 
     def _leave(self, isolate: Isolate) -> None:
         """Let a process leave its lifespan, and end."""
@@ -248,15 +234,13 @@ class IsolatedProcesses:
         wait_ms = wait_after_loss_ms(losses)  # guard: second-process-death-is-backed-off
         return failed(running.claimed, lost, reason="worker_lost", delay_ms=wait_ms)
 
-    def leave(self, *, fresh: bool = True) -> None:
-        """Let idle processes leave their lifespan, and end. Without `fresh` only those that have run a
-        job."""
+    def leave(self) -> None:
+        """Let idle processes leave their lifespan, and end."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
             for isolate in idle:
-                if fresh or isolate.jobs:
-                    self._leave(isolate)
+                self._leave(isolate)
 
     def await_left(self, may_wait: Callable[[], bool]) -> None:
         """Wait until the leaving processes have ended, while `may_wait` returns True."""

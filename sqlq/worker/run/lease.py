@@ -102,7 +102,7 @@ class Leases(Loop):
         """Note that the arguments of a job are about to be read, or that its handler is about to run. If this
         process dies now, the job may be the cause."""
         if self._box is not None:
-            self._box.started(job.right, READS if job.started is None else job.deadline, job.task)
+            self._box.started(job.right, READS if job.started is None else job.deadline)
         if self._reports_starts and job.started is not None:
             self._reporter.started(job)
 

@@ -1,22 +1,89 @@
-"""A worker process as its supervisor sees it."""
+"""A worker process as its supervisor sees it, and how many of them there are.
+
+STARTING ──ready──► WORKING ──leaving──► LEAVING   (another takes its place at once)
+                                    └──► RETIRING  (its place is closed when it has ended in good order)
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
 from functools import partial
 from time import monotonic
 
 from sqlq.database.batch import Right
-from sqlq.store.workers.workers import Request
-from sqlq.worker.ipc.pipe import Message, spawn
-from sqlq.worker.ipc.process import Process
+from sqlq.worker.ipc.pipe import Message, Process, spawn
 from sqlq.worker.ipc.shared_memory import SharedMemory
-from sqlq.worker.supervise.places import Stage
+
+FAILED_STARTS = 5
+"""The supervisor gives up after this number of children in a row that died before they were ready."""
+LONGEST_PAUSE_SECONDS = 10.0
+
+
+class Stage(Enum):
+    """How far a worker process has come."""
+
+    STARTING = auto()
+    WORKING = auto()
+    LEAVING = auto()
+    """It ends after its running jobs, and another process has its place."""
+    RETIRING = auto()
+    """It ends after its running jobs, and keeps its place until then."""
+
+
+@dataclass
+class Places:
+    """The places of worker processes: each is taken, to be filled, or closed."""
+
+    number: int
+    closed: int = 0
+    """How many will not be filled again: their processes have ended in good order."""
+    code: int = 0
+    """The exit code of the supervisor, if it ended now."""
+    failed_starts: int = 0
+    """How many processes in a row have ended before they were ready."""
+    start_at: float = 0.0
+    """No process starts before this time of the monotonic clock."""
+    is_hopeless: bool = False
+    """Whether no other process is to be started, because none would become ready."""
+    _any_ready: bool = False
+
+    def missing(self, stages: Iterable[Stage]) -> int:
+        """Return how many processes are missing beside those in these stages."""
+        return self.number - self.closed - sum(stage is not Stage.LEAVING for stage in stages)
+
+    def ready(self) -> None:
+        """Note that a process is at work."""
+        self._any_ready, self.failed_starts = True, 0
+
+    def ended(self, stage: Stage, status: int, *, has_reported: bool) -> bool:
+        """Note that a process that was at work has ended. Return whether it did so in good order, after its
+        last message."""
+        if not (has_reported and status in (0, 1)):  # with 1 it has logged why, as another one would
+            return False
+        self.closed += stage is not Stage.LEAVING
+        self.code = max(self.code, status)
+        return True
+
+    def failed(self, status: int, now: float) -> float:
+        """Note that a process has ended before it was ready. Return how many seconds later the next starts,
+        unless it is hopeless."""
+        self.failed_starts += 1
+        if not self._any_ready and status in (1, 2):  # it has logged why, as the next one would
+            self.is_hopeless, self.code = True, status
+        elif self.failed_starts >= FAILED_STARTS:
+            self.is_hopeless, self.code = True, 1
+        wait: float = min(LONGEST_PAUSE_SECONDS, 0.25 * 2**self.failed_starts)
+        self.start_at = now + wait
+        return wait
+
 
 TICK_SECONDS = 0.2
+LATE_SECONDS = 0.01
 LAST_SECONDS = 10.0
 """How long beyond the grace time children have to end by themselves."""
 
@@ -37,10 +104,8 @@ class Child(Process):
     """How many jobs it runs at a time."""
     sent_at = 0.0
     """When it was sent to claim the last time, by the monotonic clock."""
-    request: Request | None = None
-    """The last request of an operator that was sent to it."""
-    all_paused: bool | None = None
-    """Whether all queues are paused, by the last message to it."""
+    requests: Message | None = None
+    """The last message with requests of operators to it."""
     sign = silent = 0.0
     """The last sign of life, and for how long the supervisor has seen no other, while it ran itself."""
     is_silent = False
@@ -76,13 +141,9 @@ class Child(Process):
         self.sent_at = monotonic()
         self.link.offer(droppable=True, look=True)  # may be lost; guard: a-stopped-child-is-called-once
 
-    def has_gone(self) -> bool:
-        """Whether its loop has claimed since it was sent."""
-        return self.box.last_turn() >= self.sent_at
-
-    def rests(self) -> bool:
-        """Whether its loop claims nothing until it is sent, by a pulse since it was sent the last time."""
-        return self.box.last_pulse() > max(self.box.last_turn(), self.sent_at)
+    def is_late(self) -> bool:
+        """Whether its loop has not turned soon after it was sent."""
+        return self.box.last_pulse() < self.sent_at < monotonic() - LATE_SECONDS
 
     def has_left(self) -> bool:
         """Whether it has closed its pipe, or has ended and had time to be read. A process that a handler

@@ -5,8 +5,9 @@ It renews their leases, and releases at once the jobs of a child that died.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from time import monotonic
 
@@ -19,16 +20,89 @@ from sqlq.database.profiles import STANDS_IN
 from sqlq.errors import SqlqError
 from sqlq.events import JobEvent
 from sqlq.payload.encryption import Encryption
+from sqlq.store.apart import lately
+from sqlq.store.blockers import free_after
+from sqlq.store.jobs import lease, settle
 from sqlq.store.jobs.settle import Rescued
-from sqlq.store.workers import workers
+from sqlq.store.workers import notify, workers
 from sqlq.store.workers.workers import STUCK
 from sqlq.worker.ipc.parent import Facts
 from sqlq.worker.ipc.pipe import Pipe, packed
 from sqlq.worker.report.meter import Totals
 from sqlq.worker.report.reporter import Reporter
 from sqlq.worker.run.lease import heartbeat_seconds
-from sqlq.worker.supervise.deaths import Dead, Deaths
+from sqlq.worker.threads.log import log
 from sqlq.worker.threads.loop import Loop, Outage
+
+LOCKED_SECONDS = 0.05
+
+
+@dataclass
+class Dead:
+    """A worker that died. The jobs that it had started count as attempts that lost their worker, or, if they
+    are `late`, met their timeout. The rest never began."""
+
+    worker: str
+    started: set[Right] | None
+    why: str
+    until: float
+    """After this its leases have run out."""
+    late: Collection[Right] = ()
+    """The started jobs that were past their timeouts."""
+    held: list[Right] | None = None
+    """The jobs that are still to be released; None until they were read."""
+
+
+class Deaths:
+    """The workers that died, and whose jobs are still to be released. It may fail: the rescue takes jobs that
+    are not released here."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self.waiting: list[Dead] = []
+        self.counts: Counter[str] = Counter()
+        """How the attempts of dead workers ended."""
+
+    def release(self, database: Database) -> float:
+        """Release the jobs of each dead worker. Return in how many seconds there is more to do."""
+        for dead in list(self.waiting):
+            try:
+                self._release(database, dead)
+            except Exception as error:  # guard: one-death-keeps-no-other-waiting
+                if isinstance(error, DBAPIError) and database.dialect.driver.trouble(error).passes:
+                    raise
+                log.error("what worker %s held stays until its leases have run out: %s", dead.worker, error)
+                dead.held = []
+            if not dead.held or monotonic() > dead.until:
+                self.waiting.remove(dead)
+        return LOCKED_SECONDS if self.waiting else inf
+
+    def _release(self, database: Database, dead: Dead) -> None:
+        """Release the jobs of a dead worker, but for those whose rows are locked."""
+        worker, why = dead.worker, dead.why
+        with database.begin() as conn:
+            rights = lease.owned(conn, worker) if dead.held is None else dead.held
+            # guard: only-what-started-counts
+            started = {right for right in rights if dead.started is None or right in dead.started}
+            back = settle.give_back(conn, set(rights) - started)
+            taken = settle.lose(conn, started, why, late=dead.late) if started else []
+            done = {id for id, _ in back} | {job.id for job in taken}
+            fates = lease.fates(conn, [right for right in rights if right[0] not in done])
+            refused = lately(conn, settle.LOST)["refused"]
+            # guard: refused-settle-is-left-to-the-rescue
+            locked = [r for r, fate in fates.items() if fate is lease.Fate.HELD and r[0] not in refused]
+            if not locked and not lease.owned(conn, worker):
+                workers.leave(conn, worker)
+            if done:
+                notify.wake_others(conn)
+        dead.held = locked  # guard: locked-rows-are-given-back-later
+        free_after(database, [job.row for job in taken if job.failed])
+        self._reporter.rescued(taken, why)
+        ended = Counter("failed" if job.failed else "retried" for job in taken)
+        self.counts = self.counts + ended + Counter(released=len(back))  # guard: lost-jobs-are-counted
+        if back:
+            log.info("%d jobs that worker %s had not started are given back", len(back), worker)
+
 
 MOST_UNTOLD = 1_000
 LAST_SECONDS, LAST_STATEMENT_SECONDS = 10.0, 1.0

@@ -22,21 +22,16 @@ from typing import Any
 
 from sqlq.config.durations import readable
 from sqlq.worker.ipc.parent import Facts
-from sqlq.worker.ipc.pipe import Message
-from sqlq.worker.ipc.process import bury_orphans
-from sqlq.worker.ipc.shared_memory import Started
+from sqlq.worker.ipc.pipe import Message, bury_orphans
 from sqlq.worker.maintain.control import PAUSES, RESUMES
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.report.meter import Totals
-from sqlq.worker.supervise.child import LAST_SECONDS, TICK_SECONDS, Child
+from sqlq.worker.supervise.child import FAILED_STARTS, LAST_SECONDS, TICK_SECONDS, Child, Places, Stage
 from sqlq.worker.supervise.dispatch import Dispatcher
 from sqlq.worker.supervise.health_file import HealthFile
 from sqlq.worker.supervise.heartbeat import Heartbeat
-from sqlq.worker.supervise.places import FAILED_STARTS, Places, Stage
 from sqlq.worker.threads.log import log
 
-WARM = 2
-"""How many subprocesses start with the replacement of a child that died: its jobs run there next."""
 SHORTAGE_SECONDS = 1.0
 """How long the supervisor waits where the machine has no process, memory or file for a child."""
 SHORTAGES = (OSError, RuntimeError, MemoryError)
@@ -103,7 +98,7 @@ class Watchdog:
                 "has not begun to work: it imports the App, or enters its lifespan; its health file grows old"
             )
         else:
-            jobs = "many jobs" if running is None else ", ".join(map(_named, running)) or "nothing"
+            jobs = "many jobs" if running is None else f"jobs {[id for (id, _), _ in running]}"
             state = (
                 "gives no sign of life: it is stopped, or a call holds Python's interpreter lock; it runs "
                 f"{jobs}"
@@ -115,20 +110,15 @@ class Watchdog:
     def _judge(self, child: Child) -> None:
         """Kill a silent child when nothing it does may take that time."""
         moment, running = monotonic(), child.box.running()
-        is_late = any(until + self._silent_seconds <= moment for _, until, _ in running or ())
+        is_late = any(until + self._silent_seconds <= moment for _, until in running or ())
         begins = child.worker is None
-        runs_none = running is not None and all(math.isnan(until) for _, until, _ in running)
+        runs_none = running is not None and all(math.isnan(until) for _, until in running)
         is_idle = runs_none and not begins and not child.has_reported
         if is_late or is_idle or child.silent >= self._stuck_seconds + begins * self._start_seconds:
             why = f"gave no sign of life for {readable(child.silent * 1000)}, and its process was killed"
-            child.stuck = why, {right for right, until, _ in running or () if until <= moment}
+            child.stuck = why, {right for right, until in running or () if until <= moment}
             log.warning("worker process %d is stuck: it is killed", child.process.pid)
             child.process.kill()
-
-
-def _named(job: Started) -> str:
-    (id, _), until, task = job
-    return f"job {id} ({task}{', past its timeout' if until <= monotonic() else ''})"
 
 
 def _counted(counts: dict[str, int]) -> Counter[str]:
@@ -140,7 +130,6 @@ class Supervisor:
     from any thread."""
 
     _started = 0
-    _warm = 0
     _stops = False
     """Whether no other child is started."""
     _stopping_since: float | None = None
@@ -258,13 +247,11 @@ class Supervisor:
                 setup = {
                     **self._setup,
                     "generation": self._started,
-                    "warm": self._warm,
                     "began_at": self._began_at,
                     "paused": self._is_paused,
                 }
                 self._started += 1
                 self._children.append(Child(self._command, self._hear, setup))
-                self._warm = 0
         except SHORTAGES as error:  # guard: a-shortage-of-threads-is-waited-out
             log.error("no worker process can be started now: %s", error, event="worker_lost")
             self._places.start_at = monotonic() + SHORTAGE_SECONDS
@@ -353,7 +340,6 @@ class Supervisor:
         log.error("worker process %d %s; %s its jobs are given back", pid, how, then, event="worker_lost")
         why, late = child.stuck or (f"died: its process {how}", ())
         self._heartbeat.worker_died(child.worker, started, why, late)
-        self._warm = WARM if started is None else min(len(started), WARM)
 
     def _failed_to_start(self, how: str, status: int) -> None:
         wait = self._places.failed(status, monotonic())

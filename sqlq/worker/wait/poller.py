@@ -48,11 +48,9 @@ STAND_BY_SECONDS = 10.0
 """After this time a worker's own poller takes over. The supervisor's waits less long for an answer."""
 WINNERS = 3
 SOONEST_SECONDS = 0.005
-HOSTS_SECONDS = EAR_SECONDS = 10.0
-"""How often the poller counts the hosts, and checks a connection that only LISTENs."""
+HOSTS_SECONDS = 10.0
+"""How often the poller counts the hosts."""
 HOSTS_WITHIN_MS = 3 * HEARTBEAT_MS
-CHECK_SECONDS = 0.01
-"""After this time others are sent where the first one did not go."""
 RESCUERS = 10
 """How many hosts look for the work of services in each interval, on average."""
 NEVER = inf
@@ -70,15 +68,12 @@ class LastLook:
     supervisor runs the services of the host.
     """
 
-    _own_at = _began_at = -NEVER
+    _own_at = -NEVER
 
     def __init__(self, supervision: NoParent, poll_ms: int | None = None) -> None:
+        self._began_at = monotonic()
         self._supervision = supervision
         self._trusted_seconds = max(TRUSTED_SECONDS, 3 * look_seconds(poll_ms))
-
-    def begin(self) -> None:
-        """Note that the own poller begins, which the supervisor's may precede."""
-        self._began_at = monotonic()
 
     def note(self) -> None:
         """Note a look of the own poller."""
@@ -119,33 +114,24 @@ def looks_for_services(hosts: int) -> bool:
 
 @dataclass
 class Agenda:
-    """When a poller looks, sends a worker to claim, and checks that it went; by the monotonic clock."""
+    """When a poller looks, and sends a worker to claim; by the monotonic clock."""
 
     look_at: float
     send_at: float = NEVER
-    check_at: float = NEVER
 
-    def expect(self, moment: float, back_off: float) -> None:
+    def expect(self, due_at: float, back_off: float) -> None:
         """Plan for jobs that may be there from this time on, which all hosts know. This host claims then, or
         looks after its back-off."""
         if back_off == 0.0:
-            self.send_at = min(self.send_at, moment)
+            self.send_at = min(self.send_at, due_at)
         else:
-            self.look_at = min(self.look_at, moment + back_off)
+            self.look_at = min(self.look_at, due_at + back_off)
 
-    def looked(self, moment: float, next_at: float) -> None:
+    def looked(self, began: float, next_at: float) -> None:
         """Plan the look after one that began at this time. It has seen the jobs of earlier notifications."""
         self.look_at = next_at
-        if self.send_at > moment:  # guard: poll-keeps-later-notifications
+        if self.send_at > began:  # guard: poll-keeps-later-notifications
             self.send_at = NEVER
-
-    def sent(self, check_at: float) -> None:
-        """Plan the check after a worker was sent."""
-        self.send_at, self.check_at = NEVER, check_at
-
-    def next_at(self) -> float:
-        """Return when there is something to do."""
-        return min(self.look_at, self.send_at, self.check_at)
 
 
 class Poller(Loop):
@@ -169,13 +155,11 @@ class Poller(Loop):
         last_look: LastLook,
         looked: Callable[[workers_look.Look, float], None],
         workers: Callable[[], Sequence[str]],
-        check: Callable[[], object] | None = None,
         quiet: bool = False,
     ) -> None:
-        """`send` has a worker of this host claim. Soon after it `check` has another do so, where that one
-        does not. `looked` is called with each look, and the time of its answer by the monotonic clock.
-        `workers` returns the workers whose requests are read. With `quiet` others report an outage of the
-        database.
+        """`send` has a worker of this host claim. `looked` is called with each look, and the time of its
+        answer by the monotonic clock. `workers` returns the workers whose requests are read. With `quiet`
+        others report an outage of the database.
         """
         super().__init__("sqlq-poller", Outage("looking for jobs", database, quiet=quiet))
         # also the driver's own errors: notifications are read without SQLAlchemy
@@ -184,14 +168,13 @@ class Poller(Loop):
         self._queues = workers_look.KnownQueues(options.queues)
         self._look_seconds = look_seconds(options.poll_ms)
         self._rescue_seconds = min(RESCUE_MS, options.lease_ms / 4) / 1000
-        self._send_one, self._check = send, check
+        self._send_one = send
         self._last_look = last_look
         self._looked = looked
         self._workers = workers
         self._hearing = Hearing()
 
     def start(self) -> None:
-        self._last_look.begin()
         self._bell, self._ring = socket.socketpair()
         super().start()
 
@@ -236,43 +219,33 @@ class Poller(Loop):
             self._hearing.begin(driver)
             notify.listen(ear)
         self._agenda = agenda = Agenda(look_at=monotonic())
-        self._listened_at = -NEVER
         with selectors.DefaultSelector() as selector:
             selector.register(self._bell, selectors.EVENT_READ)
             if listens:
                 selector.register(driver.fileno(), selectors.EVENT_READ)
             while not (self._closed.is_set() or self._last_look.stands_by()):
-                moment = monotonic()
+                now = monotonic()
                 # All unread notifications of a flood would come with the answer.
                 # guard: notifications-are-read-before-a-poll
-                looks = moment >= agenda.look_at and (not listens or self._hearing.is_dry)
+                looks = now >= agenda.look_at and (not listens or self._hearing.is_dry)
                 if looks:  # guard: poller-polls
                     hears = self._look(eye).listens
                     if eye is not ear and listens:
-                        hears = self._still_hears(ear)
+                        hears = notify.listens(ear)
                     self._outage.over(wrote=False)
                     if listens and not hears:
                         why = "the URL to listen at leads through a pooler that does not carry LISTEN"
                         self._polls(logging.WARNING, why)
                         selector.unregister(driver.fileno())
                         listens = False
-                if moment >= agenda.send_at:
+                if now >= agenda.send_at:
                     self._send()
-                if moment >= agenda.check_at and self._check is not None:
-                    agenda.check_at = NEVER
-                    self._check()
+                next_at = min(agenda.look_at, agenda.send_at)
                 # The selector does not see notifications that came together with an answer.
                 # guard: notifications-are-read-after-a-poll
-                selector.select(0.0 if looks else max(0.0, agenda.next_at() - monotonic()))
+                selector.select(0.0 if looks else max(0.0, next_at - monotonic()))
                 if listens and self._hearing.read():
                     agenda.expect(monotonic(), drawn(self._hosts))
-
-    def _still_hears(self, ear: Connection) -> bool:
-        """Whether a connection that only LISTENs does so; queried rarely."""
-        if monotonic() < self._listened_at + EAR_SECONDS:
-            return True
-        self._listened_at = monotonic()
-        return notify.listens(ear)
 
     def _can_listen(self, driver: Any) -> bool:
         """Whether the driver passes on notifications, and the session seems to be this connection's own.
@@ -302,24 +275,24 @@ class Poller(Loop):
     # -- looks and notifications -----------------------------------------------------------------------------
 
     def _look(self, conn: Connection) -> workers_look.Look:
-        moment = monotonic()
-        asks_hosts = moment - self._hosts_at >= HOSTS_SECONDS
-        is_due = moment - self._maintenance_at >= self._rescue_seconds
+        now = monotonic()
+        counts_hosts = now - self._hosts_at >= HOSTS_SECONDS
+        is_due = now - self._maintenance_at >= self._rescue_seconds
         look = workers_look.look(
             conn,
             self._database,
             self._queues,
-            hosts_within_ms=HOSTS_WITHIN_MS if asks_hosts else None,
+            hosts_within_ms=HOSTS_WITHIN_MS if counts_hosts else None,
             maintenance=is_due and looks_for_services(self._hosts),
             workers=self._workers(),
         )
         # The server counts milliseconds until a job is due from its look, which was no later than this.
         answered = monotonic()
-        if asks_hosts:
-            self._hosts, self._hosts_at = max(1, look.hosts or 1), moment
+        if counts_hosts:
+            self._hosts, self._hosts_at = max(1, look.hosts or 1), now
         if is_due:
             # anew each time, so that hosts do not query together
-            self._maintenance_at = moment + self._rescue_seconds * random.uniform(-0.2, 0.2)
+            self._maintenance_at = now + self._rescue_seconds * random.uniform(-0.2, 0.2)
         if look.listens is None:  # once a primary, perhaps: what it shows is not what is there now
             refuse_standby(conn)  # guard: a-demoted-primary-is-left
         self._last_look.note()
@@ -327,7 +300,7 @@ class Poller(Loop):
         waits = [ms / 1000 for ms in look.due.values()]
         if any(wait <= 0 for wait in waits):
             self._send()
-        self._agenda.looked(moment, moment + self._look_seconds)
+        self._agenda.looked(now, now + self._look_seconds)
         later = [wait for wait in waits if wait > 0]
         if later:
             # guard: no-worker-is-sent-too-early
@@ -336,4 +309,4 @@ class Poller(Loop):
 
     def _send(self) -> None:
         self._send_one()
-        self._agenda.sent(NEVER if self._check is None else monotonic() + CHECK_SECONDS)
+        self._agenda.send_at = NEVER

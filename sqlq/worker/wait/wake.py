@@ -7,11 +7,11 @@ page."""
 
 from __future__ import annotations
 
-import heapq
 import os
 import sqlite3
 import threading
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from time import monotonic
 from urllib.parse import quote
@@ -27,8 +27,6 @@ LOOK_AFTER_HINT_SECONDS = 0.02
 """A notification seldom overtakes the COMMIT that it announces. A look that found nothing is repeated after
 this time."""
 POLL_SECONDS = POLL_MS / 1000
-MOST_KNOWN = 1_000
-"""The most times that are remembered at which a job will be due."""
 CLOSE_SECONDS = 0.05
 """A worker with a poller rests when it has waited for this time in vain."""
 
@@ -43,7 +41,8 @@ class Wake:
         self._is_watched = is_watched
         self._interval = self._waited = FIRST_LOOK_SECONDS
         self._called = threading.Event()
-        self._due: list[float] = []
+        self._due_at = inf
+        """When the next job that this worker knows is due. After it a look sees the others."""
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -64,31 +63,26 @@ class Wake:
         self._interval = min(self._interval, LOOK_AFTER_HINT_SECONDS)
         self._called.set()
 
-    def at(self, moment: float) -> None:
+    def at(self, due_at: float) -> None:
         """End a wait at a time of the monotonic clock, because a job that this worker knows is due then."""
         with self._lock:
-            heapq.heappush(self._due, moment)
-            if len(self._due) > MOST_KNOWN:  # guard: known-moments-are-bounded
-                # the later ones are dropped: by then a look has seen when the next job is due
-                self._due = heapq.nsmallest(MOST_KNOWN // 2, self._due)
+            self._due_at = min(self._due_at, due_at)
         self._called.set()
 
     def found_work(self) -> None:
         """Look closely again: where there was work there may be more."""
         self._interval = FIRST_LOOK_SECONDS
 
-    def wait(self, next_due: float = float("inf")) -> bool:
+    def wait(self, next_due: float = inf) -> bool:
         """Wait for a notification, a known time, the next look, or the time at which the last look saw a job
         due. Return whether anything happened of late."""
-        moment = monotonic()
+        now = monotonic()
         self._waited = self._interval
-        until, self._interval = moment + self._interval, min(self._interval * 3, POLL_SECONDS)
-        until = min(until, next_due)
         with self._lock:
-            while self._due and self._due[0] <= moment:
-                heapq.heappop(self._due)
-            if self._due:
-                until = min(until, self._due[0])
+            if self._due_at <= now:
+                self._due_at = inf
+            until = min(now + self._interval, next_due, self._due_at)
+        self._interval = min(self._interval * 3, POLL_SECONDS)
         self._wait_until(until)
         called = self._called.is_set()
         if called:  # a call that comes only now is for the next wait; guard: wake-during-a-wait-is-kept
@@ -106,8 +100,8 @@ class Wake:
         """Whether nothing has happened of late, and a poller calls when something does."""
         return self._waited >= CLOSE_SECONDS and self._is_watched()
 
-    def _wait_until(self, moment: float) -> None:
-        self._called.wait(max(0.0, moment - monotonic()))
+    def _wait_until(self, end: float) -> None:
+        self._called.wait(max(0.0, end - monotonic()))
 
 
 class WatchingWake(Wake):
@@ -155,8 +149,8 @@ class WatchingWake(Wake):
             log.debug("SQLite did not say whether anything was committed: %s", error)
             return self._version
 
-    def _wait_until(self, moment: float) -> None:
-        while (left := moment - monotonic()) > 0:
+    def _wait_until(self, end: float) -> None:
+        while (left := end - monotonic()) > 0:
             if self._called.wait(min(self._pause, left)):
                 return
             version = self._data_version()
