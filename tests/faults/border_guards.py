@@ -36,7 +36,7 @@ BORDER: Final[list[tuple[str, str | None, str, str]]] = [
     ("looks-reach-every-queue", "window[len(window)] if len(window) == LARGEST_WINDOW else ", "", QUEUES + "test_looks_read_all_queues_in_turn_when_there_are_more_than_a_window[sqlite]"),
     ("known-queues-are-bounded", "[:LARGEST_WINDOW]", "", QUEUES + "test_known_queues_keep_those_with_the_latest_claims"),
     ("a-stopped-child-is-called-once", "droppable=True, ", "", LINKS + "test_notifications_do_not_pile_up_for_a_stopped_child"),
-    ("supervisor-survives-a-bad-message", "MISFITS", "KeyboardInterrupt", LINKS + "test_no_message_ends_a_supervisor"),
+    ("supervisor-survives-a-bad-message", "Exception", "KeyboardInterrupt", LINKS + "test_no_message_ends_a_supervisor"),
     ("what-an-isolate-says-can-be-read", "strictly:", "False:", "tests/worker/test_subprocesses.py::test_a_subprocess_with_an_unreadable_message_is_killed_and_its_job_lost[no JSON\\n]"),
     ("an-isolate-says-outcomes", "not isinstance(outcome, Outcome)", "False", LINKS + "test_messages_of_a_subprocess_are_an_outcome_or_its_end"),
     ("few-scrape-at-a-time", "CONNECTIONS", "500", METRICS + "test_the_endpoint_bounds_connections_of_strangers[sqlite]"),

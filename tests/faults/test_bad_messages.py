@@ -131,8 +131,8 @@ def test_no_message_ends_a_supervisor(child: Child) -> None:
         kept: Any = SimpleNamespace(keep=lambda *what: None, deaths=supervisor._heartbeat.deaths)
         supervisor._heartbeat = kept
         for message in said:
-            supervisor._hear(child, message)
-            supervisor._events.get()()
+            supervisor._receive(child, message)
+            supervisor._calls.get()()
         supervisor._ended = supervisor._ended + child.counts
         assert supervisor.counts.total() + supervisor.running + supervisor.slots is not None
 

@@ -38,10 +38,8 @@ SHORTAGES = (OSError, RuntimeError, MemoryError)
 """Python's errors where the machine has no process, file, memory or thread."""
 SILENT_SECONDS = 30.0
 """After this time without a sign of life a process is stuck, however busy the machine is."""
-LONGEST_TICK_SECONDS = 1.0
+MAX_TICK_SECONDS = 1.0
 """The longest time between two looks that counts: after a longer one the supervisor did not run itself."""
-MISFITS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""The errors of a malformed message."""
 
 
 class Watchdog:
@@ -59,25 +57,26 @@ class Watchdog:
         self._start_seconds = options.start_timeout_ms / 1000
         self._stuck_seconds = options.stuck_after_ms / 1000
         self._silent_seconds = min(SILENT_SECONDS, self._stuck_seconds / 2)
-        self._looked_at = monotonic()
+        self._last_at = monotonic()
 
     def look(self, children: Sequence[Child], *, is_whole: bool) -> None:
         """Look at the children; with `is_whole` none of them is missing."""
-        moment = monotonic()
+        now = monotonic()
         # guard: watchdog-skips-its-own-pause
-        elapsed = min(moment - self._looked_at, LONGEST_TICK_SECONDS)
-        self._looked_at = moment
+        elapsed = min(now - self._last_at, MAX_TICK_SECONDS)
+        self._last_at = now
         self._incomplete_for = 0.0 if is_whole else self._incomplete_for + elapsed
         for child in children:
             sign = child.box.last_sign()
             child.silent = 0.0 if sign != child.sign else child.silent + elapsed
             child.sign = sign
-            longest = self._start_seconds if child.worker is None else self._silent_seconds
-            if child.is_silent != (child.silent >= longest):
+            limit = self._start_seconds if child.worker is None else self._silent_seconds
+            if child.is_silent != (child.silent >= limit):
                 child.is_silent = not child.is_silent
-                self._tell(child)
-            if child.is_silent and child.stuck is None:
-                self._judge(child)
+                self._report(child)
+            if child.is_silent and child.stuck is None and self._is_stuck(child, now):
+                log.warning("worker process %d is stuck: it is killed", child.process.pid)
+                child.process.kill()
 
     def all_is_well(self, children: Sequence[Child]) -> bool:
         """Whether all children are there, are at work in time, and turn their loops."""
@@ -87,38 +86,32 @@ class Watchdog:
             for child in children  # guard: who-never-begins-is-not-well
         )
 
-    def _tell(self, child: Child) -> None:
-        running = child.box.running()
+    def _report(self, child: Child) -> None:
         if child.worker is not None:
             self._heartbeat.worker_stuck(child.worker, stuck=child.is_silent)
         if not child.is_silent:
             state = "gives signs of life again"
         elif child.worker is None:
-            state = (
-                "has not begun to work: it imports the App, or enters its lifespan; its health file grows old"
-            )
+            state = "has not begun to work: it imports the App, or enters its lifespan"
         else:
-            jobs = "many jobs" if running is None else f"jobs {[id for (id, _), _ in running]}"
-            state = (
-                "gives no sign of life: it is stopped, or a call holds Python's interpreter lock; it runs "
-                f"{jobs}"
-            )
+            ids = [id for (id, _), _ in child.box.running() or ()]
+            state = f"is stopped, or a call holds Python's interpreter lock; it runs jobs {ids}"
         log.warning(
             "worker process %d, silent for %s, %s", child.process.pid, readable(child.silent * 1000), state
         )
 
-    def _judge(self, child: Child) -> None:
-        """Kill a silent child when nothing it does may take that time."""
-        moment, running = monotonic(), child.box.running()
-        is_late = any(until + self._silent_seconds <= moment for _, until in running or ())
+    def _is_stuck(self, child: Child, now: float) -> bool:
+        """Whether nothing that a silent child does may take that time. Notes why, and the late jobs."""
+        running = child.box.running()
         begins = child.worker is None
+        is_late = any(until + self._silent_seconds <= now for _, until in running or ())
         runs_none = running is not None and all(math.isnan(until) for _, until in running)
         is_idle = runs_none and not begins and not child.has_reported
-        if is_late or is_idle or child.silent >= self._stuck_seconds + begins * self._start_seconds:
-            why = f"gave no sign of life for {readable(child.silent * 1000)}, and its process was killed"
-            child.stuck = why, {right for right, until in running or () if until <= moment}
-            log.warning("worker process %d is stuck: it is killed", child.process.pid)
-            child.process.kill()
+        if not (is_late or is_idle or child.silent >= self._stuck_seconds + begins * self._start_seconds):
+            return False
+        why = f"gave no sign of life for {readable(child.silent * 1000)}, and its process was killed"
+        child.stuck = why, {right for right, until in running or () if until <= now}
+        return True
 
 
 def _counted(counts: dict[str, int]) -> Counter[str]:
@@ -156,11 +149,11 @@ class Supervisor:
         """The numbers of all children."""
         self._options = options
         self._health_file = health_file
-        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        """Calls that other threads leave to the one that runs."""
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        """What other threads leave to the one that runs."""
         self._children: list[Child] = []
         self._heartbeat = Heartbeat(options.lease_ms, self.totals)
-        self._vigil = Watchdog(self._heartbeat, options)
+        self._watchdog = Watchdog(self._heartbeat, options)
         self._dispatcher = Dispatcher(lambda: list(self._children), self._heartbeat)
         self._began_at = monotonic()
         self._places = Places(options.processes)
@@ -177,12 +170,12 @@ class Supervisor:
     def stop(self) -> None:
         """Let children finish their running jobs within the grace time, and end."""
         self._stops = True
-        self._events.put(self._begin_to_stop)
+        self._calls.put(self._begin_to_stop)
 
     def pause(self, *, paused: bool = True) -> None:
         """Have the children claim nothing, those started later included, or claim again. Running jobs go
         on."""
-        self._events.put(partial(self._pause, paused=paused))
+        self._calls.put(partial(self._pause, paused=paused))
 
     def kill(self) -> None:
         """Kill the children now. While `run` goes on, it gives their jobs back."""
@@ -222,7 +215,7 @@ class Supervisor:
             while not self._is_over():
                 self._fill()
                 with suppress(queue.Empty):
-                    self._events.get(timeout=TICK_SECONDS)()
+                    self._calls.get(timeout=TICK_SECONDS)()
                 self._tick()
         finally:
             self.kill()
@@ -251,23 +244,23 @@ class Supervisor:
                     "paused": self._is_paused,
                 }
                 self._started += 1
-                self._children.append(Child(self._command, self._hear, setup))
+                self._children.append(Child(self._command, self._receive, setup))
         except SHORTAGES as error:  # guard: a-shortage-of-threads-is-waited-out
             log.error("no worker process can be started now: %s", error, event="worker_lost")
             self._places.start_at = monotonic() + SHORTAGE_SECONDS
 
     # -- messages of children --------------------------------------------------------------------------------
 
-    def _hear(self, child: Child, message: Message | None) -> None:
+    def _receive(self, child: Child, message: Message | None) -> None:
         """Take a message in the thread that receives it."""
         if message is None:
-            self._events.put(partial(self._gone, child))
+            self._calls.put(partial(self._gone, child))
         elif "more" in message:
             self._dispatcher.more(child)  # at once: others wait for it
         elif "metrics" in message:
             self.totals.add(message["metrics"])  # in this thread: before the event of the child's end
         else:
-            self._events.put(partial(self._follow, child, message))
+            self._calls.put(partial(self._follow, child, message))
 
     def _follow(self, child: Child, message: Message) -> None:
         if child not in self._children:
@@ -275,7 +268,7 @@ class Supervisor:
         try:
             for name in message.keys() & self._handlers:
                 self._handlers[name](child, message[name])
-        except MISFITS:  # guard: supervisor-survives-a-bad-message
+        except Exception:  # guard: supervisor-survives-a-bad-message
             log.exception("a message of worker process %d could not be followed", child.process.pid)
 
     def _ready(self, child: Child, message: Message) -> None:
@@ -368,16 +361,16 @@ class Supervisor:
 
     def _tick(self) -> None:
         self._heartbeat.begin()
-        self._vigil.look(self._children, is_whole=self._missing() <= 0)
+        self._watchdog.look(self._children, is_whole=self._missing() <= 0)
         for child in list(self._children):
             child.link.flush()
             if child.has_left():
-                self._events.put(partial(self._gone, child))
+                self._calls.put(partial(self._gone, child))
         if self._stopping_since is not None:
             if monotonic() > self._stopping_since + self._options.grace_ms / 1000 + LAST_SECONDS:
                 log.error("worker processes did not end in time and are killed; their jobs are given back")
                 self.kill()
         elif self._health_file is not None:
-            self._health_file.tick(is_well=self._vigil.all_is_well(self._children))
+            self._health_file.tick(is_well=self._watchdog.all_is_well(self._children))
         if os.getpid() == 1:
             bury_orphans()

@@ -7,14 +7,12 @@ page."""
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import threading
 from collections.abc import Callable
 from math import inf
-from pathlib import Path
 from time import monotonic
-from urllib.parse import quote
+from typing import Any
 
 from sqlq.config.constants import POLL_MS
 from sqlq.database.database import Database
@@ -136,14 +134,10 @@ class WatchingWake(Wake):
         try:
             self._database.mind_the_file()
             if self._connection is None:
-                name = self._database.engine.url.database or ""
-                # A file that is not there now is not made anew, empty. Path.as_uri imports modules, and the
-                # App may have emptied sys.path.
-                file = quote(os.fsencode(Path(name).absolute()))
-                uri = name if name.startswith("file:") else f"file:{file}?mode=rw"
-                self._connection = sqlite3.connect(
-                    uri, check_same_thread=False, isolation_level=None, uri=True
-                )
+                engine = self._database.engine
+                (file,), arguments = engine.dialect.create_connect_args(engine.url)
+                options: dict[str, Any] = {**arguments, "check_same_thread": False, "isolation_level": None}
+                self._connection = sqlite3.connect(file, **options)
             return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
         except (sqlite3.Error, MissingFileError) as error:  # guard: wait-survives-a-disk-error
             log.debug("SQLite did not say whether anything was committed: %s", error)
