@@ -150,7 +150,7 @@ class Supervisor:
         self._options = options
         self._health_file = health_file
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        """What other threads leave to the one that runs."""
+        """Calls that other threads leave to the one that runs."""
         self._children: list[Child] = []
         self._heartbeat = Heartbeat(options.lease_ms, self.totals)
         self._watchdog = Watchdog(self._heartbeat, options)
