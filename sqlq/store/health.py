@@ -18,7 +18,6 @@ from sqlalchemy import (
     Column,
     Connection,
     Integer,
-    MetaData,
     Select,
     String,
     Table,
@@ -45,7 +44,7 @@ from sqlq.schema.tables import (
     finished_jobs,
     jobs,
 )
-from sqlq.schema.types import after, ago, far, now, since_ms
+from sqlq.schema.types import ago, far, now, since_ms
 from sqlq.store.workers.pauses import paused
 from sqlq.store.workers.workers import moment
 
@@ -92,18 +91,12 @@ class QueueStatus(AsJson):
 
 def exact(conn: Connection) -> list[QueueStatus]:
     """Return the counts of each queue, by name; reads every job that waits, runs or has failed."""
-    rows = conn.execute(select(_QUEUE_STATS).order_by(_QUEUE_STATS.c.queue)).mappings()
-    return [QueueStatus(**{**row, "paused": bool(row["paused"]), "served": False}) for row in rows]
+    names = ("queue", *_COUNTED, "oldest_wait_seconds", "paused")
+    statement = f"SELECT {', '.join(names)} FROM {TOKEN_SCHEMA}.queue_stats ORDER BY queue"
+    return [QueueStatus(*row[:-1], bool(row[-1]), served=False) for row in run_text(conn, statement)]
 
 
 _COUNTED = ("available", "scheduled", "blocked", "running", "failed")
-
-# a Table and not a table(): the schema_translate_map passes over the latter
-_QUEUE_STATS = Table(
-    "queue_stats",
-    MetaData(schema=TOKEN_SCHEMA),
-    *(Column(name) for name in ("queue", *_COUNTED, "oldest_wait_seconds", "paused")),
-)
 
 
 def levels(conn: Connection) -> Sequence[Any]:
@@ -120,17 +113,17 @@ def capped(conn: Connection, preferred: Collection[str] = ()) -> tuple[list[Queu
     No index finds failed jobs by their queue, so only the newest are counted. Beyond that number every
     queue's count of failed jobs is marked as capped.
     """
-    found = levels(conn)
+    rows = levels(conn)
     # in the order of an index, which the planner takes then for a table without statistics, too
     running = select(jobs.c.queue).where(IS_RESERVED).order_by(jobs.c.reserved_by, jobs.c.id)
     failed = select(failed_jobs.c.queue).order_by(failed_jobs.c.id.desc())
     others = {"running": _by_value(conn, running), "failed": _by_value(conn, failed)}
-    names = {level.queue for level in found} | {queue for rows in others.values() for queue, _ in rows}
+    names = {level.queue for level in rows} | {queue for counts in others.values() for queue, _ in counts}
     shown = set(sorted(names, key=lambda name: (name not in preferred, name))[:MOST_QUEUES])
-    found = [level for level in found if level.queue in shown]
-    each = min(MOST, max(LEAST, ROWS // max(1, len(found))))
-    waiting = _count_waiting(conn, found, each) if found else []
-    until, stopped = moment(conn), paused(conn)
+    rows = [level for level in rows if level.queue in shown]
+    most = min(MOST, max(LEAST, ROWS // max(1, len(rows))))
+    waiting = dialect_of(conn).sql.each(conn, _waiting, _LEVEL, rows, {"limit": most}) if rows else []
+    until, pauses = moment(conn), paused(conn)
 
     numbers: Counter[tuple[str, str]] = Counter()
     full: set[tuple[str, str]] = set()
@@ -138,29 +131,26 @@ def capped(conn: Connection, preferred: Collection[str] = ()) -> tuple[list[Queu
     for queue, *counted, first in waiting:
         for name, number in zip(_COUNTED, counted, strict=False):
             numbers[queue, name] += number
-            full |= {(queue, name)} if number == each else set()
+            if number == most:
+                full.add((queue, name))
         if counted[0]:
             oldest[queue] = min(first, oldest.get(queue, first))
-    for name, rows in others.items():
-        numbers.update({(queue, name): number for queue, number in rows})
-        if sum(number for _, number in rows) == MOST:  # any queue may have more
+    for name, counts in others.items():
+        numbers.update({(queue, name): number for queue, number in counts})
+        if sum(number for _, number in counts) == MOST:  # any queue may have more
             full |= {(queue, name) for queue in shown}
     stats = [
         QueueStatus(
             queue,
             **{name: min(numbers[queue, name], MOST) for name in _COUNTED},
             oldest_wait_seconds=(until - oldest[queue]).total_seconds() if queue in oldest else None,
-            paused=queue in stopped,
+            paused=queue in pauses,
             served=False,
             capped=tuple(name for name in _COUNTED if (queue, name) in full or numbers[queue, name] > MOST),
         )
         for queue in sorted(shown)
     ]
     return stats, len(names) - len(shown)
-
-
-def _count_waiting(conn: Connection, found: Sequence[Any], each: int) -> Sequence[Any]:
-    return dialect_of(conn).sql.each(conn, _waiting, _LEVEL, found, {"limit": each})
 
 
 _LEVEL = Batch(queue=String, priority=Integer)
@@ -176,8 +166,8 @@ def _waiting(level: Any) -> Select[Any]:
     at_level = at_level.order_by(jobs.c.available_at)  # guard: counts-go-by-the-index
 
     def number(when: Condition) -> Any:
-        some = at_level.where(when).limit(bindparam("limit")).subquery()
-        return select(func.count()).select_from(some).scalar_subquery()
+        first = at_level.where(when).limit(bindparam("limit")).subquery()
+        return select(func.count()).select_from(first).scalar_subquery()
 
     return select(
         queue,
@@ -258,10 +248,10 @@ def _samples(
         look = select(literal(i).label("part"), table.c.queue, *times)
         look = look.where(table.c.expires_at.is_(null()), *within)
         looks.append(select(look.order_by(ended_at).limit(SAMPLE).subquery()))
-    found: list[list[Any]] = [[] for _ in looks]
+    samples: list[list[Any]] = [[] for _ in looks]
     for row in conn.execute(union_all(*looks)):
-        found[row.part].append(row)
-    return found
+        samples[row.part].append(row)
+    return samples
 
 
 def _share(jobs: Sequence[Any], since: datetime, until: datetime) -> float:
@@ -311,8 +301,8 @@ def reading(database: Database) -> AbstractContextManager[Connection]:
 def indexes(conn: Connection) -> tuple[list[str], list[str]]:
     """Return the indexes of our tables that are missing, and those that queries cannot use."""
     health = dialect_of(conn).health
-    found = health.indexes(conn)
-    return sorted(health.OWN_INDEXES - found.keys()), sorted(name for name in found if not found[name])
+    indexes = health.indexes(conn)
+    return sorted(health.OWN_INDEXES - indexes.keys()), sorted(name for name in indexes if not indexes[name])
 
 
 def stuck(conn: Connection, *, longer_than_ms: int) -> dict[int, float]:
@@ -322,18 +312,6 @@ def stuck(conn: Connection, *, longer_than_ms: int) -> dict[int, float]:
     until = func.coalesce(jobs.c.lease_expires_at, jobs.c.reserved_at)  # guard: no-lease-counts-as-expired
     query = select(jobs.c.id, since_ms(until)).where(IS_RESERVED, until < ago(longer_than_ms))
     return {id: float(ms) / 1000 for id, ms in conn.execute(query.order_by(jobs.c.id).limit(LOOKED_AT))}
-
-
-def lost_again(conn: Connection) -> list[int]:
-    """Return running jobs, at most five, that have lost workers before, again and again."""
-    query = select(jobs.c.id).where(IS_RESERVED, jobs.c.losses > 1)
-    return list(conn.scalars(query.order_by(jobs.c.id).limit(5)))
-
-
-def unheeded_cancels(conn: Connection, *, longer_than_ms: int) -> list[int]:
-    """Return running jobs, at most five, that were to be cancelled longer ago than that."""
-    query = select(jobs.c.id).where(IS_RESERVED, jobs.c.cancel_requested_at < ago(longer_than_ms))
-    return list(conn.scalars(query.order_by(jobs.c.reserved_by, jobs.c.id).limit(5)))  # as in its index
 
 
 class Unknown(NamedTuple):
@@ -348,44 +326,24 @@ class Unknown(NamedTuple):
     runs: bool
 
 
-PUT_BACK_WITHIN_MS = 3_600_000
-"""A worker releases a job of an unknown task for less than this."""
 LOOKED_AT = 1_000
-LEVELS_LOOKED_AT = 50
 
 
 def unknown_tasks(conn: Connection) -> list[Unknown]:
     """Return the tasks whose jobs workers release because they do not know them, those waiting longest first.
 
-    No index has these jobs. While workers keep up, they are among the first jobs of each queue and priority
-    that are due, will be due, or are blocked. The search reads only those.
+    No index has these jobs. While workers keep up, they are among the oldest: the search reads only those.
     """
-    firsts: dict[str, tuple[int, datetime, str]] = {}
-    here = moment(conn)
-    due = jobs.c.available_at <= now()
-    soon = jobs.c.available_at <= after(PUT_BACK_WITHIN_MS)
-    for level in levels(conn)[:LEVELS_LOOKED_AT]:
-        for when in (due, ~due & soon, jobs.c.available_at >= far()):
-            some = (
-                select(jobs.c.task, jobs.c.unknown_since)
-                .where(jobs.c.queue == level.queue, jobs.c.priority == level.priority)
-                .where(IS_UNRESERVED, when)
-                .order_by(jobs.c.available_at)
-                .limit(LOOKED_AT)
-                .subquery()
-            )
-            since = func.min(some.c.unknown_since)
-            known = some.c.unknown_since.is_not(None)
-            query = select(some.c.task, func.count(), since).where(known).group_by(some.c.task)
-            for task, number, first in conn.execute(query):
-                before, earliest, queue = firsts.get(task, (0, first, level.queue))
-                firsts[task] = (before + number, min(first, earliest), queue)
-    runs = _last_completions(conn)
-    found = [
+    columns = (jobs.c.task, jobs.c.queue, jobs.c.unknown_since, jobs.c.reserved_at)
+    oldest = select(*columns).order_by(jobs.c.id).limit(MOST).subquery()
+    since = func.min(oldest.c.unknown_since)
+    query = select(oldest.c.task, func.count(), since, func.min(oldest.c.queue)).group_by(oldest.c.task)
+    query = query.where(oldest.c.unknown_since.is_not(None), oldest.c.reserved_at.is_(None)).order_by(since)
+    here, runs = moment(conn), _last_completions(conn)
+    return [
         Unknown(task, number, (here - first).total_seconds(), queue, runs.get(task, first) > first)
-        for task, (number, first, queue) in firsts.items()
+        for task, number, first, queue in conn.execute(query)
     ]
-    return sorted(found, key=lambda unknown: -unknown.seconds)
 
 
 def _last_completions(conn: Connection) -> dict[str, datetime]:

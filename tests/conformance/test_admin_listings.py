@@ -290,12 +290,11 @@ LOOKS: dict[str, Callable[[Connection], Any]] = {
     "failures": lambda conn: list(failed.errors(conn, lookup.Selection(), within=1_000)),
     "reserved": workers.reserved,
     "stuck": lambda conn: health.stuck(conn, longer_than_ms=1_000),
-    "cancels": lambda conn: health.unheeded_cancels(conn, longer_than_ms=1_000),
     "unknown": health.unknown_tasks,
 }
 """The queries of `status`, `jobs`, `workers`, and `doctor`."""
 NEED_STATISTICS = {
-    *("reserved", "stuck", "failures"),
+    *("reserved", "stuck", "failures", "unknown"),
     *("listing_queue", "listing_available", "listing_running"),
 }
 """The others are bounded whatever the planner takes the tables for."""

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, event, text
 import sqlq
 from sqlq.admin.doctor.doctor import Doctor
 from sqlq.errors import ConfigurationError
+from sqlq.schema.types import now
 from sqlq.store.workers import workers
 from sqlq.worker.maintain.control import Control
 from sqlq.worker.wait import poller
@@ -119,7 +120,7 @@ def test_only_the_newest_request_counts_and_once(app: sqlq.App) -> None:
         worker.resume()
         wait_until(lambda: is_idle(app))
         looked = worker._last_look.at()
-        app.workers._database.run(lambda conn: workers.hint_at_cancels(conn, [worker.id]))
+        app.workers._database.run(lambda conn: workers._write(conn, [worker.id], cancels_at=now()))
         wait_until(lambda: worker._control._cancels_at is not None and worker._last_look.at() >= looked)
         assert not worker._control.is_paused, "the row still says pause, and it was obeyed before"
 

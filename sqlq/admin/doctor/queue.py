@@ -10,7 +10,7 @@ from sqlq.admin.verbs import who
 from sqlq.admin.why import why
 from sqlq.admin.workers import since_it_said
 from sqlq.config.command_hint import command, word
-from sqlq.config.constants import HEARTBEAT_MS, RESCUE_MS, UNKNOWN_TASK_MS, VERSION
+from sqlq.config.constants import RESCUE_MS, UNKNOWN_TASK_MS, VERSION
 from sqlq.config.durations import counted, readable, span, written
 from sqlq.model.job import State
 from sqlq.store import health
@@ -27,7 +27,6 @@ LATE_TICK_MS = 60_000
 NAMED = 5
 """The doctor reports at most this many of a kind."""
 STUCK_MS = 2 * RESCUE_MS
-CANCEL_MS = 6 * HEARTBEAT_MS
 LONG_PAUSE_S = 3_600.0
 """A worker that has been paused for longer may have been forgotten."""
 
@@ -114,12 +113,6 @@ def paused(case: Case) -> Answers:
 
 
 def leases(case: Case) -> Answers:
-    if lost := case.ask(health.lost_again):
-        yield check(
-            f"these jobs have lost workers again and again, and run once more: {_ids(lost)}",
-            "see the workers' logs: processes that die, or whose outcomes cannot be written; "
-            + command(f"show {lost[0]}"),
-        )
     if late := case.ask(health.stuck, longer_than_ms=STUCK_MS):
         have = counted(len(late), "running job has", "running jobs have")
         first = span(max(late.values()))
@@ -129,12 +122,6 @@ def leases(case: Case) -> Answers:
             f"{_ids([*late])}",
             should if case.workers else "start a worker: any takes over what others lost",
         )
-
-
-def cancels(case: Case) -> Answers:
-    if ids := case.ask(health.unheeded_cancels, longer_than_ms=CANCEL_MS):
-        said = f"these jobs were asked to stop more than {readable(CANCEL_MS)} ago, and have not: {_ids(ids)}"
-        yield check(said, command(f"cancel --force {ids[0]}"))
 
 
 def tasks(case: Case) -> Answers:
@@ -206,7 +193,6 @@ CHECKS = (
     Check("queues", queues, "nothing waits to be run"),
     Check("paused", paused, "no queue that holds waiting jobs is paused"),
     Check("leases", leases, "no running job is without its worker"),
-    Check("cancels", cancels, "no request to cancel is unheeded"),
     Check("tasks", tasks, "workers knew the task of every job they met"),
     Check("schedules", schedules, "none is late, and none fails"),
     Check("limits", limits, "no job has waited long for a limit"),

@@ -52,7 +52,7 @@ BATCH = 500
 
 def newest(conn: Connection) -> int:
     """Return the largest id of a live job; 0 where there are none."""
-    return int(conn.scalar(select(func.coalesce(func.max(jobs.c.id), 0))) or 0)
+    return conn.scalar(select(func.max(jobs.c.id))) or 0
 
 
 def live(
@@ -112,22 +112,22 @@ def cancel(
     state = case((IS_UNRESERVED, 0), else_=1).label("running")
     rows = _locked(conn, ids, wait_ms, state, *columns_of("waited"))
     waiting = [row for row in rows if not row.running]
-    held = [row.id for row in rows if row.running]
+    running = [row.id for row in rows if row.running]
     # guard: cancelled-slots-are-looked-at
     wake_lines(conn, rows if force else waiting)
     settle.cancel(conn, [row.id for row in waiting], reason or ON_REQUEST)
     if force:
-        settle.cancel(conn, held, reason or RUNNING_REASON, revokes=True)
+        settle.cancel(conn, running, reason or RUNNING_REASON, revokes=True)
         return CancelledBatch(rows, [])
-    if held:
+    if running:
         requested = func.coalesce(jobs.c.cancel_requested_at, now())  # guard: cancel-is-requested
         line = literal(history.note(None, "cancel_requested", reason=reason))
         errors = jobs.c.errors if reason is None else settle.errors_and(line)
         changes = update(jobs).values(cancel_requested_at=requested, errors=errors)
-        conn.execute(changes.where(jobs.c.id.in_(held)))
+        conn.execute(changes.where(jobs.c.id.in_(running)))
         # guard: cancel-notifies-the-worker
-        workers.hint_at_cancels(conn, workers.running_of(conn, held))
-    return CancelledBatch(waiting, held)
+        workers.hint_at_cancels(conn, running)
+    return CancelledBatch(waiting, running)
 
 
 def holds_jobs(conn: Connection, name: str) -> bool:
@@ -235,8 +235,12 @@ def retry_failed(conn: Connection, chosen: Selection, *, after_id: int = 0) -> t
     statement = dialect.sql.upsert(jobs, LIVE_KEY, _IN_LINE, returning=(jobs.c.id,))
     # in the order of their keys, as enqueue inserts them, so that the two cannot deadlock on each other
     ordered = sorted(rows, key=lambda row: (row.queue, row.unique_key or ""))
-    given = [{**_put_back(row), "in_line": int(row.id in keys)} for row in ordered]
-    moved = {id for (id,) in inserted(conn, statement, given)}
+    values = [
+        {name: getattr(row, name) for name in _KEPT}
+        | {"errors": _history_with_the_last(row), "in_line": int(row.id in keys)}
+        for row in ordered
+    ]
+    moved = {id for (id,) in inserted(conn, statement, values)}
     wake_lines(conn, (row for row in rows if row.id in moved))
     dialect.sql.delete(conn, failed_jobs.c.id, sorted(moved))
     return sorted(moved), [row.id for row in rows if row.id not in moved]
@@ -248,22 +252,18 @@ _IN_LINE = in_line(bindparam("in_line", type_=Integer) == 1, now())
 _KEPT = tuple(name for name in CARRIED if name not in names_of("reset"))
 
 
-def _put_back(row: Row[Any]) -> dict[str, Any]:
-    return {**{name: getattr(row, name) for name in _KEPT}, "errors": _history_with_the_last(row)}
-
-
 def _history_with_the_last(row: Row[Any]) -> str:
     """Return the history with two more records: the last failure, and the operator's retry. A full history
     keeps its oldest records, as in a retry; records of operators may exceed that size."""
-    found = records(row.errors)
+    lines = records(row.errors)
     if len(row.errors or "") <= ERROR_BYTES:
         started_at = history.started_at(row.reserved_at, row.start_ms)
         course = AttemptTimes(row.reserved_at, started_at, row.failed_at, row.reserved_by)
         error = ErrorText(row.exception or "", row.message or "")
-        found.append(json.loads(error_record(row.attempts, row.reason, error, course)))
+        lines.append(json.loads(error_record(row.attempts, row.reason, error, course)))
     if len(row.errors or "") <= 2 * ERROR_BYTES:
-        found.append(json.loads(history.note(None, "put_back")))  # guard: operator-retry-is-recorded
-    return json.dumps(found, ensure_ascii=False)
+        lines.append(json.loads(history.note(None, "put_back")))  # guard: operator-retry-is-recorded
+    return json.dumps(lines, ensure_ascii=False)
 
 
 # -- replay --------------------------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ def replay(
                 some = rows if len(rows) == lookup.BATCH else []
     ids.sort()
     # several statements, since the time for an answer is bounded
-    replays = [each for some in slices(ids, lookup.BATCH) for each in _copy(conn, some)]
+    replays = [copy for part in slices(ids, lookup.BATCH) for copy in _copy(conn, part)]
     wake_lines(conn, replays)  # guard: a-limited-replay-is-looked-at
     if replays:
         notify.wake_others(conn)
@@ -326,12 +326,10 @@ def replay(
 
 def _copy(conn: Connection, ids: Sequence[int]) -> list[Replay]:
     """Insert copies of jobs, in the order of their ids."""
-    ended = union_all(
-        *(
-            select(table.c.id, *(table.c[name] for name in COPIED)).where(table.c.id.in_(ids))
-            for table in ENDED_AT
-        )
-    ).subquery("ended")
+    queries = (
+        select(*(table.c[name] for name in ("id", *COPIED))).where(table.c.id.in_(ids)) for table in ENDED_AT
+    )
+    ended = union_all(*queries).subquery("ended")
     columns: dict[str, Expression] = {name: ended.c[name] for name in COPIED}
     columns |= {"replay_of": ended.c.id, **in_line(ended.c.limit_key.is_not(None), now())}
     returning = [jobs.c[name] for name in Replay._fields]

@@ -151,8 +151,8 @@ def reserved(conn: Connection) -> list[ReservedJob]:
 
 def moment(conn: Connection) -> datetime:
     """Return the time of the database's clock."""
-    found: datetime = conn.execute(select(now())).scalar_one()
-    return found
+    time: datetime = conn.execute(select(now())).scalar_one()
+    return time
 
 
 STARTING, WORKING, PAUSED, STOPPING = "starting", "working", "paused", "stopping"
@@ -183,8 +183,8 @@ class Wanted(NamedTuple):
 
 def wanted(requests: str | None, all_paused: bool, pause_ms: float | None) -> Wanted:
     """Return the requests that a poll has read."""
-    found = () if requests is None else tuple(Request(*each) for each in json.loads(requests))
-    return Wanted(found, bool(all_paused), pause_ms)
+    rows = [] if requests is None else json.loads(requests)
+    return Wanted(tuple(Request(*row) for row in rows), bool(all_paused), pause_ms)
 
 
 def read(conn: Connection, id: str) -> Wanted:
@@ -220,17 +220,14 @@ def say(conn: Connection, id: str, state: str, *, waits: bool = True) -> None:
     _write(conn, [id], waits=waits, state=state, state_at=now())
 
 
-def hint_at_cancels(conn: Connection, owners: Collection[str]) -> None:
-    """Have workers look for requests to cancel now; otherwise they would see them at their next heartbeat."""
-    _write(conn, owners, cancels_at=now())
+def hint_at_cancels(conn: Connection, ids: Sequence[int]) -> None:
+    """Have the workers of jobs look for requests to cancel now; otherwise they would see them at their next
+    heartbeat."""
+    owners = select(jobs.c.reserved_by).where(jobs.c.id.in_(ids), IS_RESERVED).distinct()
+    _write(conn, conn.scalars(owners).all(), cancels_at=now())
 
 
 def cancelled(conn: Connection, owner: str) -> set[Right]:
     """Return the rights of a worker to jobs whose cancel an operator has requested."""
     requested = (IS_RESERVED, jobs.c.reserved_by == owner, jobs.c.cancel_requested_at.is_not(None))
     return rights(conn.execute(select(*RIGHT).where(*requested)))
-
-
-def running_of(conn: Connection, ids: Sequence[int]) -> set[str]:
-    """Return the workers that hold these jobs."""
-    return set(conn.scalars(select(jobs.c.reserved_by).where(jobs.c.id.in_(ids), IS_RESERVED).distinct()))
