@@ -10,10 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from types import FrameType
 from typing import Any, TypeGuard, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -246,43 +249,73 @@ class Schemas(WeakKeyDictionary[Engine | Place, str | None]):
     def require(self, conn: Connection) -> str | None:
         """Return the schema for jobs on this connection. Raises an error where its tables are not there, or
         a test's jobs would leave the test."""
-        own = self._database.engine
-        is_in_a_test = self._database.address is not None and self._database.address.is_test
-        if is_in_a_test and not in_memory(conn.engine.url) and not self._is_the_tests(conn):
+        own, theirs = self._database.engine.url, conn.engine.url
+        is_own = conn.engine is self._database.engine or self._is_own(conn)
+        if not is_own and self._is_in_a_test and not in_memory(theirs):
             # guard: test-jobs-stay-in-the-test
             raise EnqueueError(
-                f"a test database is open, {masked(own.url)}, but this session is connected to "
-                f"{masked(conn.engine.url)}: give the code under test an engine on app.url, or open that "
-                "other database with sqlq.testing.on_database"
+                f"a test database is open, {masked(own)}, but this session is connected to "
+                f"{masked(theirs)}: give the code under test an engine on app.url, or open that other "
+                "database with sqlq.testing.on_database"
             )
         self._database.require_version_of(conn)
         schema = self._database.schema_for(conn)
         try:
             version.require(conn, schema)
         except SchemaVersionError as error:
-            if is_same_place(own.url, conn.engine.url):
+            if is_own:
                 raise
             raise SchemaVersionError(
-                f"session is connected to {masked(conn.engine.url)}, but this App's workers look into "
-                f"{masked(own.url)}: give a session of that database ({error})"
+                f"session is connected to {masked(theirs)}, but this App's workers look into {masked(own)}: "
+                f"give a session of that database ({error})"
             ) from None
+        if not is_own:
+            warnings.warn(
+                f"jobs are being enqueued into {masked(theirs)}, but this App's workers look into "
+                f"{masked(own)}: they will not see them",
+                RuntimeWarning,
+                stacklevel=_callers_level(),
+            )
         self[conn.engine] = schema
         return schema
 
-    def _is_the_tests(self, conn: Connection) -> bool:
-        """Whether a caller's connection leads to the test's database, by whatever name, host or proxy; in
-        doubt it does."""
+    @property
+    def _is_in_a_test(self) -> bool:
+        return self._database.address is not None and self._database.address.is_test
+
+    def _is_own(self, conn: Connection) -> bool:
+        """Whether a caller's connection leads to the App's own database, by whatever name, host or proxy; in
+        doubt it does.
+
+        The own database is not connected to for that, since it may not answer; a test's is.
+        """
         own, theirs = self._database.engine.url, conn.engine.url
         if own.get_backend_name() != theirs.get_backend_name():
             return False
         if self._database.dialect.in_a_file:
+            if in_memory(own) and in_memory(theirs):
+                return True
             return os.path.realpath(own.database or "") == os.path.realpath(theirs.database or "")
+        if is_same_place(own, theirs):
+            return True
         query = self._database.dialect.driver.server
+        if not self._is_in_a_test:
+            name = conn.exec_driver_sql(query).scalar()
+            return not own.database or own.database in (theirs.database, name)
         try:
             with self._database.read() as mine:
                 return tuple(mine.exec_driver_sql(query).one()) == tuple(conn.exec_driver_sql(query).one())
         except (DBAPIError, SqlqError):
             return True
+
+
+def _callers_level() -> int:
+    """Return the `stacklevel` with which a warning of the calling function names the caller of sqlq."""
+    level = 1
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - what warnings themselves go by
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("sqlq."):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _is_plain(batch: Batch) -> TypeGuard[Sequence[NewJob]]:

@@ -37,6 +37,7 @@ from tests.conformance.driver_callers import (
     every_mode,
     modes,
 )
+from tests.conftest import sqlite_url
 from tests.kit import run_one
 
 pytestmark = pytest.mark.variants
@@ -614,6 +615,21 @@ def test_a_rival_for_a_key_waits_for_the_first_commit(
 
 
 # -- which database, and what is no connection ---------------------------------------------------------------
+
+
+@on_sqlite
+def test_a_connection_to_another_database_warns(
+    app: sqlq.App, send: sqlq.Task[..., None], database_url: str, tmp_path: Path
+) -> None:
+    other = sqlq.App(sqlite_url(tmp_path / "other.db"))
+    other.migrate()
+    with (
+        closing(sqlite3.connect(tmp_path / "other.db")) as conn,
+        pytest.warns(
+            RuntimeWarning, match=r"jobs are being enqueued into sqlite\+pysqlite:///.*other.db, but"
+        ),
+    ):
+        app.enqueue(send.new(1), session=conn)
 
 
 @on_postgresql

@@ -46,7 +46,7 @@ from tests.conformance.callers import (
     session_of,
 )
 from tests.conftest import sqlite_url
-from tests.servers import async_database_url
+from tests.servers import PostgreSQL, async_database_url
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -430,6 +430,25 @@ def test_a_schema_of_its_own(database_url: str, watch: Engine) -> None:
 # -- another database ----------------------------------------------------------------------------------------
 
 
+def test_another_database_than_the_apps_warns_once(
+    app: sqlq.App, send: sqlq.Task[..., None], tmp_path: Path
+) -> None:
+    other = create_engine(sqlite_url(tmp_path / "other.db"))
+    theirs = sqlq.App(engine=other)
+    theirs.migrate()
+    with Session(other) as session:
+        with pytest.warns(
+            RuntimeWarning, match="but this App's workers look into .*: they will not see them"
+        ) as seen:
+            app.enqueue(send.new(1), session=session)
+        assert [warning.filename for warning in seen] == [__file__]
+        app.enqueue(send.new(2), session=session)
+        session.commit()
+    assert len(committed(other)) == 2
+    theirs.close()
+    other.dispose()
+
+
 def test_a_session_of_another_database_is_named_before_its_missing_tables(
     app: sqlq.App, send: sqlq.Task[..., None], tmp_path: Path
 ) -> None:
@@ -437,6 +456,50 @@ def test_a_session_of_another_database_is_named_before_its_missing_tables(
     said = r"^session is connected to .*other.db, but this App's workers look into .*: give a session of that"
     with Session(other) as session, pytest.raises(sqlq.errors.SchemaVersionError, match=said):
         app.enqueue(send.new(1), session=session)
+    other.dispose()
+
+
+@on_postgresql
+def test_an_app_whose_own_database_is_missing_warns_too(engine: Engine, tmp_path: Path) -> None:
+    app = sqlq.App(sqlite_url(tmp_path / "missing.db"))
+    task = app.task(name="shop.send")(print)
+    with Session(engine) as session:
+        with pytest.warns(RuntimeWarning, match="missing.db: they will not see them"):
+            app.enqueue(task.new(), session=session)
+        session.commit()
+    assert not (tmp_path / "missing.db").exists()
+
+
+@on_postgresql
+def test_another_database_of_the_same_server_warns(
+    app: sqlq.App, send: sqlq.Task[..., None], postgresql: PostgreSQL, migrated_postgresql: str
+) -> None:
+    url = postgresql.create_database(migrated_postgresql)
+    other = create_engine(url)
+    with Session(other) as session, pytest.warns(RuntimeWarning, match="they will not see them"):
+        app.enqueue(send.new(1), session=session)
+    other.dispose()
+    postgresql.drop_database(url)
+
+
+@on_postgresql
+def test_the_same_database_by_another_name_does_not_warn(
+    app: sqlq.App, send: sqlq.Task[..., None], database_url: str
+) -> None:
+    other = create_engine(make_url(database_url).set(host="localhost"))
+    with Session(other) as session, session.begin():
+        assert app.enqueue(send.new(1), session=session).created
+    other.dispose()
+
+
+@on_sqlite
+def test_the_same_file_by_another_name_does_not_warn(
+    app: sqlq.App, send: sqlq.Task[..., None], database_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "link.db").symlink_to(make_url(database_url).database or "")
+    other = create_engine(sqlite_url(tmp_path / "link.db"))
+    with Session(other) as session, session.begin():
+        assert app.enqueue(send.new(1), session=session).created
     other.dispose()
 
 

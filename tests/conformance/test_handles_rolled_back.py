@@ -107,7 +107,8 @@ def test_a_handle_of_another_databases_rollback_names_no_job(
     with closing(sqlq.App(f"sqlite:///{tmp_path}/other.db")) as other:
         other.migrate()
         with Session(other.database.engine) as session:
-            stale = app.enqueue(task.new(2), session=session)
+            with pytest.warns(RuntimeWarning, match="they will not see them"):
+                stale = app.enqueue(task.new(2), session=session)
             session.rollback()
     with pytest.raises(JobNotFoundError):
         app.jobs.get(stale)

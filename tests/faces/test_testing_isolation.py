@@ -311,6 +311,7 @@ class TestSessions:
             assert drain(shop.app) == Counts(finished=1)
         engine.dispose()
 
+    @pytest.mark.filterwarnings("ignore:jobs are being enqueued into sqlite")
     def test_a_session_in_memory_is_accepted(self, shop: Shop, place: dict[str, Any]) -> None:
         engine = create_engine("sqlite://", poolclass=StaticPool)
         with on_database(shop.app, **place), Session(engine) as session:
