@@ -295,8 +295,9 @@ class App(Parts, Waits):
         if self._limits:
             new = [self._limited(job) for job in new]
         check_new(new)
-        adds = self._enqueue_middleware.are_any or self._tasks.adds_to_jobs
-        return self._with_additions(new) if adds or any(job._by_name_alone for job in new) else new
+        middleware = self._enqueue_middleware
+        adds = middleware.are_any or self._tasks.adds_to_jobs or any(job._by_name_alone for job in new)
+        return [middleware.with_headers(*self._as_in_its_queue(job)) for job in new] if adds else new
 
     def _way(self, session: Any, commit: bool, eager: bool | None) -> tuple[Enqueuer | Here, Any]:
         """Return the enqueuer of a job, and the session whose transaction it joins; None for a transaction of

@@ -347,11 +347,6 @@ class Declares:
 
     # -- what it adds to jobs --------------------------------------------------------------------------------
 
-    def _with_additions(self, new: list[NewJob]) -> list[NewJob]:
-        """Return jobs with the options of their queues, and all their headers."""
-        carried = self._enqueue_middleware.carried()
-        return [self._enqueue_middleware.with_headers(*self._as_in_its_queue(job), carried) for job in new]
-
     def _template(self, job: NewJob) -> NewJob:
         """Return the job of a schedule with the options that its task and queue have for jobs. Enqueue
         middleware is not applied: its headers depend on the enqueue, and would make another schedule of it at
@@ -359,7 +354,7 @@ class Declares:
         job = self._limited(job)  # guard: a-schedule-knows-its-limit
         check_new([job])
         job, first = self._as_in_its_queue(job)
-        return EnqueueMiddleware().with_headers(job, first, {}) if first else job
+        return EnqueueMiddleware().with_headers(job, first) if first else job
 
     def _as_in_its_queue(self, job: NewJob) -> tuple[NewJob, Mapping[str, Any]]:
         """Return a job with the options for its queue, and the headers that come with them. Where its task is

@@ -336,15 +336,11 @@ def _logged(answer: Any) -> list[Job]:
     jobs = [job for job in (answer if isinstance(answer, Sequence) else [answer]) if isinstance(job, Job)]
     if log.isEnabledFor(logging.DEBUG):
         for job in jobs:
+            event = "enqueued" if job.created else "not_unique"
             log.debug(
                 "job %d: %s in queue %s, %s",
                 *(job.id, job.task, job.queue, "enqueued" if job.created else "has the unique key already"),
-                extra={
-                    "job_id": job.id,
-                    "task": job.task,
-                    "queue": job.queue,
-                    "event": "enqueued" if job.created else "not_unique",
-                },
+                extra={"job_id": job.id, "task": job.task, "queue": job.queue, "event": event},
             )
     return jobs
 

@@ -6,7 +6,7 @@ Where several set a header, the job's own counts (`.set(headers=…)`). Next com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import replace
@@ -17,8 +17,9 @@ from sqlq.model.checks import refusing_by
 from sqlq.model.job import NewJob
 from sqlq.model.middleware import Scope, check_plain, name_of
 from sqlq.payload import headers
+from sqlq.payload.headers import Headers
 
-BeforeEnqueue = Callable[[NewJob], Mapping[str, Any] | None]
+BeforeEnqueue = Callable[[NewJob], Headers | None]
 
 
 class EnqueueMiddleware:
@@ -46,33 +47,28 @@ class EnqueueMiddleware:
         self._functions.append(function)
         self.are_any = True
 
-    def carried(self) -> dict[str, Any]:
-        """Return the values of the context variables that are carried and set here. Raises `EnqueueError` for
-        one that is not JSON."""
-        if not self._carry:
-            return {}
-        context = copy_context()
-        values = {name: context[var] for name, var in self._carry.items() if var in context}
-        with refusing_by(EnqueueError):
-            for name, value in values.items():
-                headers.check(value, f"the context variable {name!r}, which the App carries,")
-        return values
-
-    def with_headers(self, job: NewJob, first: Mapping[str, Any], carried: Mapping[str, Any]) -> NewJob:
+    def with_headers(self, job: NewJob, first: Headers) -> NewJob:
         """Return a job with all its headers, `first` being its task's. Raises `EnqueueError` for one that is
         no valid header."""
-        found = dict(first)
-        for function in self._functions:
-            said = function(job)
-            if said is not None:
-                with refusing_by(EnqueueError):
-                    found |= headers.checked(said, f"what the function {name_of(function)} returned")
-        found |= job.headers  # guard: what-a-job-says-wins
-        if carried:
-            found[headers.CARRY] = carried
+        merged = dict(first)
         with refusing_by(EnqueueError):
-            text = headers.encode(found, f"the headers of this job of {job.task}")
+            for function in self._functions:
+                if (more := function(job)) is not None:
+                    merged |= headers.checked(more, f"what the function {name_of(function)} returned")
+            merged |= job.headers  # guard: what-a-job-says-wins
+            if carried := self._carried():
+                merged[headers.CARRY] = carried
+            text = headers.encode(merged, f"the headers of this job of {job.task}")
         return job if text == job.headers_text else replace(job, headers_text=text)
+
+    def _carried(self) -> dict[str, Any]:
+        """Return the values of the context variables that are carried and set here. Raises
+        `ConfigurationError` for one that is not JSON."""
+        context = copy_context()
+        values = {name: context[var] for name, var in self._carry.items() if var in context}
+        for name, value in values.items():
+            headers.check(value, f"the context variable {name!r}, which the App carries,")
+        return values
 
     def scope(self) -> Scope | None:
         """Return the middleware of jobs with carried values; None where none are carried."""

@@ -8,27 +8,28 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 from sqlq.config.constants import HEADERS_BYTES
 from sqlq.errors import ArgumentsError, ConfigurationError
 from sqlq.payload.codec import check_json, json_within, read_json
 
-NO_HEADERS: Mapping[str, Any] = MappingProxyType({})
+Headers: TypeAlias = Mapping[str, Any]
+NO_HEADERS: Headers = MappingProxyType({})
 OWN = "sqlq."
 """How names begin that are sqlq's own."""
 CARRY = f"{OWN}carry"
 
 
-def checked(given: Any, what: str) -> dict[str, Any]:
+def checked(value: Any, what: str) -> dict[str, Any]:
     """Return headers that a user gave as a dict. Raises `ConfigurationError` for anything but a mapping of
     names to JSON, and for a name that is sqlq's own."""
-    if not isinstance(given, Mapping):
+    if not isinstance(value, Mapping):
         raise ConfigurationError(
-            f"{what} is {given!r}: headers are a mapping of names to JSON, as in {{'tenant': 'blue'}}"
+            f"{what} is {value!r}: headers are a mapping of names to JSON, as in {{'tenant': 'blue'}}"
         )
-    found = dict(given)
-    for name, value in found.items():
+    headers = dict(value)
+    for name, item in headers.items():
         if not isinstance(name, str) or not name:
             raise ConfigurationError(
                 f"{what} has the name {name!r}: a header is named by text, as in 'tenant'"
@@ -38,8 +39,8 @@ def checked(given: Any, what: str) -> dict[str, Any]:
                 f"{what} has the name {name!r}: names that begin with {OWN!r} are sqlq's own"
             )
         check(name, f"{what}, the name {name!r},")
-        check(value, f"{what}[{name!r}]")
-    return found
+        check(item, f"{what}[{name!r}]")
+    return headers
 
 
 def check(value: Any, where: str) -> None:
@@ -56,7 +57,7 @@ def _configuring() -> Iterator[None]:
         raise ConfigurationError(str(wrong)) from None
 
 
-def encode(headers: Mapping[str, Any], what: str) -> str | None:
+def encode(headers: Headers, what: str) -> str | None:
     """Return checked headers as a row has them, None where there are none. Raises `ConfigurationError` for
     more than 16 KiB."""
     if not headers:
@@ -73,22 +74,22 @@ def decode(text: Any) -> dict[str, Any]:
         raise ArgumentsError("the headers are not text")
     if len(text) > HEADERS_BYTES or len(text.encode("utf-8", "replace")) > HEADERS_BYTES:
         raise ArgumentsError(f"the headers take more than the {HEADERS_BYTES:,} bytes allowed")
-    found = read_json(text, "the headers are")
-    if not isinstance(found, dict):
+    headers = read_json(text, "the headers are")
+    if not isinstance(headers, dict):
         raise ArgumentsError('the headers are not a JSON object, as in {"tenant": "blue"}')
-    if not isinstance(found.get(CARRY, {}), dict):
+    if not isinstance(headers.get(CARRY, {}), dict):
         raise ArgumentsError(f"in the headers {CARRY!r} is not a JSON object")
-    return found
+    return headers
 
 
-def shown(text: str | None) -> Mapping[str, Any]:
+def shown(text: str | None) -> Headers:
     """Return the headers in a row as its handler sees them: without sqlq's own."""
     if text is None:
         return NO_HEADERS
     return MappingProxyType({name: value for name, value in decode(text).items() if not name.startswith(OWN)})
 
 
-def carried(text: str | None) -> Mapping[str, Any]:
+def carried(text: str | None) -> Headers:
     """Return the values of context variables in the headers of a row."""
-    values: Mapping[str, Any] = NO_HEADERS if text is None else decode(text).get(CARRY, NO_HEADERS)
+    values: Headers = NO_HEADERS if text is None else decode(text).get(CARRY, NO_HEADERS)
     return values

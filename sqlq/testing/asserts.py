@@ -24,6 +24,10 @@ from sqlq.testing.database import current_app
 from sqlq.testing.inlining import InlineEnqueuer
 
 TaskOrName: TypeAlias = "AnyTask | NamedTask | DjangosTask | str"
+Known: TypeAlias = "AnyTask | str"
+"""A task, or the name of one whose handler is not here."""
+Call: TypeAlias = "tuple[Sequence[Any], Mapping[str, Any]]"
+"""Arguments by position and by name."""
 
 
 class DjangosTask(Protocol):
@@ -52,7 +56,7 @@ class Enqueued:
     def __str__(self) -> str:
         if self.args is None or self.kwargs is None:
             return f"{self.task} with an unreadable payload (job {self.id}, queue {self.queue})"
-        return f"{_call(self.task, self.args, self.kwargs)} (job {self.id}, queue {self.queue})"
+        return f"{_text(self.task, self.args, self.kwargs)} (job {self.id}, queue {self.queue})"
 
 
 def assert_enqueued(
@@ -122,16 +126,16 @@ def _search(
     matches = [job for job in jobs if _has(options, job.new)]
     text = f"{name}(…)"
     if args is not None or kwargs is not None:
-        args, kwargs = args or (), kwargs or {}
-        call = _bound(task, *_arrived(task, args, kwargs))
-        matches = [job for job in matches if _is_call(job, task, call)]
-        text = _call(name, args, kwargs)
+        call = (args or (), kwargs or {})
+        bound = _bound(task, _arrived(task, call))
+        matches = [job for job in matches if _is_call(job, task, bound)]
+        text = _text(name, *call)
     if options:
         text += f" with {', '.join(f'{option}={value!r}' for option, value in options.items())}"
     return text, jobs, matches
 
 
-def _known(task: Any) -> AnyTask | str:
+def _known(task: Any) -> Known:
     """Return the task that is meant, or its name. Raises `ConfigurationError` for anything else: no job of it
     would be found, whatever was enqueued."""
     if isinstance(task, NamedTask):
@@ -168,7 +172,7 @@ def _rows(name: str, session: SyncSession | None, app: App | None) -> Iterable[t
         return [*enqueued(conn, name, database.schema_for(conn), database.encryption)]
 
 
-def _enqueued(task: AnyTask | str, id: int, new: NewJob) -> Enqueued:
+def _enqueued(task: Known, id: int, new: NewJob) -> Enqueued:
     args: list[Any] | None = None
     kwargs: dict[str, Any] | None = None
     with suppress(ArgumentsError, PayloadKeyError):
@@ -193,31 +197,29 @@ def _comparable(job: NewJob) -> list[Any]:
     return [milliseconds_of(value) if isinstance(value, datetime) else value for value in fields]
 
 
-def _is_call(job: Enqueued, task: AnyTask | str, call: Any) -> bool:
+def _is_call(job: Enqueued, task: Known, bound: Any) -> bool:
     if job.args is None or job.kwargs is None:
         return False
     try:
-        return bool(call == _bound(task, job.args, job.kwargs))
+        return bool(bound == _bound(task, (job.args, job.kwargs)))
     except ArgumentsError:  # enqueued by plain SQL, perhaps, for another version of the handler
         return False
 
 
-def _arrived(
-    task: AnyTask | str, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> tuple[Sequence[Any], Mapping[str, Any]]:
+def _arrived(task: Known, call: Call) -> Call:
     """The arguments as they arrive when they are enqueued; as they stand where one could not be, as
     `mock.ANY`."""
-    if isinstance(task, str):
-        return args, kwargs
+    args, kwargs = call
     try:
-        return task._interface.arguments(task.new(*args, **kwargs).payload)
+        return call if isinstance(task, str) else task._interface.arguments(task.new(*args, **kwargs).payload)
     except ArgumentsError:
-        return args, kwargs
+        return call
 
 
-def _bound(task: AnyTask | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _bound(task: Known, call: Call) -> Any:
     """A call in one form, whichever way its arguments are passed; by the name of a task alone, as it
     stands."""
+    args, kwargs = call
     if isinstance(task, str):
         return _listed([args, {**kwargs}])
     if (misfit := task._interface.misfit(args, kwargs)) is not None:
@@ -238,6 +240,6 @@ def _listed(value: Any) -> Any:
             return value
 
 
-def _call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+def _text(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     positional = [f"{value!r:.80}" for value in args]
     return f"{name}({', '.join([*positional, *(f'{key}={value!r:.80}' for key, value in kwargs.items())])})"

@@ -70,11 +70,18 @@ def inline(
     enqueuer = InlineEnqueuer(app, at_commit=at == "commit", lifespan=lifespan)
     before, app._stand_in = app._stand_in, enqueuer
     try:
-        with current(app), enqueuer.failing():
+        with current(app):
             yield Inline(enqueuer)
+    except BaseException as error:
+        _note(error, enqueuer.errors)
+        raise
     finally:
         app._stand_in = before
         enqueuer.is_closed = True
+    if enqueuer.errors:
+        first, *others = enqueuer.errors
+        _note(first, others)
+        raise first
 
 
 class InlineEnqueuer(Here):
@@ -83,7 +90,7 @@ class InlineEnqueuer(Here):
     def __init__(self, app: App, *, at_commit: bool, lifespan: Any) -> None:
         super().__init__(app.tasks, {}, at_commit=at_commit, lifespan=lifespan)
         self.new_id = itertools.count(1).__next__
-        self._failed: list[Exception] = []
+        self.errors: list[Exception] = []
         """Exceptions of jobs that ran when a transaction had committed; the commit is not to raise them."""
 
     def goes_on(self, job: InlineJob, claimed: ClaimedJob, error: BaseException) -> bool:
@@ -94,23 +101,9 @@ class InlineEnqueuer(Here):
 
     def failed(self, job: InlineJob, error: Exception) -> None:
         error.add_note(f"raised by job {job.id}, {job.new.task}, which ran inline after a commit")
-        self._failed.append(error)
-
-    @contextmanager
-    def failing(self) -> Iterator[None]:
-        """Raise at the end of the block what failed after commits in it; beside an exception of its own, name
-        it in a note."""
-        try:
-            yield
-        except BaseException as error:
-            _note(error, self._failed)
-            raise
-        if self._failed:
-            first, *others = self._failed
-            _note(first, others)
-            raise first
+        self.errors.append(error)
 
 
-def _note(error: BaseException, failed: list[Exception]) -> None:
-    for other in failed:
+def _note(error: BaseException, others: list[Exception]) -> None:
+    for other in others:
         error.add_note(f"a job that ran inline failed, too: {type(other).__name__}: {other}")
