@@ -42,8 +42,6 @@ class InlineJob:
     """The steps before it, where it is a step of a flow."""
     grown: Growth | None = None
     """The steps that its handler has added to that flow."""
-    unmet: str | None = None
-    """The reason why it cannot have a result that it takes; None where it has all."""
     enqueued_at: datetime = field(default_factory=lambda: datetime.now(UTC), repr=False)
     attempted_at: list[datetime] = field(default_factory=list, repr=False)
     """When each of its attempts has begun."""

@@ -37,7 +37,7 @@ from sqlq.enqueue.enqueue import Batch
 from sqlq.errors import ConfigurationError, NoResultError, SqlqError
 from sqlq.model.callbacks import follow_up
 from sqlq.model.flow import EnqueuedFlow, Plan, plan_of
-from sqlq.model.job import ClaimedJob, NewJob, State
+from sqlq.model.job import NewJob, State
 from sqlq.model.outcome import Cancelled, Failed, Finished, Outcome, Retried
 from sqlq.model.retry import Cancel, Retry, Snooze, decide, describe
 from sqlq.model.task import Registry
@@ -98,7 +98,9 @@ class Here:
     async def _enqueue(self, batch: Batch, session: Any, call: Calls) -> Any:
         for new in batch.jobs if isinstance(batch, Plan) else batch:
             self._tasks.find(new.task)  # raises for a job whose handler is not here
-        joined = self._joined(session)
+        if hasattr(session, "run_sync"):
+            connection_of(session)  # refuses it, with advice
+        joined = transaction_to_write(session) if session is not None and self._at_commit else None
         if isinstance(batch, Plan):
             jobs = steps_of(batch, self._next)
             await self._run_or_keep(jobs, joined, session, call)
@@ -129,7 +131,7 @@ class Here:
         nothing."""
         raise NotImplementedError
 
-    def goes_on(self, job: InlineJob, claimed: ClaimedJob, error: BaseException) -> bool:
+    def goes_on(self, job: InlineJob, error: BaseException) -> bool:
         """Whether a job has not failed by an attempt that raised. Where its state stays `running`, the next
         attempt follows at once."""
         raise NotImplementedError
@@ -159,16 +161,10 @@ class Here:
 
     # -- at a commit -----------------------------------------------------------------------------------------
 
-    def _joined(self, session: Any) -> CallersTransaction | None:
-        """Return the transaction for whose commit jobs wait; None where they run at once."""
-        if hasattr(session, "run_sync"):
-            connection_of(session)  # refuses it, with advice
-        return transaction_to_write(session) if session is not None and self._at_commit else None
-
     async def _run_or_keep(
         self, jobs: list[InlineJob], joined: CallersTransaction | None, session: Any, call: Calls
     ) -> None:
-        """Run a job or a flow, or keep it for the commit of a transaction."""
+        """Run a job or a flow, or keep it for the commit of the transaction that it joins."""
         if joined is None:
             await self._run_all(jobs, call)
             return
@@ -234,10 +230,6 @@ class Here:
                 yield job
             elif job.state is State.AVAILABLE:
                 job.before = [before.as_before() for before, _ in job.waits]
-                payload, why = with_results(job.new.payload, job.before)
-                job.new = replace(job.new, payload=payload)
-                if why is not None:
-                    job.unmet = f"{job.new.task} takes a result that is not there: {why}"
                 yield job
                 if job.grown is not None:
                     jobs += steps_of(plan_of(job.grown), self._next, job)
@@ -245,10 +237,9 @@ class Here:
     async def _attempt(self, job: InlineJob, call: Calls) -> None:
         """Make an attempt, and give the job its state afterwards."""
         job.attempts += 1
-        claimed = job.claimed()
         context = contextvars.copy_context()  # so that the handler's current_job() is not the caller's
         try:
-            running = context.run(self._begun, job, claimed)
+            running = context.run(self._begun, job)
             result = await call(context, running)
             if running.growth is not None and running.growth.steps:
                 if not running.completed:
@@ -260,7 +251,7 @@ class Here:
             job.state = State.CANCELLED
             return
         except BaseException as error:
-            if self.goes_on(job, claimed, error):
+            if self.goes_on(job, error):
                 return
             job.state = State.FAILED
             job.error = error.__cause__ if isinstance(error, Retry) and error.__cause__ else error
@@ -268,17 +259,19 @@ class Here:
                 raise
         raise job.error
 
-    def _begun(self, job: InlineJob, claimed: ClaimedJob) -> Attempt:
+    def _begun(self, job: InlineJob) -> Attempt:
         """Begin an attempt in this context."""
-        running = Attempt(claimed, job.task, float("inf"), Target(tasks=self._tasks))
-        running.lifespan = self._lifespan
-        running.on_saved = partial(self._saved, job)
         job.attempted_at.append(datetime.now(UTC))
         self._last.append(job)
+        payload, why = with_results(job.new.payload, job.before or [])
+        if why is not None:  # guard: an-unmet-step-fails-alone
+            raise NoResultError(f"{job.task.name} takes a result that is not there: {why}")
+        job.new = replace(job.new, payload=payload)
+        running = Attempt(job.claimed(), job.task, float("inf"), Target(tasks=self._tasks))
+        running.lifespan = self._lifespan
+        running.on_saved = partial(self._saved, job)
         running.before = job.before
-        if job.unmet is not None:  # guard: an-unmet-step-fails-alone
-            raise NoResultError(job.unmet)
-        running.arguments = job.task._interface.arguments(claimed.payload)
+        running.arguments = job.task._interface.arguments(payload)
         begin(running)
         return running
 
@@ -379,19 +372,19 @@ class EagerEnqueuer(Here):
             extra=_about(job, "failed"),
         )
 
-    def goes_on(self, job: InlineJob, claimed: ClaimedJob, error: BaseException) -> bool:
+    def goes_on(self, job: InlineJob, error: BaseException) -> bool:
         if isinstance(error, Snooze):
             # Nothing is written, so the job cannot run later. To return would lose it silently.
-            error.add_note(f"{claimed.task} ran eagerly, and cannot be run again later")
+            error.add_note(f"{job.task.name} ran eagerly, and cannot be run again later")
             return False
         if not isinstance(error, Exception):
             return False
-        outcome = decide(claimed, error, job.task.retry)
+        outcome = decide(job.claimed(), error, job.task.retry)
         if not isinstance(outcome, Retried):
             return False
         log.warning(
             "%s, run eagerly, failed in attempt %d of %d, and is tried again at once: %s",
-            *(claimed.task, claimed.attempts, claimed.max_attempts, outcome.error.message),
+            *(job.task.name, job.attempts, job.new.max_attempts, outcome.error.message),
             extra=_about(job, "retried"),
         )
         return True

@@ -12,7 +12,7 @@ from sqlq.app.app import App
 from sqlq.app.here import InlineJob
 from sqlq.app.inline import Here
 from sqlq.errors import ConfigurationError
-from sqlq.model.job import ClaimedJob, State
+from sqlq.model.job import State
 from sqlq.model.retry import Retry, Snooze
 from sqlq.testing.database import current
 
@@ -93,11 +93,11 @@ class InlineEnqueuer(Here):
         self.errors: list[Exception] = []
         """Exceptions of jobs that ran when a transaction had committed; the commit is not to raise them."""
 
-    def goes_on(self, job: InlineJob, claimed: ClaimedJob, error: BaseException) -> bool:
+    def goes_on(self, job: InlineJob, error: BaseException) -> bool:
         if isinstance(error, Snooze):
             job.state = State.SCHEDULED
             return True
-        return isinstance(error, Retry) and claimed.attempts < claimed.max_attempts
+        return isinstance(error, Retry) and job.attempts < job.claimed().max_attempts
 
     def failed(self, job: InlineJob, error: Exception) -> None:
         error.add_note(f"raised by job {job.id}, {job.new.task}, which ran inline after a commit")
