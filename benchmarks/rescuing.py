@@ -61,7 +61,7 @@ def main(url: str) -> None:
             changed.set()
 
     with _timed(database.engine) as seconds:
-        rescue = Rescue(database, LEASE_MS, tell, lambda: None)
+        rescue = Rescue(database, LEASE_MS, tell)
         loop = ServiceLoop([rescue])
         first_at = time.time()
         loop.start()

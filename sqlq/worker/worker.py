@@ -324,7 +324,7 @@ class Worker(Background):
             self._app.events.publish(replace(event, exception=error))  # guard: lost-jobs-publish-events
 
     def _looked(self, look: Look, at: float) -> None:
-        self._control.heed(look.wanted)
+        self._control.follow(look.wanted)
         self._maintenance.looked(look, at)
 
     def _stop_for(self, fault: SqlqError) -> None:

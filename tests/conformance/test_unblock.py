@@ -242,7 +242,7 @@ def test_a_full_sweep_unblocks_old_steps_in_batches(seam: Seam, engine: Engine) 
 
 def test_the_unblock_service_runs_rarely_without_flows(seam: Seam) -> None:
     freed: list[None] = []
-    service = Unblock(FlowBlocker(), seam.app.database, lambda: freed.append(None))
+    service = Unblock(seam.app.database, FlowBlocker(), freed=lambda: freed.append(None))
     with statements(seam.app.database.engine) as asked:
         assert service.run() > 40
     assert len([statement for statement in asked if statement != "BEGIN"]) <= 1
@@ -258,7 +258,7 @@ def test_the_unblock_service_sweeps_recent_jobs_between_full_sweeps(
     monkeypatch.setattr(unblock, "sweep_all", lambda *_: (unblock.Unblocked(), None))
     _, step = seam.flow(1)
     seam.end()
-    Unblock(FlowBlocker(), seam.app.database, lambda: None).run()
+    Unblock(seam.app.database, FlowBlocker()).run()
     assert seam.state(step) == "available"
 
 

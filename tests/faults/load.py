@@ -135,7 +135,7 @@ class Load:
             gc.collect()
 
 
-OF_ONE_JOB = re.compile(r"\) finished in |: the lease was lost before ")
+OF_ONE_JOB = re.compile(r"\) finished in |: lease lost, ")
 
 
 def readable_log(worker: WorkerProcess, most: int) -> int:

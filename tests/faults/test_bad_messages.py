@@ -160,7 +160,7 @@ def test_messages_of_a_subprocess_are_an_outcome_or_its_end(said: list[dict[str,
     for message in said:
         other.offer(**message)
     other.close()
-    isolate: Any = SimpleNamespace(link=here, receive=here.receive)
+    isolate: Any = SimpleNamespace(link=here)
     try:
         outcome = isolated.attempt_in(isolate, a_job(), lambda job: None, lambda: None)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):

@@ -97,7 +97,7 @@ def test_an_operator_frees_jobs_by_each_blocker_after_a_cancel(app: sqlq.App, wa
 
 
 def test_the_maintenance_sweeps_for_each_blocker(app: sqlq.App, waiting: sqlq.Job[Any]) -> None:
-    service = Unblock(EventBlocker(), app.database, lambda: None)
+    service = Unblock(app.database, EventBlocker())
     assert service.run() > 1
     assert app.jobs.get(waiting).state == "blocked"
     with pytest.MonkeyPatch.context() as patch:

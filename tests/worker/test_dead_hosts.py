@@ -96,7 +96,7 @@ def test_ten_thousand_jobs_of_a_dead_host_are_rescued_without_a_wait(
     def tell(rescued: Any, why: str) -> None:
         taken.extend(job.id for job in rescued)
 
-    service = services.Rescue(app.database, LEASE_MS, tell, lambda: None, is_watched=lambda: somebody_looks)
+    service = services.Rescue(app.database, LEASE_MS, tell, is_watched=lambda: somebody_looks)
     service.calls += somebody_looks
     waits: list[float] = []
     while not waits or waits[-1] < RHYTHM:
@@ -116,7 +116,7 @@ def test_a_job_whose_end_is_refused_does_not_delay_its_batch(
     fail_before(engine, ids[0])
     taken: list[int] = []
     service = services.Rescue(
-        app.database, LEASE_MS, lambda rescued, why: taken.extend(job.id for job in rescued), lambda: None
+        app.database, LEASE_MS, lambda rescued, why: taken.extend(job.id for job in rescued)
     )
     while service.run() < RHYTHM:
         pass
@@ -130,7 +130,7 @@ def test_concurrent_rescues_take_each_job_once(app: sqlq.App, engine: Engine) ->
 
     def rescue() -> None:
         service = services.Rescue(
-            app.database, LEASE_MS, lambda rescued, why: taken.extend(job.id for job in rescued), lambda: None
+            app.database, LEASE_MS, lambda rescued, why: taken.extend(job.id for job in rescued)
         )
         start.wait(30)
         while service.run() < RHYTHM:
@@ -162,7 +162,7 @@ def test_rescue_pauses_between_batches_on_a_single_writer(
 
     monkeypatch.setattr(services, "monotonic", lambda: clock[0])
     monkeypatch.setattr(settle, "rescue", takes)
-    service = services.Rescue(app.database, LEASE_MS, tell, lambda: None)
+    service = services.Rescue(app.database, LEASE_MS, tell)
     wait = service.run()
     monkeypatch.undo()
     assert wait == (0.375 if app.database.dialect.in_a_file else 0.0)
@@ -177,7 +177,7 @@ def test_a_paused_queue_releases_all_its_slots_without_a_wait(
     app.enqueue_many([task.new() for _ in range(number)])
     admit.look(app.database)
     app.queues.pause("default")
-    service = services.Unblock(LimitBlocker(), app.database, lambda: None)
+    service = services.Unblock(app.database, LimitBlocker())
     turns = 1
     while service.run() < RHYTHM:
         turns += 1

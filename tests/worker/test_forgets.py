@@ -3,18 +3,20 @@ help of Python's collector for that."""
 
 from __future__ import annotations
 
+import gc
 import json
-import threading
 import weakref
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import text
 
 import sqlq
-from sqlq.worker.settle.settle import MOST_WITH_LOCALS
+from sqlq.model.job import ClaimedJob
+from sqlq.model.outcome import Failed
+from sqlq.worker.attempt.attempt import Attempt
+from sqlq.worker.attempt.call import execute
 from tests.faults.processes import worker_process
-from tests.kit import working
 from tests.waiting import wait_until
 
 MODULE = """
@@ -140,40 +142,25 @@ def test_an_ended_attempt_leaves_nothing_in_memory(app: sqlq.App, database_url: 
             assert left() == set()
 
 
-@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
-def test_the_locals_of_older_failures_are_dropped_while_none_can_be_written(
-    app: sqlq.App, engine: Engine
-) -> None:
-    jobs, gone = 3 * MOST_WITH_LOCALS, list[int]()
-    begun, go_on = threading.Semaphore(0), threading.Event()
-
+def test_a_forgotten_attempt_keeps_no_locals_of_its_handler() -> None:
     class Thing: ...
 
-    @app.task(name="t", max_attempts=1)
-    def fails(number: int) -> None:
-        thing = Thing()
-        weakref.finalize(thing, gone.append, number)
-        begun.release()
-        assert go_on.wait(30)
-        try:
-            raise ValueError(str(number))
-        except ValueError as error:
-            raise LookupError from error
+    things: list[weakref.ref[Thing]] = []
 
-    app.enqueue_many(fails.new(number) for number in range(jobs))
-    with working(app, concurrency=jobs):
-        try:
-            for _ in range(jobs):
-                assert begun.acquire(timeout=30)
-            with engine.begin() as conn:
-                conn.execute(text("SELECT id FROM jobs ORDER BY id FOR UPDATE"))
-                go_on.set()
-                wait_until(lambda: len(gone) == jobs - MOST_WITH_LOCALS, what="the older ones gone")
-        finally:
-            go_on.set()
-        wait_until(
-            lambda: len(app.jobs.list(state="failed", limit=jobs)) == jobs, what="the failures written"
-        )
-    failed = app.jobs.list(state="failed", limit=jobs)
-    assert {job.exception for job in failed} == {"LookupError"}
-    assert all("raise ValueError(str(number))" in (job.traceback or "") for job in failed)
+    def fails() -> None:
+        thing = Thing()
+        things.append(weakref.ref(thing))
+        raise ValueError("no")
+
+    task = sqlq.App("sqlite://").task(name="t", max_attempts=1)(fails)
+    attempt = Attempt(ClaimedJob(1, 1, "default", "t", "{}", 1, 1), task, float("inf"))
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        assert isinstance(execute(attempt), Failed)
+        assert things[0]() is not None, "the exception has the frames"
+        attempt.forget()
+        assert things[0]() is None
+    finally:
+        if was_enabled:
+            gc.enable()

@@ -67,7 +67,7 @@ def test_a_worker_that_was_away_lets_others_renew_before_it_rescues(
 ) -> None:
     clock = [1_000.0]
     monkeypatch.setattr(services, "since_boot", lambda: clock[0])
-    service = services.Rescue(app.database, 30_000, lambda rescued, why: None, lambda: None)
+    service = services.Rescue(app.database, 30_000, lambda rescued, why: None)
 
     def is_rescued_after(seconds: float) -> bool:
         clock[0] += seconds

@@ -315,11 +315,11 @@ def test_jobs_of_a_paused_queue_hold_no_slots(gauge: Gauge) -> None:
     gauge.app.queues.pause("night")
     gauge.app.enqueue_many([call.new(n) for n in range(10, 13)])
     assert admission.look(gauge.app.database, ["stripe"]).number == 0  # both slots are taken
-    Unblock(LimitBlocker(), gauge.app.database, lambda: None).run()
+    Unblock(gauge.app.database, LimitBlocker()).run()
     assert gauge.work().finished == 3
     assert {str(gauge.app.jobs.get(job.id).state) for job in stuck} == {"blocked"}
     gauge.app.queues.resume("night")
-    Unblock(LimitBlocker(), gauge.app.database, lambda: None).run()
+    Unblock(gauge.app.database, LimitBlocker()).run()
     assert gauge.work().finished == 5
 
 
@@ -336,7 +336,7 @@ def test_the_sweep_admits_jobs_of_a_lost_wake(gauge: Gauge) -> None:
         conn.execute(text("DELETE FROM sqlq_wakes"))
     assert admission.look(gauge.app.database).number == 0
     admitted: list[None] = []
-    Unblock(LimitBlocker(), gauge.app.database, lambda: admitted.append(None)).run()
+    Unblock(gauge.app.database, LimitBlocker(), freed=lambda: admitted.append(None)).run()
     assert admitted == [None]
     assert gauge.work().finished == 7
 

@@ -118,8 +118,8 @@ class Turns(Service):
         self._turns.pop(0)()
         return 0.0
 
-    def do(self, *others: Service) -> None:
-        loop = ServiceLoop([*others, self])
+    def do(self) -> None:
+        loop = ServiceLoop([self])
         loop.start()
         try:
             assert self.all_done.wait(10)
@@ -179,7 +179,7 @@ class Watch(SchemaWatch):
 
     first_wait = 0.0
 
-    def __init__(self, turn: Callable[[], object] = lambda: None) -> None:
+    def __init__(self, turn: Callable[[], object]) -> None:
         self._turn = turn
         self.looked_at: list[float] = []
 
@@ -187,17 +187,6 @@ class Watch(SchemaWatch):
         self.looked_at.append(time.monotonic())
         self._turn()
         return 60.0
-
-
-@pytest.mark.parametrize("trouble", ["away", "refused"])
-def test_only_a_refused_statement_checks_the_tables_early(
-    app: sqlq.App, database_url: str, trouble: str
-) -> None:
-    """A column may be gone. In an outage each loop would query the tables once more."""
-    fail = fails(AWAY if trouble == "away" else refused(database_url, "SELECT gone FROM nowhere"))
-    watch = Watch()
-    Turns(fail, fail, fail).do(watch)
-    assert (len(watch.looked_at) > 1) is (trouble == "refused")
 
 
 def test_a_failed_check_of_the_tables_waits_before_the_next(app: sqlq.App, database_url: str) -> None:

@@ -349,7 +349,7 @@ class Noted(services.PolledService):
     doing = "noting"
 
     def __init__(self, is_watched: Callable[[], bool]) -> None:
-        super().__init__(is_watched)
+        super().__init__(sqlq.App("sqlite://").database, is_watched=is_watched)
         self.turns = 0
         self.wait: float | None = None
 

@@ -206,7 +206,7 @@ def test_ticks_send_no_query_while_the_poller_runs(app: sqlq.App, monkeypatch: p
 
 def test_the_worker_that_ticks_is_called_at_once(app: sqlq.App) -> None:
     called: list[bool] = []
-    ticks = Ticks(app.database, ticked=lambda: called.append(True))
+    ticks = Ticks(app.database, freed=lambda: called.append(True))
     task = app.task(name="beat")(lambda: None)
     app.schedules.add("beat", task.new(), every="1s")
     wait_until(lambda: ticks.run() >= 0 and counted(app, "beat") == 1, what="its moment")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partialmethod
 from time import monotonic
-from traceback import clear_frames, walk_tb
+from traceback import walk_tb
 from typing import Any
 
 from sqlq.database.batch import Right
@@ -39,7 +39,6 @@ class Target:
     plan: Callable[[AnyFlow], Plan] | None = None
 
 
-NOWHERE = Target()
 NO_ARGUMENTS: Arguments = ([], {})
 """Those of an ended attempt; nothing is added to them."""
 
@@ -60,28 +59,24 @@ class Attempt:
     alone = False
     """Whether its process runs no other job, before or after."""
     cancelled_at: float | None = None
-    cancel_noted = False
-    """Whether the worker knows that an operator cancels the job."""
     heeded = False
     """Whether the handler has read that it should stop."""
     error: BaseException | None = None
     """The exception of the handler, or of its timeout; None where another process raised it."""
     completed = False
     """Whether the handler called `complete()`."""
-    has_result = False
-    """Whether it gave that a result."""
     ended = False
     """Whether the outcome is known, or the job was released without waiting for its handler."""
     ended_at: float | None = None
     """When its outcome was handed to the settler."""
-    told_lost = False
-    """Whether listeners know that the job has another owner."""
+    lost_reported = False
+    """Whether the log and listeners have that the job has another owner."""
     trace_id: str | None = None
     span_id: str | None = None
     """The names of this attempt in a trace, as hexadecimal text."""
-    said: Progress | None = None
+    progress: Progress | None = None
     """The last progress that the handler reported."""
-    said_written: Progress | None = None
+    progress_written: Progress | None = None
     """The last progress in the job's row."""
     keeps_noted = False
     """Whether the job's row has the retention of its task."""
@@ -106,7 +101,7 @@ class Attempt:
         claimed: ClaimedJob,
         task: Task[..., Any] | None,
         trusted_until: float,
-        target: Target = NOWHERE,
+        target: Target = Target(),
         *,
         isolated: bool = False,
     ) -> None:
@@ -165,13 +160,14 @@ class Attempt:
 
     def note(self) -> Note:
         """Return the progress and the retention, as they are written to the row."""
-        if self.said is None:
+        progress = self.progress
+        if progress is None:
             return Note(*self.right, None, None, None, self.keeps_ms)
-        return Note(*self.right, self.said.done, self.said.of, self.said.note, self.keeps_ms)
+        return Note(*self.right, progress.done, progress.of, progress.note, self.keeps_ms)
 
-    def has_said(self, said: Progress) -> None:
+    def report_progress(self, progress: Progress) -> None:
         """Take progress that the handler reports, here or in a process of its own."""
-        self.said = said
+        self.progress = progress
         if self.on_progress is not None:
             self.on_progress(self)
 
@@ -207,20 +203,6 @@ class Attempt:
         if self.context is not None:
             self.__dict__.pop("context", None)  # a thread that goes on makes another
         self.arguments = NO_ARGUMENTS
-
-    def drop_locals(self) -> None:
-        """Drop the arguments, and the locals in the frames of the exception and of those that led to it. The
-        lines of their tracebacks stay."""
-        self.arguments = NO_ARGUMENTS
-        errors, known = [self.error], set[int]()
-        with suppress(Exception):  # an exception may have code of its own
-            while errors:
-                error = errors.pop()
-                if error is not None and id(error) not in known:
-                    known.add(id(error))
-                    clear_frames(error.__traceback__)
-                    errors += [error.__cause__, error.__context__]
-                    errors += error.exceptions if isinstance(error, BaseExceptionGroup) else ()
 
     def cancel(self) -> None:
         """Request a stop of the handler. A coroutine or a process can be forced to stop, a thread cannot."""

@@ -24,7 +24,6 @@ from typing import Any
 from sqlq.config.durations import readable
 from sqlq.errors import (
     ArgumentsError,
-    ConfigurationError,
     ExecutionError,
     JobTimeoutError,
     PayloadKeyError,
@@ -33,7 +32,6 @@ from sqlq.errors import (
 from sqlq.model import backoff
 from sqlq.model.callbacks import check_follow_ups
 from sqlq.model.checks import NOT_IN_TIME
-from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import ON_REQUEST, Cancelled, ErrorText, Failed, Outcome, SelfCompleted
 from sqlq.model.retry import (
     DEFAULT_POLICY,
@@ -63,15 +61,10 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 """Runs a coroutine to its end and returns its result."""
 
 
-def _untold(attempt: Attempt) -> None:
-    pass
-
-
-def execute(attempt: Attempt, starting: Starting = _untold, run: Run = asyncio.run) -> Outcome:
+def execute(attempt: Attempt, starting: Starting = lambda _: None, run: Run = asyncio.run) -> Outcome:
     """Run the handler of a job in this thread and return how the attempt ended. Raises nothing.
 
-    `run` runs a coroutine, for a `def` handler that returns
-    one.
+    `run` runs a coroutine, for a `def` handler that returns one.
     """
     pid = os.getpid()
     try:
@@ -87,7 +80,7 @@ def execute(attempt: Attempt, starting: Starting = _untold, run: Run = asyncio.r
         leave()
 
 
-async def aexecute(attempt: Attempt, starting: Starting = _untold) -> Outcome:
+async def aexecute(attempt: Attempt, starting: Starting = lambda _: None) -> Outcome:
     """Run the coroutine of a job on this event loop and return how the attempt ended. Raises nothing."""
     pid = os.getpid()
     try:
@@ -120,17 +113,18 @@ def _prepared(attempt: Attempt, starting: Starting) -> Outcome | None:
     job, task = attempt.claimed, attempt.task_found
     # guard: what-is-given-back-does-not-start
     stops = attempt.cancelled_at is not None or attempt.cancel_requested
-    if task is None or stops or job.attempts > job.max_attempts:
-        return _not_runnable(attempt)
-    if job.late_ms is not None and attempt.is_too_late:
+    is_late = job.late_ms is not None and attempt.is_too_late
+    if task is None or stops or is_late or job.attempts > job.max_attempts:
         return _not_runnable(attempt)
     starting(attempt)  # what kills or stalls the process from here on is this job; guard: reading-is-a-start
     if job.on_success is not None or job.on_failure is not None:
         check_follow_ups(job)
     try:
         attempt.arguments = task._interface.arguments(job.payload)
-    except MisfitError as misfit:
-        return _misfit(job, str(misfit))  # guard: misfits-are-put-back
+    except MisfitError as misfit:  # in a rolling deploy another worker's handler may take them
+        text = f"{misfit}; no worker's handler took these arguments for {readable(job.unknown_ms or 0)}"
+        why = f"its arguments do not fit the handler here ({misfit})"
+        return put_off(job, "bad_payload", why, ArgumentsError(text))  # guard: misfits-are-put-back
     if job.headers is not None:
         headers.decode(job.headers)  # guard: headers-are-read-first
     if job.cursor is not None:
@@ -260,58 +254,38 @@ def _canceller() -> Callable[[], object]:
 def _ended(attempt: Attempt, result: Any) -> Outcome:
     """Return the outcome of a handler that returned."""
     if attempt.completed:
-        if result is not None and not attempt.has_result:
-            attempt.log_warning(
-                "result_dropped",
-                "%s returned a result after it was completed without one; null is stored: give it to "
-                "complete(session, result)",
-                attempt.task,
-            )
-        error = ErrorText(
-            "sqlq.errors.SqlqError", "complete() was called, but its transaction did not commit"
-        )
-        otherwise = late(attempt) or failed(attempt.claimed, error, _policy(attempt))
-        return SelfCompleted(otherwise)  # guard: complete-must-commit
-    if attempt.growth is not None and attempt.growth.steps:  # guard: growth-is-not-dropped
-        error = ErrorText("sqlq.errors.SqlqError", UNWRITTEN_GROWTH)
-        return late(attempt) or failed(attempt.claimed, error, _policy(attempt))
-    if attempt.heeded:  # guard: stopped-is-not-finished
-        return late(attempt) or _stopped(attempt)
-    return late(attempt) or completion(result, attempt.claimed, attempt.task_found)
+        text = "complete() was called, but its transaction did not commit"
+    elif attempt.growth is not None and attempt.growth.steps:  # guard: growth-is-not-dropped
+        text = UNWRITTEN_GROWTH
+    elif attempt.heeded:  # guard: stopped-is-not-finished
+        return late(attempt) or stopped(attempt)
+    else:
+        return late(attempt) or completion(result, attempt.claimed, attempt.task_found)
+    error = ErrorText("sqlq.errors.SqlqError", text)
+    outcome = late(attempt) or failed(attempt.claimed, error, _policy(attempt))
+    return SelfCompleted(outcome) if attempt.completed else outcome  # guard: complete-must-commit
 
 
 def raised(attempt: Attempt, error: BaseException) -> Outcome:
     """Return the outcome of a handler that raised, or was cancelled."""
     attempt.error = error
     try:
-        outcome = late(attempt) or _failed(attempt, error)
-    # an exception that left this function would end the slot's thread; the job's lease would be renewed for
-    # ever
+        outcome = late(attempt) or _judged(attempt, error)
+    # An exception may refuse even to be looked at: its __class__ is code, too. One that left this function
+    # would end the slot's thread, and the job's lease would be renewed for ever.
     except BaseException as second:  # guard: attempt-raises-nothing
         attempt.log_error("unjudged", "how its attempt ended cannot be judged", exc_info=True)
         unjudged = ExecutionError(
             f"the attempt ended by a {type(error).__qualname__}; judging it raised a "
             f"{type(second).__qualname__}"
         )
-        outcome = failed(attempt.claimed, describe(unjudged))
+        outcome = failed(attempt.claimed, describe(unjudged), _policy(attempt))
     return SelfCompleted(outcome) if attempt.completed else outcome
 
 
-def _stopped(attempt: Attempt) -> Outcome:
+def stopped(attempt: Attempt) -> Outcome:
     """Return the outcome of a handler that was made to stop: cancelled on request, else released."""
     return Cancelled(ON_REQUEST) if attempt.cancel_requested else broken_off(attempt.claimed)
-
-
-def _failed(attempt: Attempt, error: BaseException) -> Outcome:
-    try:
-        return _judged(attempt, error)
-    # an exception may refuse even to be looked at: its __class__ is code, too
-    except BaseException as second:
-        seen = ExecutionError(
-            f"the handler raised a {type(error).__qualname__}; looking at it raised a "
-            f"{type(second).__qualname__}"
-        )
-        return _judged(attempt, seen)  # guard: hostile-exceptions
 
 
 def _judged(attempt: Attempt, error: BaseException) -> Outcome:
@@ -325,7 +299,7 @@ def _judged(attempt: Attempt, error: BaseException) -> Outcome:
         and (attempt.cancel_requested or isinstance(error, asyncio.CancelledError))
         and not isinstance(error, Signal)
     ):
-        return _stopped(attempt)
+        return stopped(attempt)
     return decide(attempt.claimed, _in_user_code(error), _policy(attempt))
 
 
@@ -343,7 +317,7 @@ def _policy(attempt: Attempt) -> RetryPolicy:
         return policy
     try:
         return replace(policy, backoff=backoff.read(attempt.claimed.backoff))
-    except ConfigurationError as error:
+    except Exception as error:
         attempt.log_warning("backoff", "%s; its task's is used", error)
         return policy
 
@@ -373,20 +347,7 @@ def _not_runnable(attempt: Attempt) -> Outcome:
     if attempt.is_too_late:  # guard: too-late-is-not-started
         return Cancelled(NOT_IN_TIME)
     if job.attempts > job.max_attempts:
-        return Failed(
-            "error",
-            ErrorText(
-                "sqlq.errors.SqlqError", f"its {job.max_attempts} attempts were spent before this one began"
-            ),
-        )
+        spent = f"its {job.max_attempts} attempts were spent before this one began"
+        return Failed("error", ErrorText("sqlq.errors.SqlqError", spent))
     text = f"no worker knew a task named {job.task!r} for {readable(job.unknown_ms or 0)}"
     return put_off(job, "unknown_task", f"no task is named {job.task!r} here", UnknownTaskError(text))
-
-
-def _misfit(job: ClaimedJob, misfit: str) -> Outcome:
-    """Release a job whose arguments the handler here does not take. In a rolling deploy another worker's
-    handler may."""
-    text = f"{misfit}; no worker's handler took these arguments for {readable(job.unknown_ms or 0)}"
-    return put_off(
-        job, "bad_payload", f"its arguments do not fit the handler here ({misfit})", ArgumentsError(text)
-    )

@@ -14,7 +14,7 @@ from contextlib import (
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from sqlq.config.constants import NOTE_CHARACTERS
 from sqlq.database.caller.session import (
@@ -27,13 +27,14 @@ from sqlq.database.caller.session import (
 )
 from sqlq.errors import ConfigurationError, PayloadKeyError
 from sqlq.model.flow import Growth
-from sqlq.model.job import JobOrFlow, NewJob, Progress
+from sqlq.model.job import NewJob, Progress
 from sqlq.model.retry import scrubbed
 from sqlq.payload import headers as headings
 from sqlq.store.flows import flows
 from sqlq.store.flows.flows import Before
+from sqlq.worker.attempt import own_row
 from sqlq.worker.attempt.attempt import Attempt
-from sqlq.worker.attempt.own_row import AD, D, OwnRow, Step, decode_cursor, encode_cursor, steps_in
+from sqlq.worker.attempt.own_row import AD, D, Step, decode_cursor, encode_cursor, steps_in
 from sqlq.worker.threads.log import log
 
 if TYPE_CHECKING:
@@ -41,11 +42,12 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
+    from sqlq.app.app import App
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _current: ContextVar[Attempt | None] = ContextVar("sqlq_current_job", default=None)
 
-J = TypeVar("J")
 T = TypeVar("T")
 _RAISES: Any = object()
 
@@ -79,24 +81,6 @@ def current_job(default: Any = _RAISES) -> Any:
             "current_job() was called outside a handler: there is no job here; current_job(None) is None then"
         )
     return default
-
-
-class AnyApp(Protocol):
-    """The App of a job: its handlers mostly enqueue. The type of all else is that of `sqlq.App`."""
-
-    def enqueue(
-        self, job: JobOrFlow[J], session: Any = None, *, commit: bool = False, eager: Any = None
-    ) -> J:
-        """See `sqlq.App.enqueue`."""
-        ...
-
-    async def aenqueue(
-        self, job: JobOrFlow[J], session: Any = None, *, commit: bool = False, eager: Any = None
-    ) -> J:
-        """See `sqlq.App.aenqueue`."""
-        ...
-
-    def __getattr__(self, name: str) -> Any: ...
 
 
 def begin(attempt: Attempt) -> None:
@@ -134,7 +118,6 @@ class JobContext:
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
-        self._row = OwnRow(attempt)
 
     @property
     def id(self) -> int:
@@ -179,12 +162,12 @@ class JobContext:
         return self._attempt.lifespan
 
     @property
-    def app(self) -> AnyApp:
+    def app(self) -> App:
         """The App of the job, for a handler that enqueues more jobs."""
         task = self._attempt.task_found
         if task is None or task._app is None:
             raise ConfigurationError(f"job {self.id} has no App: its task is not registered with one")
-        app: AnyApp = task._app
+        app: App = task._app
         return app
 
     @property
@@ -259,14 +242,14 @@ class JobContext:
         ...     sqlq.current_job().progress(i, of=len(rows))
         """
         try:
-            said = _progress(done, of, note)
+            progress = _progress(done, of, note)
         except Exception as error:
             if not self._warned:
                 self._warned = True
                 why = scrubbed(str(error), 200)
                 self._attempt.log_warning("progress_dropped", "its progress cannot be shown: %s", why)
             return
-        self._attempt.has_said(said)
+        self._attempt.report_progress(progress)
 
     # -- its flow --------------------------------------------------------------------------------------------
 
@@ -351,7 +334,7 @@ class JobContext:
         ...     session.add(Payment(order_id=order_id))
         ...     sqlq.current_job().complete(session)
         """
-        self._row.complete(session, result)
+        own_row.complete(self._attempt, session, result)
 
     async def acomplete(self, session: AnyAsyncSession, result: Any = None) -> None:
         """`complete` with an AsyncSession, an AsyncConnection or an asynchronous driver's connection."""
@@ -410,7 +393,7 @@ class JobContext:
     def cursor(self) -> Any:
         """The cursor of the last checkpoint, of this attempt or an earlier one; None before the first. In a
         job with steps, the state of these."""
-        return decode_cursor(self._row.cursor)
+        return decode_cursor(self._attempt.claimed.cursor)
 
     def checkpoint(self, session: SyncSession, cursor: Any) -> None:
         """Save the cursor of this job in the transaction of a slice of its work.
@@ -436,16 +419,16 @@ class JobContext:
         ...         job.checkpoint(session, ids[-1])
         """
         text = encode_cursor(cursor)
-        if self._row.cursor is not None and steps_in(self._row.cursor) is not None:
+        last = self._attempt.claimed.cursor
+        if last is not None and steps_in(last) is not None:
             raise ConfigurationError(
                 f"job {self.id} has steps: write step.checkpoint(session, cursor) in one of them"
             )
-        self._row.save(session, text)
+        own_row.save(self._attempt, session, text)
 
     async def acheckpoint(self, session: AnyAsyncSession, cursor: Any) -> None:
         """`checkpoint` with an AsyncSession, an AsyncConnection or an asynchronous driver's connection."""
-        run = asynchronous(session)
-        await run.run_sync(lambda sync: self.checkpoint(sync, cursor))
+        await asynchronous(session).run_sync(lambda sync: self.checkpoint(sync, cursor))
 
     def step(self, name: str) -> Step:
         """Return a part of this job by its name. It is done once, however many attempts the job takes.
@@ -459,7 +442,7 @@ class JobContext:
         ...     with bill.finishing(engine) as session:
         ...         session.add(Bill(order_id=order_id))
         """
-        return Step(self._row, name)
+        return Step(self._attempt, name)
 
 
 def _progress(done: Any, of: Any, note: Any) -> Progress:

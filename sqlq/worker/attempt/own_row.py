@@ -8,13 +8,14 @@ the cursor holds the cursor of each.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
     asynccontextmanager,
+    contextmanager,
 )
-from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -23,6 +24,7 @@ from sqlq.database.caller.session import (
     AnyAsyncDriverConnection,
     AnyAsyncSession,
     AnyDriverConnection,
+    CallersTransaction,
     SyncSession,
     asynchronous,
     atransaction_in,
@@ -34,6 +36,7 @@ from sqlq.database.dialects import refuses_newer_rows
 from sqlq.errors import ArgumentsError, ConfigurationError, ExecutionError, LeaseLostError
 from sqlq.model.callbacks import follow_up
 from sqlq.model.checks import checked_name
+from sqlq.model.flow import Growth
 from sqlq.model.history import AttemptTimes
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import NO_RESULT, Finished
@@ -58,9 +61,9 @@ AD = TypeVar("AD", bound=AnyAsyncDriverConnection)
 STEPS = "sqlq.steps"
 """The one name in the cursor of a job with steps. It maps the name of each step to its state. A done step has
 true, one under way a list of its cursor."""
-
-
 _DONE = True
+_NULS = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+"""A NUL in JSON, with the escaped backslashes before it."""
 
 
 def encode_cursor(cursor: Any) -> str:
@@ -88,39 +91,22 @@ def steps_in(text: str | None) -> dict[str, Any] | None:
     cursor = decode_cursor(text)
     if cursor is None:
         return {}
-    found = cursor.get(STEPS) if isinstance(cursor, dict) else None
-    return dict(found) if isinstance(found, dict) else None
+    steps = cursor.get(STEPS) if isinstance(cursor, dict) else None
+    return dict(steps) if isinstance(steps, dict) else None
 
 
-@dataclass(eq=False)
-class OwnRow:
-    """The row of the job that a handler runs."""
-
-    attempt: Attempt
-
-    @property
-    def cursor(self) -> str | None:
-        """The last cursor that a checkpoint saved, as JSON."""
-        return self.attempt.claimed.cursor
-
-    def complete(self, session: SyncSession, result: Any) -> None:
-        """Complete the job in the transaction of a session; see `JobContext.complete`."""
-        attempt = self.attempt
-        target, encryption = attempt.target, attempt.target.encryption
-        joined = transaction_to_complete(session)
-        done = completion(result, attempt.claimed, attempt.task_found)
-        attempt.has_result = result is not None
-        if attempt.growth is not None:
-            attempt.growth._is_closed = True
-        if not attempt.has_row:
-            attempt.completed = True
-            joined.note_write()
-            return
-        with joined.in_schema(target.schema) as conn:
-            self._refuse_stricter(conn, "complete()")
+def complete(attempt: Attempt, session: SyncSession, result: Any) -> None:
+    """Complete the job in the transaction of a session; see `JobContext.complete`."""
+    encryption = attempt.target.encryption
+    joined = transaction_to_complete(session)
+    done = completion(result, attempt.claimed, attempt.task_found)
+    if attempt.growth is not None:
+        attempt.growth._is_closed = True
+    if attempt.has_row:
+        with _own_row(joined, attempt, "complete()") as conn:
             attempt.completed = True
             joined.dialect.sql.lock_key(conn, attempt.id)
-            if attempt.said is not None or attempt.keeps_ms is not None:
+            if attempt.progress is not None or attempt.keeps_ms is not None:
                 leases.note(conn, [attempt.note()], waits=True)
             # guard: complete-encrypts
             stored = (
@@ -134,64 +120,44 @@ class OwnRow:
                 follow_up=follow_up(attempt.claimed, done, encryption),
                 course=None if attempt.is_first_claim else AttemptTimes(*attempt.times()),
             ):
-                raise self._lost()
-            self._grow(conn)
-        joined.note_write()
+                raise _lost(attempt)
+            if attempt.growth is not None and attempt.growth.steps:
+                _grow(conn, attempt, attempt.growth)
+    attempt.completed = True
+    joined.note_write()
 
-    def save(self, session: SyncSession, text: str) -> None:
-        """Save a cursor, as JSON, in the transaction of a session; see `JobContext.checkpoint`."""
-        attempt = self.attempt
-        if attempt.completed:  # guard: no-checkpoint-after-complete
-            raise ConfigurationError(
-                f"job {attempt.id} was completed in this attempt: a checkpoint comes before complete()"
-            )
-        joined = transaction_to_complete(session)
-        if attempt.has_row:
-            with joined.in_schema(attempt.target.schema) as conn:
-                self._refuse_stricter(conn, "checkpoint()")
-                joined.dialect.sql.lock_key(conn, attempt.id)
-                # guard: checkpoint-by-the-owner
-                saved = leases.save(conn, attempt.right, self.cursor, text)
-                if saved is None:
-                    raise self._not_saved(conn)
-                if saved:
-                    self._cancelled()
-        if text != self.cursor:
-            attempt.claimed = attempt.claimed._replace(cursor=text, releases=0)  # guard: cursor-resets-count
-        if attempt.on_saved is not None:
-            attempt.on_saved(joined, text)
-        joined.note_write()
 
-    def _grow(self, conn: Connection) -> None:
-        """Write the steps that the handler has added to the flow."""
-        attempt = self.attempt
-        if attempt.growth is None or not attempt.growth.steps:
-            return
-        assert attempt.claimed.flow_id is not None
-        assert attempt.target.plan is not None
-        grown = attempt.target.plan(attempt.growth)
-        if (encryption := attempt.target.encryption) is not None:
-            encrypted = [job._protected_by(encryption) for job in grown.jobs]
-            grown = grown._replace(jobs=encrypted)  # guard: growth-is-protected
-        # guard: growth-goes-with-the-ending
-        flows.grow(conn, grown, attempt.claimed.flow_id, attempt.id)
-
-    def _not_saved(self, conn: Connection) -> Exception:
-        if not leases.is_held(conn, self.attempt.right):
-            return self._lost()
-        return ExecutionError(
-            f"the transaction of an earlier checkpoint of job {self.attempt.id} was rolled back, so that "
-            "this one would leave a slice out: let this error through, and the next attempt goes on from "
-            "what is saved"
+def save(attempt: Attempt, session: SyncSession, text: str) -> None:
+    """Save a cursor, as JSON, in the transaction of a session; see `JobContext.checkpoint`."""
+    if attempt.completed:  # guard: no-checkpoint-after-complete
+        raise ConfigurationError(
+            f"job {attempt.id} was completed in this attempt: a checkpoint comes before complete()"
         )
+    joined = transaction_to_complete(session)
+    last = attempt.claimed.cursor
+    if attempt.has_row:
+        with _own_row(joined, attempt, "checkpoint()") as conn:
+            joined.dialect.sql.lock_key(conn, attempt.id)
+            # guard: checkpoint-by-the-owner
+            cancels = leases.save(conn, attempt.right, last, text)
+            if cancels is None:
+                raise _not_saved(conn, attempt)
+            # A handler in a thread sees at the end of its slice that an operator cancels the job. The next
+            # heartbeat cancels a coroutine: a cancel now would undo the slice.
+            if cancels and attempt.cancelled_at is None and not attempt.is_async:
+                attempt.cancel_requested = True  # guard: a-checkpoint-tells-of-a-cancel
+                attempt.cancelled_at = monotonic()
+    if text != last:
+        attempt.claimed = attempt.claimed._replace(cursor=text, releases=0)  # guard: cursor-resets-count
+    if attempt.on_saved is not None:
+        attempt.on_saved(joined, text)
+    joined.note_write()
 
-    def _lost(self) -> LeaseLostError:
-        return LeaseLostError(
-            f"job {self.attempt.id} belongs to another owner by now: this attempt came too late, and its "
-            "transaction must roll back"
-        )
 
-    def _refuse_stricter(self, conn: Connection, call: str) -> None:
+@contextmanager
+def _own_row(joined: CallersTransaction, attempt: Attempt, call: str) -> Iterator[Connection]:
+    """Connect to the job's row for a write in the handler's transaction."""
+    with joined.in_schema(attempt.target.schema) as conn:
         level = refuses_newer_rows(conn)
         if level is not None:  # guard: complete-read-committed
             raise ConfigurationError(
@@ -199,14 +165,35 @@ class OwnRow:
                 "commit fail: use READ COMMITTED for it, as in "
                 "session.connection(execution_options={'isolation_level': 'READ COMMITTED'})"
             )
+        yield conn
 
-    def _cancelled(self) -> None:
-        """Show a handler in a thread, at the end of its slice, that an operator cancels the job. The next
-        heartbeat cancels a coroutine: a cancel now would undo the slice."""
-        attempt = self.attempt
-        if attempt.cancelled_at is None and not attempt.is_async:
-            attempt.cancel_requested = True  # guard: a-checkpoint-tells-of-a-cancel
-            attempt.cancelled_at = monotonic()
+
+def _grow(conn: Connection, attempt: Attempt, growth: Growth) -> None:
+    """Write the steps that the handler has added to the flow."""
+    assert attempt.claimed.flow_id is not None
+    assert attempt.target.plan is not None
+    grown = attempt.target.plan(growth)
+    if (encryption := attempt.target.encryption) is not None:
+        encrypted = [job._protected_by(encryption) for job in grown.jobs]
+        grown = grown._replace(jobs=encrypted)  # guard: growth-is-protected
+    # guard: growth-goes-with-the-ending
+    flows.grow(conn, grown, attempt.claimed.flow_id, attempt.id)
+
+
+def _not_saved(conn: Connection, attempt: Attempt) -> Exception:
+    if not leases.is_held(conn, attempt.right):
+        return _lost(attempt)
+    return ExecutionError(
+        f"the transaction of an earlier checkpoint of job {attempt.id} was rolled back, so that this one "
+        "would leave a slice out: let this error through, and the next attempt goes on from what is saved"
+    )
+
+
+def _lost(attempt: Attempt) -> LeaseLostError:
+    return LeaseLostError(
+        f"job {attempt.id} belongs to another owner by now: this attempt came too late, and its transaction "
+        "must roll back"
+    )
 
 
 def completion(result: Any, job: ClaimedJob, task: Task[..., Any] | None) -> Finished:
@@ -221,8 +208,9 @@ def completion(result: Any, job: ClaimedJob, task: Task[..., Any] | None) -> Fin
         if task is not None and (conversion := task._interface.result_conversion) is not None:
             result = conversion.shown(result)
         text = json.dumps(result, ensure_ascii=False, allow_nan=False, default=as_text)
-        if "\\u0000" in text or any("\ud800" <= c <= "\udfff" for c in text):
-            text = json.dumps(_storable(result), ensure_ascii=False, allow_nan=False, default=as_text)
+        if "\\u0000" in text:
+            text = _NULS.sub("\\1\u2400", text)
+        text = scrubbed(text, 4 * len(text))
     except Exception as error:
         why = f"is not JSON ({scrubbed(str(error), 200)})"
     else:
@@ -242,18 +230,6 @@ def completion(result: Any, job: ClaimedJob, task: Task[..., Any] | None) -> Fin
     return Finished(None, f"its result {why}; null is stored")
 
 
-def _storable(value: Any) -> Any:
-    match value:
-        case str():
-            return scrubbed(value, max(len(value) * 4, 64))
-        case dict():
-            return {(_storable(k) if isinstance(k, str) else k): _storable(v) for k, v in value.items()}
-        case list() | tuple():
-            return [_storable(v) for v in value]
-        case _:
-            return value
-
-
 class Step:
     """A part of a job that is done once: made by `current_job().step(name)`.
 
@@ -261,28 +237,27 @@ class Step:
     last checkpoint, None before the first.
     """
 
-    def __init__(self, row: OwnRow, name: str) -> None:
-        self._row = row
+    def __init__(self, attempt: Attempt, name: str) -> None:
+        self._attempt = attempt
         self.name = checked_name(name, "the name of a step")
-        self._said()
+        self._states()
 
-    def _said(self) -> dict[str, Any]:
-        steps = steps_in(self._row.cursor)
+    def _states(self) -> dict[str, Any]:
+        steps = steps_in(self._attempt.claimed.cursor)
         if steps is None:  # guard: a-cursor-is-no-step
             raise ConfigurationError(
-                f"job {self._row.attempt.id} has a cursor of its own: a job has checkpoints or steps, not "
-                "both"
+                f"job {self._attempt.id} has a cursor of its own: a job has checkpoints or steps, not both"
             )
         return steps
 
     @property
     def done(self) -> bool:
-        return self._said().get(self.name) is _DONE
+        return self._states().get(self.name) is _DONE
 
     @property
     def cursor(self) -> Any:
-        found = self._said().get(self.name)
-        return found[0] if isinstance(found, list) and found else None
+        state = self._states().get(self.name)
+        return state[0] if isinstance(state, list) and state else None
 
     def checkpoint(self, session: SyncSession, cursor: Any) -> None:
         """Save the cursor of the step in the transaction of a slice. As `JobContext.checkpoint`."""
@@ -291,8 +266,7 @@ class Step:
 
     async def acheckpoint(self, session: AnyAsyncSession, cursor: Any) -> None:
         """`checkpoint` with an AsyncSession, an AsyncConnection or an asynchronous driver's connection."""
-        run = asynchronous(session)
-        await run.run_sync(lambda sync: self.checkpoint(sync, cursor))
+        await asynchronous(session).run_sync(lambda sync: self.checkpoint(sync, cursor))
 
     def finish(self, session: SyncSession) -> None:
         """Mark the step as done, in the transaction of its last write. From that commit on it is done for
@@ -303,13 +277,13 @@ class Step:
         """`finish` with an AsyncSession, an AsyncConnection or an asynchronous driver's connection."""
         await asynchronous(session).run_sync(self.finish)
 
-    def _save(self, session: SyncSession, said: Any) -> None:
-        steps = self._said()
+    def _save(self, session: SyncSession, state: Any) -> None:
+        steps = self._states()
         if steps.get(self.name) is _DONE:  # guard: a-step-is-finished-once
             raise ConfigurationError(
-                f"the step {self.name!r} of job {self._row.attempt.id} is done: ask step.done before its work"
+                f"the step {self.name!r} of job {self._attempt.id} is done: ask step.done before its work"
             )
-        self._row.save(session, _text({STEPS: {**steps, self.name: said}}))
+        save(self._attempt, session, _text({STEPS: {**steps, self.name: state}}))
 
     @overload
     def finishing(self, sessions: Engine | sessionmaker[Session]) -> AbstractContextManager[Session]: ...

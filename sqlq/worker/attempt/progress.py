@@ -80,8 +80,8 @@ class ProgressWriter(Pace):
             fates = lease.fates(conn, missing)
         return {right for right in missing if fates[right] is lease.Fate.HELD}
 
-    def _write_new(self, said: Sequence[Attempt]) -> None:
-        running = [job for job in said if _has_news(job) and not (job.ended or job.completed)]
+    def _write_new(self, jobs: Sequence[Attempt]) -> None:
+        running = [job for job in jobs if _has_news(job) and not (job.ended or job.completed)]
         try:
             missing = self._write_rows(running)
         except (DBAPIError, SqlqError) as error:
@@ -91,29 +91,26 @@ class ProgressWriter(Pace):
             if job.right in missing and not job.ended:
                 self.note(job)
 
-    def _write_rows(self, said: Sequence[Attempt]) -> set[Right]:
+    def _write_rows(self, jobs: Sequence[Attempt]) -> set[Right]:
         """Write the progress of each job. Return the rights that did not match, because they are locked or
         lost."""
-        if not said:
+        if not jobs:
             return set()
         with self._writing:
-            words = {job.right: (job, job.said) for job in said}
+            reports = {job.right: (job, job.progress) for job in jobs}
             try:
                 with self._database.single_statements() as conn:
-                    written = lease.note(conn, [job.note() for job in said])
+                    written = lease.note(conn, [job.note() for job in jobs])
             except DBAPIError as error:
-                dialect = self._database.dialect
-                if dialect.driver.trouble(error).passes:
+                if self._database.dialect.driver.trouble(error).passes:
                     raise
-                log.warning(
-                    "the database refuses what %d jobs say of their progress: %s", len(said), error.orig
-                )
-                written = set(words)
+                log.warning("the database refuses the progress of %d jobs: %s", len(jobs), error.orig)
+                written = set(reports)
         for right in written:
-            job, word = words[right]
-            job.said_written, job.keeps_noted = word, True
-        return words.keys() - written
+            job, progress = reports[right]
+            job.progress_written, job.keeps_noted = progress, True
+        return reports.keys() - written
 
 
 def _has_news(job: Attempt) -> bool:
-    return job.said is not job.said_written or (job.keeps_ms is not None and not job.keeps_noted)
+    return job.progress is not job.progress_written or (job.keeps_ms is not None and not job.keeps_noted)

@@ -22,7 +22,6 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.constants import VERSION
-from sqlq.database.database import Database
 from sqlq.errors import MissingFileError, SchemaVersionError
 from sqlq.schema import version
 from sqlq.store.workers import pauses, workers
@@ -48,7 +47,6 @@ class Control(Service):
     """The row of one worker, and the requests of operators to it. As a service it writes the worker's state,
     when that has changed, and looks for jobs to cancel, when there are some."""
 
-    _database: Database
     _worker: str
     _options: WorkerOptions
     _wake: Wake
@@ -59,20 +57,21 @@ class Control(Service):
 
     doing = "writing the state of this worker"
     _last: tuple[Any, Any] = (None, None)
-    _state = _said = STARTING
+    _state = _written_state = STARTING
 
-    _told_to_pause = _all_paused = False
+    _worker_paused = _all_paused = False
     _cancels_at: Any = None
+    """When an operator last cancelled a job of this worker."""
+    _cancelled_at: Any = None
+    """The same, for the cancels that its handlers know."""
     _commits: int | None = None
     _look_at = -inf
     _signed_off = False
-    _has_cancels = False
-    """Whether jobs of this worker are to be cancelled."""
 
     @property
     def is_paused(self) -> bool:
         """Whether this worker claims nothing for now."""
-        return self._told_to_pause or self._all_paused
+        return self._worker_paused or self._all_paused
 
     @property
     def state(self) -> str:
@@ -95,8 +94,8 @@ class Control(Service):
 
     def pause(self, *, paused: bool = True) -> None:
         """Claim nothing from now on, or claim again."""
-        if paused != self._told_to_pause:
-            self._told_to_pause = paused
+        if paused != self._worker_paused:
+            self._worker_paused = paused
             self._changed()
 
     def pause_all(self, *, paused: bool) -> None:
@@ -116,17 +115,12 @@ class Control(Service):
         return {
             "paused": lambda paused: self.pause(paused=paused),
             "all_paused": lambda paused: self.pause_all(paused=paused),
-            "write_state": self._write_state,
+            "write_state": lambda _: self._changed(rewrite=True),
             "request": lambda fields: self._requested(Request(*fields)),
         }
 
-    def _write_state(self, _: Any) -> None:
-        """Write the state anew: the supervisor has written another one."""
-        self._said = ""
-        self._changed()
-
-    def heed(self, wanted: Wanted) -> None:
-        """Follow the requests that a look has found, as far as they are new."""
+    def follow(self, wanted: Wanted) -> None:
+        """Follow the requests that a look has returned, as far as they are new."""
         self.pause_all(paused=wanted.all_paused)
         for request in wanted.requests:
             if request.worker == self._worker:
@@ -136,7 +130,6 @@ class Control(Service):
     def _requested(self, request: Request) -> None:
         if request.cancels_at != self._cancels_at:
             self._cancels_at = request.cancels_at
-            self._has_cancels = True
             self._signals.state_changed()
         newest = (request.asked, request.asked_at)
         if newest == self._last:  # guard: control-request-applies-once
@@ -144,7 +137,7 @@ class Control(Service):
         self._last = newest
         if request.asked in ("pause", "resume"):
             paused = request.asked == "pause"
-            if not self._supervision.paused(paused) and paused != self._told_to_pause:
+            if not self._supervision.paused(paused) and paused != self._worker_paused:
                 log.info(PAUSES if paused else RESUMES, event="paused" if paused else "resumed")
             self.pause(paused=paused)
         elif request.asked == "stop":
@@ -164,38 +157,30 @@ class Control(Service):
         self._look_at = monotonic() + LOOK_SECONDS
         # for example, every connection of the pool may be in use; guard: control-read-errors-are-survived
         with passing_over("what operators want could not be read; trying again"):
-            with self._database.read() as conn:
+            with self.database.read() as conn:
                 wanted = workers.read(conn, self._worker)
             self._commits = commits
-            self.heed(wanted)
+            self.follow(wanted)
 
     # -- the state in its row --------------------------------------------------------------------------------
 
     def run(self) -> float:
-        self._cancel()  # first: a state that cannot be written keeps no request back
+        cancels_at = self._cancels_at
+        if cancels_at != self._cancelled_at:  # first: a state that cannot be written keeps no request back
+            with self.database.read() as conn:
+                rights = workers.cancelled(conn, self._worker)
+            self._cancelled_at = cancels_at  # a request that came meanwhile is read the next time
+            self._signals.cancel(rights)
         self.write()
         return UNCALLED_SECONDS
-
-    def _cancel(self) -> None:
-        if not self._has_cancels:
-            return
-        self._has_cancels = False  # a request that comes from here on is read the next time
-        try:
-            with self._database.read() as conn:
-                rights = workers.cancelled(conn, self._worker)
-        except DBAPIError:
-            self._has_cancels = True
-            raise
-        self._signals.cancel(rights)
 
     def write(self) -> None:
         """Write the state of this worker, unless it is written."""
         state = self.state
-        if state == self._said:
-            return
-        with self._database.begin() as conn:
-            workers.say(conn, self._worker, state)
-        self._said = state
+        if state != self._written_state:
+            with self.database.begin() as conn:
+                workers.say(conn, self._worker, state)
+            self._written_state = state
 
     def pauses_ended(self, names: list[str]) -> None:
         """Note which queues are resumed because the time of their pause is over."""
@@ -203,7 +188,10 @@ class Control(Service):
             self.pause_all(paused=False)
         self._wake.call()
 
-    def _changed(self) -> None:
+    def _changed(self, *, rewrite: bool = False) -> None:
+        """Act on a new state. `rewrite` it where the supervisor has written another one."""
+        if rewrite:
+            self._written_state = ""
         self._wake.call()
         self._signals.state_changed()
 
@@ -212,20 +200,20 @@ class Control(Service):
     def enter(self, *, patient: bool | float) -> bool:
         """Enter the worker into the database; return False when it was stopped before it could be."""
         until = inf if patient is True else monotonic() + patient
-        outage = Outage("starting", self._database)
+        outage = Outage("starting", self.database)
         while not self._grace.stopping.is_set():
             try:
-                with self._database.begin() as conn:
-                    self.schema.look(conn, self._database.schema)
+                with self.database.begin() as conn:
+                    self.schema.look(conn, self.database.schema)
                     self.register(conn)
                     wanted = workers.read(conn, self._worker)
-                self.heed(wanted)
+                self.follow(wanted)
                 outage.over()
                 return True
             except (DBAPIError, MissingFileError, SchemaVersionError) as error:
                 # at the start by hand a database that cannot be reached is a mistake in its URL; a standby is
                 # none
-                trouble = self._database.dialect.driver.trouble(error)
+                trouble = self.database.dialect.driver.trouble(error)
                 # a replacement waits for no tables: they were there, and its supervisor reports that
                 is_away = trouble.is_away if isinstance(error, DBAPIError) else patient is not True
                 if not is_away or not (monotonic() < until or trouble.only_reads):
@@ -257,7 +245,7 @@ class Control(Service):
             name=self._options.name,
             state=state,
         )
-        self._said = state
+        self._written_state = state
 
     def sign_off(self) -> None:
         """Remove the row, once, unless there is no time left to wait for the database."""
@@ -265,5 +253,5 @@ class Control(Service):
             return
         self._signed_off = True
         # guard: a-stop-needs-no-database
-        with passing_over("could not sign off"), self._database.begin() as conn:
+        with passing_over("could not sign off"), self.database.begin() as conn:
             workers.leave(conn, self._worker)

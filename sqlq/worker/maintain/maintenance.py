@@ -8,7 +8,6 @@ from time import monotonic
 
 from sqlq.config.constants import RESCUE_MS
 from sqlq.database.database import Database, asked
-from sqlq.database.dialects import is_refused
 from sqlq.store import blockers
 from sqlq.store.workers.look import Look
 from sqlq.worker.maintain.services import (
@@ -17,7 +16,6 @@ from sqlq.worker.maintain.services import (
     PolledService,
     Prune,
     Rescue,
-    SchemaWatch,
     Service,
     Sweep,
     Ticks,
@@ -89,13 +87,6 @@ class ServiceLoop(Loop):
             with self._serving:
                 wait = jittered(RESCUE_MS / 1000) if is_done else service.run()
         except AWAY as error:
-            # The database may refuse a query for a column that is gone. In an outage the watch would see
-            # nothing; a watch that hastened itself would query without a pause.
-            # guard: who-watches-does-not-hasten-itself
-            if is_refused(error) and not isinstance(service, SchemaWatch):
-                for watch in self._due:
-                    if isinstance(watch, SchemaWatch):
-                        self.call(watch)
             return outage.met(error)
         except Exception as error:
             return max(FAILED_SECONDS, outage.failed(error))
@@ -125,10 +116,12 @@ class Maintenance(ServiceLoop):
         """`freed` is called when jobs have become available, `pauses_ended` with the queues that were
         resumed."""
         is_watched = last_look.is_recent
-        self._rescue = Rescue(database, options.lease_ms, reporter.rescued, freed, is_watched=is_watched)
-        self._ticks = None if options.drain else Ticks(database, is_watched=is_watched, ticked=freed)
+        self._rescue = Rescue(
+            *(database, options.lease_ms, reporter.rescued), freed=freed, is_watched=is_watched
+        )
+        self._ticks = None if options.drain else Ticks(database, freed=freed, is_watched=is_watched)
         self._unblocks = [
-            Unblock(blocker(), database, freed, is_watched=is_watched) for blocker in blockers.BLOCKERS
+            Unblock(database, blocker(), freed=freed, is_watched=is_watched) for blocker in blockers.BLOCKERS
         ]
         self._end_pauses = EndPauses(database, pauses_ended)
         super().__init__(

@@ -28,12 +28,8 @@ BOUNDS = (
 )
 """The upper bounds of the buckets, in seconds: from a claim's milliseconds to a report's half an hour."""
 OTHER = "other"
-"""The label of all names after the bound."""
-UNKNOWN_NAMES = 20
-"""How many names of unknown tasks have labels of their own: SQL may insert any number."""
+"""The label of queues after the bound, and of unknown tasks: SQL may insert any number of names."""
 QUEUE_NAMES = 100
-MOST_KEYS = 10_000
-"""How many numbers a child keeps that its supervisor has not taken."""
 
 ATTEMPTS, FAILED, CLAIMED = "attempts", "failed", "claimed"
 RUN, WAIT, SETTLE, CLAIM = "run", "wait", "settle", "claim"
@@ -68,7 +64,7 @@ class Numbers:
                     self._count(FAILED, *labels, event.reason or "error")
 
     def _count(self, *key: str, by: int = 1) -> None:
-        self._counts[self._bounded(self._counts, key)] += by
+        self._counts[self._labelled(key)] += by
 
     def _time(self, seconds: float, *key: str) -> None:
         times = self._of(key)
@@ -76,12 +72,10 @@ class Numbers:
         times[-1] += seconds
 
     def _of(self, key: Key) -> list[float]:
-        return self._times.setdefault(self._bounded(self._times, key), [0] * (len(BOUNDS) + 2))
+        return self._times.setdefault(self._labelled(key), [0] * (len(BOUNDS) + 2))
 
-    def _bounded(self, known: Mapping[Key, Any], key: Key) -> Key:
-        if len(known) < MOST_KEYS or key in known:
-            return key
-        return (key[0], *[OTHER for _ in key[1:]])
+    def _labelled(self, key: Key) -> Key:
+        return key
 
 
 class Meter(Numbers):
@@ -145,15 +139,12 @@ class Totals(Numbers):
     def __init__(self) -> None:
         super().__init__()
         self._known: set[str] = set()
-        self._unknown: set[str] = set()
         self._queues: set[str] = set()
 
     def add(self, message: Mapping[str, Any]) -> None:
         """Add the numbers that a `Meter` has sent."""
         with self._lock:
-            tasks = message.get("tasks", ())
-            self._known.update(tasks)
-            self._unknown.difference_update(tasks)
+            self._known.update(message.get("tasks", ()))
             for *key, number in message["counts"]:
                 self._count(*key, by=number)
             for *key, times in message["times"]:
@@ -163,29 +154,26 @@ class Totals(Numbers):
     def now(self) -> tuple[dict[Key, int], dict[Key, tuple[list[float], float]]]:
         """Return the counts so far, and for each time the numbers of its buckets and the sum of seconds."""
         with self._lock:
-            times = {key: (each[:-1], each[-1]) for key, each in self._times.items()}
+            times = {key: (buckets[:-1], buckets[-1]) for key, buckets in self._times.items()}
             return dict(self._counts), times
 
-    def _bounded(self, known: Mapping[Key, Any], key: Key) -> Key:
+    def _labelled(self, key: Key) -> Key:
         """Return a key with the names of its task and queue, or with `other` for names beyond the bound."""
-        return super()._bounded(known, self._named(key))
-
-    def _named(self, key: Key) -> Key:
-        what, *labels = key
-        if what in (CLAIMED, SETTLE):
-            return (what, _one_of(self._queues, labels[0], QUEUE_NAMES))
-        if what == CLAIM:
-            return (what, *labels)
+        kind, *labels = key
+        if kind in (CLAIMED, SETTLE):
+            return (kind, _bounded(self._queues, labels[0]))
+        if kind == CLAIM:
+            return key
         task, queue, *rest = labels
         if task not in self._known:
-            task = _one_of(self._unknown, task, UNKNOWN_NAMES)
-        return (what, task, _one_of(self._queues, queue, QUEUE_NAMES), *rest)
+            task = OTHER
+        return (kind, task, _bounded(self._queues, queue), *rest)
 
 
-def _one_of(names: set[str], name: str, most: int) -> str:
-    """Return a name that is among these, or becomes one of them while there is room."""
+def _bounded(names: set[str], name: str) -> str:
+    """Return the name of a queue that is among these, or becomes one of them while there is room."""
     if name not in names:
-        if len(names) >= most:  # guard: labels-are-bounded
+        if len(names) >= QUEUE_NAMES:  # guard: labels-are-bounded
             return OTHER
         names.add(name)
     return name

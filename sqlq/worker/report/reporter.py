@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from sqlq.config.durations import readable
@@ -20,7 +21,7 @@ from sqlq.model.outcome import (
     Retried,
     SelfCompleted,
 )
-from sqlq.model.retry import remote_error
+from sqlq.model.retry import describe, remote_error
 from sqlq.model.traceback_lines import users_line
 from sqlq.store.jobs.settle import Rescued
 from sqlq.worker.attempt.attempt import Attempt
@@ -84,11 +85,6 @@ def hear(event: JobEvent) -> None:
     # an attempt that never began has sqlq's traceback; guard: what-never-began-has-one-line
     raised = event.exception if shown and event.reason not in NEVER_BEGAN else None
     log.log(LEVELS[event.name], "%s", _said(event), extra=fields, exc_info=raised)
-
-
-def _hear_finished(finished: Sequence[Attempt]) -> None:
-    for attempt in finished:
-        hear(_event("finished", attempt, seconds=attempt.seconds()))
 
 
 def _bear_handlers(logger: logging.Logger) -> None:
@@ -180,14 +176,13 @@ class Reporter:
         self._events.publish(_event("started", job))
 
     def lost(self, job: Attempt, why: str) -> None:
-        """Report to listeners once that a job has another owner by now, so that this attempt counts for
-        nothing."""
-        if not job.told_lost:
-            job.told_lost = True
+        """Report once that a job has another owner by now, so that this attempt counts for nothing."""
+        if not job.lost_reported:
+            job.lost_reported = True
+            job.log_error("lost", "lease lost, %s; the outcome of this attempt does not count", why)
             if self._meter is not None:
                 self._meter.ended("lost", job, None)
-            if "lost" in self._events.wanted:
-                self._events.publish(_event("lost", job, seconds=job.seconds(), reason=why))
+            self._events.publish(_event("lost", job, seconds=job.seconds(), reason=why))
 
     def ended(self, job: Attempt, outcome: Outcome) -> None:
         """Report how an attempt ended, once that is written."""
@@ -198,15 +193,12 @@ class Reporter:
             self._meter.ended(name, job, outcome)
         # `put_off` has logged it; guard: what-is-put-back-has-one-line
         is_line = wants(name) and not (isinstance(outcome, Released) and outcome.unknown_task)
-        is_heard = name in self._events.wanted
-        if not (is_line or is_heard):  # guard: events-are-free
-            return
         # guard: traced-jobs-need-records
         if is_line and name == "finished" and job.trace_id is None and job.claimed.label is None:
             self._finished.append(job)
             is_line = False
-            if not is_heard:
-                return
+        if not (is_line or name in self._events.wanted):  # guard: events-are-free
+            return
         error: ErrorText | None = getattr(outcome, "error", None)
         delay_ms: int | None = getattr(outcome, "delay_ms", None)
         (self.tell if is_line else self._events.publish)(
@@ -226,38 +218,39 @@ class Reporter:
         of its attempts."""
         if self._finished:
             finished, self._finished = self._finished, []
-            write = lines_of_finished() or _hear_finished
-            write(finished)
+            if write := lines_of_finished():
+                write(finished)
+            else:
+                for attempt in finished:
+                    hear(_event("finished", attempt, seconds=attempt.seconds()))
         if self._meter is not None:
             self._meter.flush()
 
     def rescued(self, jobs: Iterable[Rescued], why: str) -> list[JobEvent]:
         """Report jobs that were taken from their worker, with the reason and their next state. Return the
         events."""
-        events = [rescued_event(job, why) for job in jobs]
-        for event in events:
+        events = []
+        for job in jobs:
+            event = JobEvent(
+                name="rescued",
+                id=job.id,
+                task=job.task,
+                queue=job.queue,
+                attempt=job.attempts,
+                reason=why,
+                worker=job.owner,
+            )
+            if job.failed:
+                kind = JobTimeoutError if job.reason == "timeout" else WorkerLostError
+                error = kind(f"worker {job.owner} {why}")
+                event = replace(
+                    event, name="failed", reason=job.reason, error=describe(error), exception=error
+                )
+            events.append(event)
             self.tell(event)
             if self._meter is not None:
                 self._meter.event(event)
         return events
-
-
-def rescued_event(job: Rescued, why: str) -> JobEvent:
-    """Return the event of a job that was taken from its worker: rescued, or failed where its attempts are
-    spent."""
-    kind = JobTimeoutError if job.reason == "timeout" else WorkerLostError
-    error = kind(f"worker {job.owner} {why}")
-    return JobEvent(
-        name="failed" if job.failed else "rescued",
-        id=job.id,
-        task=job.task,
-        queue=job.queue,
-        attempt=job.attempts,
-        reason=job.reason if job.failed else why,
-        error=ErrorText(f"{kind.__module__}.{kind.__name__}", str(error)) if job.failed else None,
-        exception=error if job.failed else None,
-        worker=job.owner,
-    )
 
 
 def _event(name: str, job: Attempt, **more: Any) -> JobEvent:

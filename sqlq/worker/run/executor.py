@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future
 from math import inf
 from queue import SimpleQueue
@@ -82,8 +82,8 @@ class Executor:
         self._room = threading.Event()
         self._handed_over: SimpleQueue[Attempt | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._tasks: dict[object, asyncio.Task[None]] = {}
-        """By their jobs, or by themselves: the loop keeps weak references only."""
+        self._tasks: dict[Attempt, asyncio.Task[None]] = {}
+        """By their jobs: the loop keeps weak references only."""
 
     def offer(self, jobs: Sequence[Attempt]) -> None:
         """Take jobs to run; they start as slots are free, in this order."""
@@ -133,8 +133,7 @@ class Executor:
             jobs = [*self._ready, *self._for_isolates]
             self._ready.clear()
             self._for_isolates.clear()
-        for job in jobs:
-            self._done(job, given_back(job.claimed))
+        self._release(jobs)
 
     def release_unstarted(self) -> None:
         """Release jobs that have waited long for a slot, and those behind them, which would start before
@@ -144,8 +143,7 @@ class Executor:
                 return
             jobs = list(self._ready)
             self._ready.clear()  # guard: who-waits-behind-goes-back-too
-        for job in jobs:
-            self._done(job, given_back(job.claimed))
+        self._release(jobs)
 
     def release_crowded(self) -> None:
         """Release jobs that have waited long for a subprocess, and the last ones beyond the number of
@@ -157,8 +155,11 @@ class Executor:
                 jobs.append(waiting.popleft())
             while len(waiting) > self._concurrency and waiting[-1].claimed_at < now - CROWDED_SECONDS:
                 jobs.append(waiting.pop())
+        self._release(jobs, crowded=True)
+
+    def _release(self, jobs: Iterable[Attempt], *, crowded: bool = False) -> None:
         for job in jobs:
-            self._done(job, given_back(job.claimed, crowded=True))
+            self._done(job, given_back(job.claimed, crowded=crowded))
 
     def release_running(self) -> None:
         """End the jobs that still run: cancel coroutines, kill processes, leave threads behind."""
@@ -326,12 +327,8 @@ class Executor:
             except BaseException as error:  # an exception that reached the loop would end it
                 done.set_exception(error)
 
-        def spawn() -> None:  # in the context of the thread, so that current_job() is found
-            task = asyncio.ensure_future(run())
-            self._tasks[task] = task
-            task.add_done_callback(self._tasks.pop)
-
-        self._event_loop().call_soon_threadsafe(spawn)
+        # in the context of this thread, so that current_job() is found
+        asyncio.run_coroutine_threadsafe(run(), self._event_loop()).result()
         return done.result()
 
     def _spawn(self, context: contextvars.Context, job: Attempt) -> None:

@@ -24,10 +24,10 @@ from typing import Any, NoReturn
 from sqlq.database.batch import Right
 from sqlq.model.job import Progress
 from sqlq.model.middleware import Scope
-from sqlq.model.outcome import ON_REQUEST, Cancelled, ErrorText, Outcome, SelfCompleted
-from sqlq.model.retry import broken_off, failed, given_back, wait_after_loss_ms
+from sqlq.model.outcome import ErrorText, Outcome, SelfCompleted
+from sqlq.model.retry import failed, given_back, wait_after_loss_ms
 from sqlq.worker.attempt.attempt import Attempt, Target
-from sqlq.worker.attempt.call import Run, Starting, aexecute, call_handler, execute, late
+from sqlq.worker.attempt.call import Run, Starting, aexecute, call_handler, execute, late, stopped
 from sqlq.worker.attempt.lifespan import entered
 from sqlq.worker.attempt.progress import Pace
 from sqlq.worker.ipc.pipe import Message, Pipe, Process, Spawn, packed, unpacked
@@ -49,14 +49,7 @@ class Isolate(Process):
 
     running: Attempt | None = None
     is_up = False
-    """Whether it has ended, or has sent its first message, after it imported the App."""
-
-    def receive(self) -> Message | None:
-        """Wait for its next message; None when it is gone. Raises `ValueError` for a message that cannot be
-        read: no other may follow, and the job's slot would wait for ever."""
-        message = self.link.receive(strictly=True)
-        self.is_up = True
-        return message
+    """Whether it has sent its first message, after it imported the App."""
 
     def bury(self) -> int:
         """Kill it and close its pipe. Return its exit code."""
@@ -218,21 +211,17 @@ class IsolatedProcesses:
                 running.log_error("isolate_lost", "the process for it %s before it began", how)
             # guard: what-never-comes-up-is-bounded
             return given_back(running.claimed, delay_ms=None if closed else NOT_STARTED_MS)
+        outcome, job = late(running), running.claimed
+        if outcome is None and (running.asked_to_stop or running.cancel_requested or closed):
+            outcome = stopped(running)
+        if outcome is None:
+            text = f"the process of its own in which this job ran {how}"
+            lost = ErrorText("sqlq.errors.WorkerLostError", text)
+            # its row counts no loss for it: the worker lives; guard: second-process-death-is-backed-off
+            wait_ms = wait_after_loss_ms(max(job.losses, job.attempts - 1))
+            outcome = failed(job, lost, reason="worker_lost", delay_ms=wait_ms)
         # it may have completed its job before; guard: the-dead-may-have-completed
-        return SelfCompleted(self._broken_off(running, how, closed=closed))
-
-    def _broken_off(self, running: Attempt, how: str, *, closed: bool) -> Outcome:
-        if (outcome := late(running)) is not None:
-            return outcome
-        if running.cancel_requested:
-            return Cancelled(ON_REQUEST)
-        if running.asked_to_stop or closed:
-            return broken_off(running.claimed)
-        lost = ErrorText("sqlq.errors.WorkerLostError", f"the process of its own in which this job ran {how}")
-        # its row counts no loss for it: the worker lives
-        losses = max(running.claimed.losses, running.claimed.attempts - 1)
-        wait_ms = wait_after_loss_ms(losses)  # guard: second-process-death-is-backed-off
-        return failed(running.claimed, lost, reason="worker_lost", delay_ms=wait_ms)
+        return SelfCompleted(outcome)
 
     def leave(self) -> None:
         """Let idle processes leave their lifespan, and end."""
@@ -274,16 +263,18 @@ def attempt_in(
     )
     # the thread of the deadlines calls it; guard: a-cancel-waits-for-no-process
     running.on_cancel(lambda: isolate.link.offer(cancel=running.right, by_operator=running.cancel_requested))
-    while (reply := isolate.receive()) is not None:
-        said = reply.get("progress")
-        if said is not None and tuple(reply["right"]) == running.right:
-            if not isinstance(progress := unpacked(said), Progress):
-                raise TypeError("progress is not what it says")
-            running.has_said(progress)
+    # raises for a message that cannot be read: no other may follow, and the slot would wait for ever
+    while (reply := isolate.link.receive(strictly=True)) is not None:
+        isolate.is_up = True
+        report = reply.get("progress")
+        if report is not None and tuple(reply["right"]) == running.right:
+            if not isinstance(progress := unpacked(report), Progress):
+                raise TypeError("a report of progress is none")
+            running.report_progress(progress)
         if "outcome" in reply:
             outcome = unpacked(reply["outcome"])
             if not isinstance(outcome, Outcome):  # guard: an-isolate-says-outcomes
-                raise TypeError("an outcome is not what it says")
+                raise TypeError("an outcome is none")
             # guard: isolates-tell-their-trace
             running.trace_id, running.span_id = reply.get("trace", (None, None))
             return outcome
@@ -355,7 +346,7 @@ class _Jobs:
         running.forget()
         was_sent = self._link.send(
             outcome=packed(outcome),
-            progress=packed(running.said),
+            progress=packed(running.progress),
             right=running.right,
             trace=(running.trace_id, running.span_id),
         )
@@ -394,7 +385,7 @@ class _Jobs:
     def _send_progress(self, jobs: Sequence[Attempt]) -> None:
         for running in jobs:
             if not running.ended:
-                self._link.send(progress=packed(running.said), right=running.right)
+                self._link.send(progress=packed(running.progress), right=running.right)
 
 
 def _run(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -24,7 +24,7 @@ from sqlq.worker.decide import compare_renewal
 from sqlq.worker.ipc.shared_memory import READS, SharedMemory
 from sqlq.worker.report.reporter import Reporter
 from sqlq.worker.threads.log import log
-from sqlq.worker.threads.loop import AWAY, Loop, Outage, passing_over
+from sqlq.worker.threads.loop import Loop, Outage, passing_over
 
 
 def heartbeat_seconds(lease_ms: int) -> float:
@@ -58,7 +58,7 @@ class Leases(Loop):
         self._database = database
         self._sign_of_life = sign_of_life
         self._lease_ms = lease_ms
-        self._every = heartbeat_seconds(lease_ms)
+        self._every = self.first_wait = heartbeat_seconds(lease_ms)
         self._reporter = reporter
         self._deadlines = deadlines
         self._box = box
@@ -156,8 +156,6 @@ class Leases(Loop):
             self.wake()
 
     def _give_back(self, unknown: Set[Right]) -> None:
-        if not unknown:
-            return
         with self._lock:
             started = unknown & self._unwritten
         unstarted = unknown - started  # guard: what-was-started-counts
@@ -178,24 +176,17 @@ class Leases(Loop):
             )
         self._reporter.rescued(lost, "could not write the outcome of its attempt")
 
-    def _run(self) -> None:
-        self._woken.wait(self._every)  # nothing is held yet
-        super()._run()
-
     def _turn(self) -> float:
         began = monotonic()
         with self._lock:
             doubts, self._doubts = self._doubts, None
         # else the supervisor renews them
         if doubts is not None or began - self._renewed_for_us_at >= 1.5 * self._every:
-            self._give_back(doubts or set())
+            if doubts:
+                self._give_back(doubts)
             self.beat()
             self._outage.over()
         return began + self._every - monotonic()
-
-    def _failed(self, error: Exception) -> float:
-        wait = super()._failed(error)
-        return wait if isinstance(error, AWAY) else max(self._every / 2, wait)
 
     def beat(self) -> None:
         """Renew the leases of all jobs held. Find out for each job that was not renewed whether it is
@@ -232,8 +223,8 @@ class Leases(Loop):
             self._cancel(job)
 
     def _cancel(self, job: Attempt) -> None:
-        if not job.cancel_noted:  # guard: cancel-is-noted
-            job.cancel_requested = job.cancel_noted = True
+        if not (job.cancel_requested and job.asked_to_stop):  # guard: cancel-is-noted
+            job.cancel_requested = True
             text = "an operator cancels it; its handler is asked to stop"
             job.log_warning("cancel_requested", text)
             self._deadlines.ask_to_stop(job)
@@ -251,7 +242,6 @@ class Leases(Loop):
         for right in lost:
             job = held[right]
             why = "another worker has taken it, or an operator has cancelled it by force"
-            job.log_error("lost", "lease lost, %s; what this attempt still does will not count", why)
             self._reporter.lost(job, why)
             job.trusted_until = 0.0
             self.drop([right])

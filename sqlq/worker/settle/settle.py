@@ -11,13 +11,12 @@ import os
 import random
 import re
 import socket
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, NamedTuple
-from weakref import ref
 
 from sqlq.database.batch import Right
 from sqlq.database.database import Database
@@ -58,7 +57,6 @@ MOST_NAMED = 20
 MOST_UNWRITTEN, MOST_UNWRITTEN_IN_A_FILE = 2_000, 200
 """The most outcomes that may wait to be written before a worker starts no more jobs. After a crash all of
 these run again."""
-MOST_WITH_LOCALS = 10
 
 
 @dataclass
@@ -72,13 +70,7 @@ class Counts:
     cancelled: int = 0
     lost: int = 0
 
-    def count(self, outcome: Outcome) -> None:
-        self.__dict__[_FIELDS[type(outcome)]] += 1
 
-
-_FIELDS: dict[type[Any], str] = {
-    kind: kind.__name__.lower() for kind in (Finished, Retried, Failed, Released, Cancelled)
-}
 Item = tuple[Attempt, Outcome]
 
 
@@ -128,20 +120,10 @@ class Settler(Loop):
         self._pending: dict[Right, Item] = {}
         self._refused_at: dict[str, float] = {}
         """When the database last refused an outcome of a task."""
-        self._with_locals: deque[ref[Attempt]] = deque()
-        """The newest failures, whose exceptions have the locals of their frames."""
         self.counts = Counts()
 
     def settle(self, job: Attempt, outcome: Outcome) -> None:
-        """Take an outcome to write; returns at once.
-
-        The exceptions of older unwritten failures lose the locals of their frames, which may be large."""
-        if job.error is not None:
-            self._with_locals.append(ref(job))
-            if len(self._with_locals) > MOST_WITH_LOCALS:
-                oldest = self._with_locals.popleft()()
-                if oldest is not None:
-                    oldest.drop_locals()  # guard: unwritten-failures-keep-no-locals
+        """Take an outcome to write; returns at once."""
         job.ended_at = monotonic()
         self._items.put((job, outcome))
 
@@ -155,11 +137,11 @@ class Settler(Loop):
         seconds."""
         is_done = super().finish(patience) and not self._pending
         if not is_done:
-            unwritten = [str(id) for id, _ in list(self._pending)]
+            unwritten = [id for id, _ in list(self._pending)]
             log.error(
-                "the outcomes of these jobs could not be written before leaving: %s; their leases run out, "
-                "and they run again",
-                ", ".join(unwritten[:MOST_NAMED]) + (", …" if len(unwritten) > MOST_NAMED else ""),
+                "the outcomes of %d jobs could not be written before leaving: %s; their leases run out, and "
+                "they run again",
+                *(len(unwritten), ", ".join(map(str, unwritten[:MOST_NAMED]))),
                 event="stopping",
             )
         return is_done
@@ -249,19 +231,12 @@ class Settler(Loop):
     def _settle(self, settlements: list[Settlement]) -> set[Right]:
         """Write settlements and return the rights that were still good.
 
-        One transaction writes those that a job follows, or that put a job into a waiting list. The others go
-        in statements that commit one by one, since each job is in one of them only."""
+        One transaction writes them if a job follows one of them, or joins a waiting list. Otherwise each
+        statement commits by itself, since each job is in one of them only."""
         # guard: callback-commits-with-the-settle
-        followed = [s for s in settlements if s.is_one]
-        if not followed:
-            with self._database.single_statements() as conn:
-                return settling.settle(conn, settlements)
-        # where there is one writer, two transactions would only cost more
-        others = [] if self._database.dialect.in_a_file else [s for s in settlements if not s.is_one]
-        done = self._settle(others) if others else set()
-        with self._database.begin() as conn:
-            together = followed if others else settlements
-            return done | settling.settle(conn, together)
+        followed = any(settlement.is_one for settlement in settlements)
+        with self._database.begin() if followed else self._database.single_statements() as conn:
+            return settling.settle(conn, settlements)
 
     def _ask_for_completed(self) -> None:
         """Look up, for jobs that their handlers completed themselves, whether that committed. If not, the
@@ -296,12 +271,13 @@ class Settler(Loop):
                 job, outcome = item = self._pending.pop(right)
                 items.append(item)
                 if fates.get(right) is lease.Fate.LOST:  # guard: lost-lease-is-not-settled
-                    self._lost(job, outcome)
-                    continue
-                self.counts.count(outcome)
-                if isinstance(outcome, (Retried, Released)):
-                    self._signals.due_at(monotonic() + (outcome.delay_ms or 0) / 1000)
-                self._reporter.ended(job, outcome)
+                    self.counts.lost += 1
+                    self._reporter.lost(job, "another owner has it")
+                else:
+                    vars(self.counts)[NAMES[type(outcome)]] += 1
+                    if isinstance(outcome, GOES_ON):
+                        self._signals.due_at(monotonic() + (outcome.delay_ms or 0) / 1000)
+                    self._reporter.ended(job, outcome)
                 job.forget()
         finally:  # guard: what-is-settled-is-let-go
             if items:
@@ -331,13 +307,6 @@ class Settler(Loop):
         if leaves_jobs:  # else this worker, and idle ones, would find them within a second
             self._signals.due_at(monotonic())
             tell_idle(self._database)
-
-    def _lost(self, job: Attempt, outcome: Outcome) -> None:
-        self.counts.lost += 1
-        text = "the lease was lost before %s ended; its outcome (%s) does not count"
-        job.log_error("lost", text, job.task, NAMES[type(outcome)])
-        self._reporter.lost(job, "the lease was lost before the attempt ended")
-        job.forget()
 
     def _suspects(self) -> set[Right]:
         """Return the outcomes of tasks of which the database has lately refused one. With them a batch might
@@ -413,20 +382,17 @@ def _plainer(outcome: Outcome) -> Sequence[Outcome]:
             ]
         case Cancelled(reason):
             return [Cancelled(_escaped(reason)), Cancelled(None)]
-        case Failed(_, said):
-            return [replace(outcome, error=_in_ascii(said)), replace(outcome, error=error)]
-        case Retried(error=said):
+        case Failed(error=written) | Retried(error=written):
+            texts = map(_escaped, (written.exception, written.message, written.traceback))
             plain = replace(outcome, error=error)
-            # the other queue may hold its key
-            return [replace(outcome, error=_in_ascii(said)), plain, replace(plain, queue=None)]
+            versions = [replace(outcome, error=ErrorText(*texts)), plain]
+            if isinstance(plain, Retried):
+                versions.append(replace(plain, queue=None))  # the other queue may hold its key
+            return versions
         case Released() | SelfCompleted():
             return []
 
 
-def _in_ascii(error: ErrorText) -> ErrorText:
-    return ErrorText(_escaped(error.exception), _escaped(error.message), _escaped(error.traceback))
-
-
 def _escaped(text: Any) -> Any:
     """Return a text with all that is no ASCII in JSON's escapes, so that JSON stays the same."""
-    return text and re.sub(r"[^\0-\x7f]+", lambda found: json.dumps(found[0])[1:-1], text)
+    return text and re.sub(r"[^\0-\x7f]+", lambda match: json.dumps(match[0])[1:-1], text)
