@@ -66,7 +66,7 @@ class Host:
         self.lookout = Poller(
             *(database, options, self._go),
             last_look=LastLook(NoParent()),
-            looked=lambda look, at: self.looked.set(),
+            on_look=lambda look, at: self.looked.set(),
             workers=tuple,
         )
         self.lookout.start()

@@ -45,7 +45,7 @@ def worker_of(
 
 def claim_size_of(claimer: Claimer, running: int = 0) -> int:
     """Return how many jobs a worker with this claimer claims while none wait."""
-    turn = Turn(running, ahead=claimer.ahead(0, 0.0), most=claimer.most)
+    turn = Turn(running, ahead=claimer.ahead(0, 0.0), max_claim=claimer.max_jobs)
     return claim_size(claimer._options, turn)
 
 

@@ -27,7 +27,7 @@ class Turn(NamedTuple):
     """How many jobs wait for a slot or a subprocess."""
     ahead: int = 0
     """How many more jobs start within the time of the option `ahead`, by the measured pace."""
-    most: int = 1_000
+    max_claim: int = 1_000
     """How many jobs a claim may bring."""
     passes: bool = False
     """Whether jobs may be claimed past the waiting ones, which all wait for subprocesses."""
@@ -58,7 +58,7 @@ class Claimed(NamedTuple):
 
     claim: Claim
     number: int
-    held_nothing: bool = False
+    was_idle: bool = False
     """Whether the worker held no job before the claim, and had none to unblock or admit."""
 
 
@@ -108,7 +108,7 @@ def decide(options: WorkerOptions, event: Event) -> Action:
     match event:
         case Turn():
             return _begin_turn(options, event)
-        case Claimed(claim, 0, held_nothing=True) if options.drain:
+        case Claimed(claim, 0, was_idle=True) if options.drain:
             if claim.is_last:
                 return Retire("nothing is available", replace=False)
             return Claim(claim.limit, is_last=True)  # guard: drain-claims-once-more
@@ -149,7 +149,7 @@ def claim_size(options: WorkerOptions, turn: Turn) -> int:
         size = free
     if options.max_jobs is not None:
         size = min(size, options.max_jobs - turn.claimed)
-    return max(0, min(size, turn.most))
+    return max(0, min(size, turn.max_claim))
 
 
 # -- leases --------------------------------------------------------------------------------------------------
@@ -157,9 +157,9 @@ def claim_size(options: WorkerOptions, turn: Turn) -> int:
 
 def compare_renewal(
     renewed: Collection[Right],
-    held: Collection[Right],
+    known: Collection[Right],
     last: Mapping[Right, int],
-    claims_begun: int,
+    claims_started: int,
     claims_ended: int,
 ) -> tuple[dict[Right, int], set[Right]]:
     """Compare a renewal by the supervisor with the held jobs, and with the jobs that were unknown at the
@@ -168,7 +168,7 @@ def compare_renewal(
 
     A claim that began after a job was first seen did not claim it. Two messages alone prove nothing: a
     process that stood still receives them at once, and its claim's reply after them."""
-    unknown = {right: last.get(right, claims_begun) for right in set(renewed).difference(held)}
+    unknown = {right: last.get(right, claims_started) for right in set(renewed).difference(known)}
     # guard: pending-claim-is-not-lost
     lost = {right for right in unknown.keys() & last.keys() if claims_ended >= unknown[right]}
     return unknown, lost

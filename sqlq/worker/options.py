@@ -269,5 +269,5 @@ SETTINGS = tuple(name for name, option in OPTIONS.items() if option.read_by)
 def setting(name: str, argument: Any = None) -> Any:
     """Return a setting: the argument, else the variable (SQLQ_LEASE for `lease`), else the key of
     [tool.sqlq], else None. Raises `ConfigurationError` for a wrong value."""
-    what, value = pyproject.setting(argument, name, f"SQLQ_{name.upper()}", name)
-    return None if value is None else OPTIONS[name].check(value, what)
+    source, value = pyproject.setting(argument, name, f"SQLQ_{name.upper()}", name)
+    return None if value is None else OPTIONS[name].check(value, source)

@@ -170,7 +170,7 @@ class Worker(Background):
         return Poller(
             *(self._database, self._options, self._wake.hinted),
             last_look=self._last_look,
-            looked=self._looked,
+            on_look=self._receive_look,
             workers=lambda: [self.id],
         )
 
@@ -234,7 +234,7 @@ class Worker(Background):
             },
             self._report,
         )
-        with stopped_by_signals(self.stop), waits_while(self._grace.patience):
+        with stopped_by_signals(self.stop), waits_while(self._grace.time_left):
             if self._control.enter(patient=patient):
                 within_lifespan = lifespans(self._lifespan, self._isolates, self._grace)
                 try:
@@ -323,7 +323,7 @@ class Worker(Background):
             error = None if event.error is None else remote_error(event.error)
             self._app.events.publish(replace(event, exception=error))  # guard: lost-jobs-publish-events
 
-    def _looked(self, look: Look, at: float) -> None:
+    def _receive_look(self, look: Look, at: float) -> None:
         self._control.follow(look.wanted)
         self._maintenance.looked(look, at)
 
@@ -381,12 +381,12 @@ class Worker(Background):
         # a drain would leave behind jobs due later; guard: drains-keep-what-waits-for-processes
         if not self._options.drain:
             executors.release_crowded()
-        executors.release_unstarted()  # guard: give-back-unstarted
+        executors.release_unstarted()  # guard: unstarted-jobs-are-released
         load = executors.load()
         return Turn(
             *(load.running, load.waiting),
             ahead=self._claimer.ahead(executors.ended, executors.busy_seconds),
-            most=self._claimer.most,
+            max_claim=self._claimer.max_jobs,
             passes=load.waits_for_isolates and monotonic() >= self._passes_at,
             claimed=self._claimed,
             can_settle=self._settler.has_room(),
@@ -400,25 +400,25 @@ class Worker(Background):
         """Claim jobs and have them run; return None where the database does not answer."""
         # Read before the claim: the claim sees jobs that were settled by then and are due again.
         # A job is handed to the unblocker before it is dropped from the leases.
-        held_nothing = not len(self._leases)
+        was_idle = not len(self._leases)
         # guard: drain-awaits-freed-jobs
-        held_nothing = held_nothing and all(unblocker.is_idle for unblocker in self._unblockers)
+        was_idle = was_idle and all(unblocker.is_idle for unblocker in self._unblockers)
         if claim.is_last:
             self._maintenance.await_turn()  # guard: drain-awaits-maintenance
-            held_nothing = held_nothing and not any(unblocker.look_now() for unblocker in self._unblockers)
+            was_idle = was_idle and not any(unblocker.look_now() for unblocker in self._unblockers)
         try:
-            with self._leases.claiming():  # guard: the-loop-says-that-it-claims
+            with self._leases.claiming():  # guard: pending-claim-is-announced
                 number = self._claim(claim.limit, quiet)
         except Exception as error:
             self._bounds.cannot_look()  # guard: an-outage-is-no-idleness
             self._grace.stopping.wait(outage.wait_after(error))
             return None
         outage.over(wrote=number > 0)
-        self._bounds.looked()
+        self._bounds.note_poll()
         if number:
             self._bounds.works()
-            self._wake.found_work()
-        return Claimed(claim, number, held_nothing)
+            self._wake.note_work()
+        return Claimed(claim, number, was_idle)
 
     def _claim(self, limit: int, quiet: bool) -> int:
         sent_at = monotonic()
@@ -447,13 +447,13 @@ class Worker(Background):
         seen_by = monotonic() + look_seconds(self._options.poll_ms)
         due = self._claimer.next_due if self._claimer.next_due < seen_by else NEVER
         began = rested_since = monotonic()
-        while self._wake.rests and not self._ends:
+        while self._wake.is_resting and not self._ends:
             self._supervision.pulse()
             if self._wake.wait(due):
                 return True
             if self._idle_ms() >= (self._options.max_idle_ms or inf):
                 break
-            # guard: who-holds-jobs-rests-no-longer
+            # guard: holding-worker-rests-briefly
             if self._executors.load().waiting and monotonic() >= began + UNSTARTED_SECONDS / 4:
                 break
             if monotonic() >= rested_since + IDLE_SECONDS:
@@ -499,7 +499,7 @@ class Worker(Background):
         if not self._grace.leaves_now:
             self._executors.release_running()
             for part in (self._settler, *self._unblockers):
-                part.finish(self._grace.patience)
+                part.finish(self._grace.time_left)
             self._control.sign_off()
         self._has_left = True  # outcomes from here on come too late
         # a connection that comes back after its pool was closed would stay open

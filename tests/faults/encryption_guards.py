@@ -40,7 +40,7 @@ GUARDS: list[tuple[str, str | None, str, str]] = [
     ("growth-is-protected", None, "pass", ENCRYPTED + "test_a_handler_sees_results_and_grows_its_flow[sqlite-sign]"),
     ("follow-ups-are-protected", None, "return new", ENCRYPTED + "test_callbacks_are_signed_whoever_writes_them[sqlite-sign]"),
     ("what-follows-the-unstarted-is-protected", "encryption_of(conn)", "None", ENCRYPTED + "test_callbacks_are_signed_whoever_writes_them[sqlite-sign]"),
-    ("the-supervisor-has-the-keys", None, "self._database.encryption = None", FAULTS + "test_the_callback_of_a_job_whose_worker_died_is_signed[sqlite]"),
+    ("supervisor-has-the-keys", None, "self._database.encryption = None", FAULTS + "test_the_callback_of_a_job_whose_worker_died_is_signed[sqlite]"),
     ("schedules-are-protected", None, "pass", ENCRYPTED + "test_schedules_are_signed_when_they_are_stored[sqlite-sign]"),
     ("a-protected-schedule-stays", None, "if True:", ENCRYPTED + "test_a_deploy_rewrites_a_signed_schedule_only_where_it_differs[sqlite-encrypt]"),
     ("djangos-keys-are-shown-nowhere", "repr=False", "repr=True", "tests/faces/django/test_inside.py::test_in_memory[sqlite]"),

@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.constants import LISTEN_ANSWER_SECONDS
 from sqlq.store.workers import look
-from sqlq.worker.wait.poller import LOOKOUT_SECONDS
+from sqlq.worker.wait.poller import IDLE_POLL_SECONDS
 from tests.conftest import SERVERS
 from tests.faults.load import Load, readable_log
 from tests.faults.processes import WorkerProcess, worker_process
@@ -217,7 +217,7 @@ def test_workers_survive_a_dead_listening_connection(tmp_path: Path, database_ur
         record(
             "the connection that listens is replaced",
             replaced_seconds=round(replaced, 2),
-            look_every_seconds=LOOKOUT_SECONDS,
+            look_every_seconds=IDLE_POLL_SECONDS,
             deadline_seconds=LISTEN_ANSWER_SECONDS,
         )
 

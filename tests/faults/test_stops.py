@@ -200,10 +200,10 @@ def test_the_timeout_for_outcomes_ends_after_the_grace_time(monkeypatch: pytest.
     """Repeated calls do not move its end."""
     monkeypatch.setattr("sqlq.worker.lifecycle.stop.LAST_SETTLES_SECONDS", 0.1)
     grace = Grace(50, lambda: None)
-    assert grace.patience() == float("inf")
+    assert grace.time_left() == float("inf")
     grace.stop(None)
-    assert 0.0 < grace.patience() <= 0.15
-    wait_until(lambda: grace.patience() == 0.0, timeout=10, what="its end")
+    assert 0.0 < grace.time_left() <= 0.15
+    wait_until(lambda: grace.time_left() == 0.0, timeout=10, what="its end")
 
 
 PROGRAM = """

@@ -63,14 +63,14 @@ TEN = {"max_jobs": 10}
         # an answered claim
         (Claimed(FIVE, 5), {}, Act.REPORT_MORE),
         (Claimed(FIVE, 4), {}, Act.AWAIT_WORK),
-        (Claimed(FIVE, 0, held_nothing=True), {}, Act.AWAIT_WORK),
+        (Claimed(FIVE, 0, was_idle=True), {}, Act.AWAIT_WORK),
         # a drain ends when a claim after all that frees jobs has found nothing
         (Claimed(FIVE, 5), DRAIN, Act.REPORT_MORE),
         (Claimed(FIVE, 0), DRAIN, Act.AWAIT_WORK),
-        (Claimed(FIVE, 0, held_nothing=True), DRAIN, LAST),
-        (Claimed(LAST, 1, held_nothing=True), DRAIN, Act.AWAIT_WORK),
+        (Claimed(FIVE, 0, was_idle=True), DRAIN, LAST),
+        (Claimed(LAST, 1, was_idle=True), DRAIN, Act.AWAIT_WORK),
         (Claimed(LAST, 0), DRAIN, Act.AWAIT_WORK),
-        (Claimed(LAST, 0, held_nothing=True), DRAIN, Retire("nothing is available", replace=False)),
+        (Claimed(LAST, 0, was_idle=True), DRAIN, Retire("nothing is available", replace=False)),
     ],
 )
 def test_the_loop_does_what_follows_an_event(event: Event, options: dict[str, Any], action: Action) -> None:
@@ -81,7 +81,7 @@ def test_the_loop_does_what_follows_an_event(event: Event, options: dict[str, An
     ("turn", "options", "size"),
     [
         (Turn(ahead=100), {}, 105),
-        (Turn(ahead=100, most=3), {}, 3),
+        (Turn(ahead=100, max_claim=3), {}, 3),
         (Turn(running=5, ahead=100), {}, 100),
         (Turn(running=5, waiting=50, ahead=100), {}, 50),
         (Turn(running=5, waiting=51, ahead=100), {}, 0),

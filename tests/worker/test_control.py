@@ -54,7 +54,7 @@ def held(app: sqlq.App) -> Iterator[Held]:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let workers look often where a test does not measure how soon they do."""
-    monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 0.2)
+    monkeypatch.setattr(poller, "IDLE_POLL_SECONDS", 0.2)
 
 
 @pytest.fixture

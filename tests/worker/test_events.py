@@ -410,7 +410,7 @@ def test_a_slow_listener_delays_no_job(app: sqlq.App, caplog: pytest.LogCaptureF
 def test_a_worker_stops_after_its_grace_time_despite_a_hung_listener(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stop, "LAST_MOMENT_SECONDS", 0.2)
+    monkeypatch.setattr(stop, "MIN_END_SECONDS", 0.2)
     hang = threading.Event()
     app.on("finished")(lambda events: hang.wait(30))
     app.enqueue(app.task(name="t")(lambda: None).new())

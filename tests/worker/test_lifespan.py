@@ -180,7 +180,7 @@ def hanging_when_entered() -> Iterator[None]:
 def test_a_hanging_lifespan_ends_with_the_grace_time(
     app: sqlq.App, lifespan: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stop, "LAST_MOMENT_SECONDS", 0.2)
+    monkeypatch.setattr(stop, "MIN_END_SECONDS", 0.2)
     app.lifespan(lifespan)
     worker = app.worker(grace="100ms")
     thread = threading.Thread(target=worker.run)

@@ -31,7 +31,7 @@ on_servers = pytest.mark.parametrize("database_url", SERVERS, indirect=True)
 @pytest.fixture(autouse=True)
 def outages_end() -> Iterator[None]:
     yield
-    loops._troubles.clear()
+    loops._outages.clear()
 
 
 @pytest.fixture

@@ -143,11 +143,11 @@ def test_a_worker_wants_as_many_as_start_within_its_time(
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_host_polls_as_often_as_its_setting(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 3600.0)
+    monkeypatch.setattr(poller, "IDLE_POLL_SECONDS", 3600.0)
     ran: list[int] = []
     app.task(name="t")(lambda: ran.append(1))
     with working(app, poll="20ms") as worker:
-        wait_until(lambda: worker._wake.rests, what="the worker resting")
+        wait_until(lambda: worker._wake.is_resting, what="the worker resting")
         with app.database.begin() as conn:  # by SQL, with no notification
             conn.execute(text("INSERT INTO jobs (task) VALUES ('t')"))
         wait_until(lambda: ran, what="a look at the job")

@@ -34,7 +34,7 @@ from sqlq.worker.supervise.child import Child, Stage
 from sqlq.worker.supervise.dispatch import HELPERS, Dispatcher
 from sqlq.worker.wait import poller, wake
 from sqlq.worker.wait.poller import (
-    LOOKOUT_SECONDS,
+    IDLE_POLL_SECONDS,
     NEVER,
     STAND_BY_SECONDS,
     TRUSTED_SECONDS,
@@ -67,7 +67,7 @@ def test_a_few_of_many_hosts_claim_at_once_and_others_within_the_interval(hosts:
     went = [waits.count(0.0) for waits in rounds]
     assert 2 < sum(went) / len(went) < 4, "about three, whatever their number"
     assert max(went) <= 15
-    assert max(map(max, rounds)) <= LOOKOUT_SECONDS
+    assert max(map(max, rounds)) <= IDLE_POLL_SECONDS
     first_look = [min(wait for wait in waits if wait) for waits in rounds]
     assert sorted(first_look)[150] < 0.01, "when nobody went, or had room, another looks some ms later"
 
@@ -81,7 +81,7 @@ class Supervised(NoParent):
     is_alone = False
     looks = True
 
-    def looked_at(self) -> float:
+    def last_poll(self) -> float:
         return time.monotonic() if self.looks else -NEVER
 
 
@@ -109,7 +109,7 @@ def looking_out(app: sqlq.App, seen: Seen, *, lease_ms: int = 30_000, quiet: boo
         WorkerOptions(lease_ms=lease_ms),
         seen.go,
         last_look=LastLook(seen.supervision),
-        looked=seen.has_looked,
+        on_look=seen.has_looked,
         workers=tuple,
         quiet=quiet,
     )
@@ -129,7 +129,7 @@ def task(app: sqlq.App) -> Any:
 def test_the_poller_finds_a_job_without_a_notification(
     app: sqlq.App, engine: Engine, task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 0.3)
+    monkeypatch.setattr(poller, "IDLE_POLL_SECONDS", 0.3)
     with looking_out(app, Seen()) as seen:
         wait_until(lambda: seen.looked, what="the first look")
         assert seen.went == 0, "nothing is due"
@@ -142,7 +142,7 @@ def test_the_poller_finds_a_job_without_a_notification(
 def test_a_notification_wakes_a_worker_before_the_next_poll(
     app: sqlq.App, task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 3600.0)
+    monkeypatch.setattr(poller, "IDLE_POLL_SECONDS", 3600.0)
     with looking_out(app, Seen()) as seen:
         wait_until(lambda: seen.looked, what="the first look")
         notify.notify(app.database)
@@ -172,7 +172,7 @@ def test_a_notification_counts_until_a_later_look_or_a_worker_is_sent(name: str)
             case "hint" | "backs off":
                 agenda.expect(moment, 0.0 if event == "hint" else 0.25)
             case "looked":
-                agenda.looked(moment, moment + 3.0)
+                agenda.plan_next_look(moment, moment + 3.0)
             case "sent":
                 agenda.send_at = NEVER
     assert (agenda.send_at, agenda.look_at) == expected
@@ -191,7 +191,7 @@ def test_a_notification_with_the_answer_of_a_poll_is_read_at_once(
         return answer
 
     monkeypatch.setattr(workers_look, "look", looks)
-    monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 3600.0)
+    monkeypatch.setattr(poller, "IDLE_POLL_SECONDS", 3600.0)
     with looking_out(app, Seen()) as seen:
         wait_until(lambda: seen.went, timeout=20, what="a worker sent")
 
@@ -207,7 +207,7 @@ def test_the_poller_wakes_a_worker_when_a_job_is_due(
         return look(*asked, **more)
 
     monkeypatch.setattr(workers_look, "look", looks)
-    monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 3600.0)
+    monkeypatch.setattr(poller, "IDLE_POLL_SECONDS", 3600.0)
     app.enqueue(task.new().set(delay="1s"))
     with looking_out(app, Seen()) as seen:
         wait_until(lambda: seen.went, what="a worker sent")
@@ -272,7 +272,7 @@ def test_many_hosts_share_the_looks_for_maintenance(hosts: int, least: int, most
 def test_a_poller_on_standby_has_no_connection(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 0.3)
+    monkeypatch.setattr(poller, "IDLE_POLL_SECONDS", 0.3)
 
     def listening() -> int:
         with engine.connect() as conn:
@@ -391,12 +391,12 @@ def test_a_worker_does_not_poll_while_a_poller_does(app: sqlq.App, monkeypatch: 
         return real(*args)
 
     monkeypatch.setattr(workers_look, "due_in", counted)
-    monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 0.3)
+    monkeypatch.setattr(poller, "IDLE_POLL_SECONDS", 0.3)
     with working(app) as worker:
-        wait_until(lambda: worker._wake.rests, what="the worker resting")
+        wait_until(lambda: worker._wake.is_resting, what="the worker resting")
         before, seen = len(looks), worker._last_look.at()
         wait_until(
-            lambda: worker._last_look.at() > seen + 2 * poller.LOOKOUT_SECONDS, what="the lookout looking"
+            lambda: worker._last_look.at() > seen + 2 * poller.IDLE_POLL_SECONDS, what="the lookout looking"
         )
         assert len(looks) == before
 
@@ -415,7 +415,7 @@ def test_a_resting_worker_keeps_one_connection_beside_that_for_claims(
         with app.database.read(), app.database.for_loops.read(), app.database.for_loops.read():
             pass
         notify.notify(app.database.for_loops)
-        wait_until(lambda: worker._wake.rests, what="the worker resting")
+        wait_until(lambda: worker._wake.is_resting, what="the worker resting")
         worker._wake.call()
         wait_until(lambda: open_(app.database.for_loops) <= 1, what="connections closed")
         wait_until(lambda: open_(app.database) == 0, what="the App's connections closed")
@@ -470,7 +470,7 @@ def test_a_worker_polls_for_itself_when_its_poller_is_silent(
         return look(*arguments, **options)
 
     with working(app) as worker:
-        wait_until(lambda: worker._wake.rests, what="the worker resting")
+        wait_until(lambda: worker._wake.is_resting, what="the worker resting")
         monkeypatch.setattr(workers_look, "look", hangs)
         with engine.begin() as conn:
             conn.execute(text("INSERT INTO jobs (queue, task, payload) VALUES ('q', 't', '{}')"))
@@ -519,11 +519,11 @@ def test_a_worker_whose_supervisor_falls_silent_rescues_jobs(
 
     monkeypatch.setattr(settle, "rescue", rescue)
     monkeypatch.setattr(services.Sweep, "run", sweep)
-    box.looked(time.monotonic() + 3600)
+    box.note_poll(time.monotonic() + 3600)
     with working(app, supervision=Parent(here, box)) as worker:
-        wait_until(lambda: worker._wake.rests, what="the worker resting")
+        wait_until(lambda: worker._wake.is_resting, what="the worker resting")
         assert (turns, swept) == ([], [])
-        box.looked(time.monotonic() - poller.TRUSTED_SECONDS + 0.1)
+        box.note_poll(time.monotonic() - poller.TRUSTED_SECONDS + 0.1)
         wait_until(lambda: turns and swept, what="a rescue, and a sweep")
     here.close()
     there.close()
@@ -549,7 +549,7 @@ def test_the_own_poller_and_the_worker_itself_follow_a_silent_supervisor(name: s
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(poller, "monotonic", lambda: now[0])
         looked_at = -NEVER if by_supervisor is None else now[0] - by_supervisor
-        patch.setattr(supervision, "looked_at", lambda: looked_at)
+        patch.setattr(supervision, "last_poll", lambda: looked_at)
         now[0] -= STAND_BY_SECONDS
         last_look = LastLook(supervision)
         assert last_look.stands_by(), "the supervisor's may be about to begin"
@@ -668,7 +668,7 @@ def test_a_worker_in_another_database_is_not_watched(children: Any) -> None:
     found = [children("here", sent), children("elsewhere", sent)]
     host = host_of(found, known=lambda worker: worker == "here")
     host.publish(workers.Wanted())
-    assert [child.box.looked_at() > 0 for child in found] == [True, False]
+    assert [child.box.last_poll() > 0 for child in found] == [True, False]
     host.send()
     assert sent == ["here"]
 
@@ -678,13 +678,13 @@ def test_a_worker_in_another_database_is_not_watched(children: Any) -> None:
 def test_a_worker_without_notifications_is_woken_by_enqueues_of_its_process(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    monkeypatch.setattr(poller, "LOOKOUT_SECONDS", 3600.0)
+    monkeypatch.setattr(poller, "IDLE_POLL_SECONDS", 3600.0)
     monkeypatch.setattr(poller, "TRUSTED_SECONDS", 3600.0)
     monkeypatch.setattr(wake, "POLL_SECONDS", 3600.0)
     ran = threading.Event()
     task = app.task(name="t")(ran.set)
     with working(app) as worker:
-        wait_until(lambda: worker._wake.rests, what="the worker at rest")
+        wait_until(lambda: worker._wake.is_resting, what="the worker at rest")
         if by == "sqlq":
             app.enqueue(task.new())
         else:

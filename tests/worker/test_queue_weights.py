@@ -45,7 +45,7 @@ def test_a_worker_serves_a_low_queue_beside_a_full_one(
     monkeypatch.setattr(claim, "DEAR_SECONDS", -1.0 if dear else 60.0)
     monkeypatch.setattr(claim, "DEAR_SECONDS_A_JOB", 0.0)
     monkeypatch.setattr(claim, "ANEW_ONCE_IN", 1e9)
-    monkeypatch.setattr(claim, "LONGEST_SECONDS", 1e9)
+    monkeypatch.setattr(claim, "MAX_REST_SECONDS", 1e9)
     ran: list[str] = []
     task = app.task(name="t")(ran.append)
     for queue in ("high", "low"):

@@ -69,7 +69,7 @@ def test_the_cursor_has_the_last_claim_of_each_queue_and_priority() -> None:
 def test_claims_after_the_cursor_take_due_jobs_in_order(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(claim, "LONGEST_SECONDS", 3600.0)
+    monkeypatch.setattr(claim, "MAX_REST_SECONDS", 3600.0)
     task = app.task(name="t")(lambda: None)
     # all due at the same time: their ids order them
     one_transaction = app.enqueue_many([task.new() for _ in range(8)])
@@ -110,7 +110,7 @@ def test_a_worker_with_only_slow_claims_runs_every_job(
     monkeypatch.setattr(claim, "DEAR_SECONDS_A_JOB", 0.0)
     if drain:  # it may not end because the next claim from the head is not due yet
         monkeypatch.setattr(claim, "ANEW_ONCE_IN", 1e9)
-        monkeypatch.setattr(claim, "LONGEST_SECONDS", 1e9)
+        monkeypatch.setattr(claim, "MAX_REST_SECONDS", 1e9)
     ran: list[int] = []
 
     @app.task(name="t", backoff="0s")

@@ -456,7 +456,7 @@ def test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_wr
     """It has no deadline: no stop was requested."""
     monkeypatch.setattr(stop, "LAST_SETTLES_SECONDS", 0.1)
     monkeypatch.setattr(stop, "STATEMENT_SECONDS", 0.1)
-    monkeypatch.setattr("sqlq.worker.threads.loop.LONGEST_SECONDS", 0.2)
+    monkeypatch.setattr("sqlq.worker.threads.loop.MAX_WAIT_SECONDS", 0.2)
     away, refused = threading.Event(), threading.Semaphore(0)
     settled = settle.settle
 

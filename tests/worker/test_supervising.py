@@ -166,7 +166,7 @@ def test_a_death_that_cannot_be_settled_keeps_no_other_waiting(
     dead = deaths("odd", "dead", started={right(job)})
     assert dead.release(app.database) == float("inf"), "nothing is left to do"
     assert app.jobs.get(job.id).state == "available"
-    assert "what worker odd held stays until its leases have run out: no such thing" in caplog.text
+    assert "jobs of worker odd stay until their leases have run out: no such thing" in caplog.text
 
 
 def fail_before(engine: Engine, id: int) -> None:
@@ -287,7 +287,7 @@ def test_a_host_without_maintenance_has_no_poller(
 
 def test_a_later_worker_is_notified_of_the_end_of_a_pause() -> None:
     def child(name: str) -> Any:
-        box, link = SimpleNamespace(looked=hash), SimpleNamespace(offer=partial(say, name))
+        box, link = SimpleNamespace(note_poll=hash), SimpleNamespace(offer=partial(say, name))
         return SimpleNamespace(worker=name, requests=None, link=link, box=box)
 
     def say(name: str, *, all_paused: bool) -> None:

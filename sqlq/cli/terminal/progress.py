@@ -69,7 +69,7 @@ class Progress(Loop):
         return self.first_wait
 
     def _count(self) -> None:
-        place, began = self._supervisor.place, time.monotonic()
+        place, began = self._supervisor.location, time.monotonic()
         if place is None or began < self._count_at:
             return
         try:

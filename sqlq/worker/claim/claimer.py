@@ -45,7 +45,7 @@ SLOW_SECONDS = 1.0
 a database with one writer all other writers wait."""
 CLAIM_BYTES = 16 * 1024**2
 """After a claim of large payloads the next one brings as many jobs as fit this, by their mean size."""
-ANEW_ONCE_IN, LONGEST_SECONDS = 20, 5.0
+ANEW_ONCE_IN, MAX_REST_SECONDS = 20, 5.0
 POSITIONS_KEPT = 10_000
 
 
@@ -69,8 +69,8 @@ class Pace:
         """Take the number of jobs ended so far, and how long they ran together; return the pace. Each
         measurement at most doubles or halves it. So neither a pause in the claims nor a burst of short jobs
         sets the pace."""
-        moment = monotonic()
-        elapsed = moment - self._at
+        now = monotonic()
+        elapsed = now - self._at
         if elapsed >= MEASURE_SECONDS:
             seen = (ended - self._ended) / elapsed
             # after a rest the old pace is obsolete, and a claim by it would hold jobs that other workers have
@@ -82,7 +82,7 @@ class Pace:
             self._recent_seconds = keeps * self._recent_seconds + busy_seconds - self._busy_seconds
             bound = self._slots * self._recent / max(self._recent_seconds, 1e-9)
             self._per_second = min(self._per_second, bound)  # guard: long-jobs-bound-the-pace
-            self._ended, self._busy_seconds, self._at = ended, busy_seconds, moment
+            self._ended, self._busy_seconds, self._at = ended, busy_seconds, now
         return self._per_second
 
 
@@ -91,12 +91,12 @@ class ScanCursor:
 
     An open transaction keeps the server from removing the rows that were claimed since it began. A claim from
     the head of a queue reads all of them again. After two slow ones, claims begin where the last one ended.
-    They do so for twenty times as long as the last one took, and at most for `LONGEST_SECONDS`. The next
+    They do so for twenty times as long as the last one took, and at most for `MAX_REST_SECONDS`. The next
     claim from the head finds the jobs before that position, which were committed late or lost their worker,
     and new priorities.
     """
 
-    _goes_on_until = -inf
+    _valid_until = -inf
     _was_dear = False
 
     def __init__(self) -> None:
@@ -106,13 +106,13 @@ class ScanCursor:
         """Note the claimed jobs, in the order of the queue, and how long a claim from the head took. After an
         empty claim the next one is from the head."""
         if not claimed:
-            self._goes_on_until = -inf
+            self._valid_until = -inf
         elif head_seconds:
             is_dear = head_seconds > DEAR_SECONDS + len(claimed) * DEAR_SECONDS_A_JOB
             # A COMMIT may wait seconds for a standby, once, and no scan was long.
             if is_dear and self._was_dear:  # guard: slow-scan-is-measured-twice
-                rest = min(head_seconds * ANEW_ONCE_IN, LONGEST_SECONDS)
-                self._goes_on_until = monotonic() + rest
+                rest = min(head_seconds * ANEW_ONCE_IN, MAX_REST_SECONDS)
+                self._valid_until = monotonic() + rest
             self._was_dear = is_dear
         if len(self._positions) > POSITIONS_KEPT:
             self._positions.clear()
@@ -121,18 +121,18 @@ class ScanCursor:
     def positions(self, names: Sequence[str]) -> list[QueuePosition]:
         """Return where to go on in these queues, in the order in which jobs should start. Without any, the
         next claim is one from the head."""
-        if monotonic() >= self._goes_on_until:
+        if monotonic() >= self._valid_until:
             return []
         order = {name: i for i, name in enumerate(names)}
-        known = [(*level, *place) for level, place in self._positions.items() if level[0] in order]
-        return sorted(known, key=lambda place: (order[place[0]], -place[1]))
+        known = [(*level, *position) for level, position in self._positions.items() if level[0] in order]
+        return sorted(known, key=lambda position: (order[position[0]], -position[1]))
 
 
 class Claimer:
     """Claims for one worker. Without queues in its options it serves every queue there is, in rotation.
     Queues with weights come in a random order by weight."""
 
-    _looked_at = -inf
+    _last_look = -inf
     _short = True
     """Whether the last claim found less than it looked for."""
     next_due = inf
@@ -160,7 +160,7 @@ class Claimer:
         self._known = look.KnownQueues(self._fixed, {task.queue for task in self._tasks.values()})
         self._claimed_from: set[str] = set()
         """The queues of the jobs that were claimed since the last look."""
-        self.most = options.claim_batch
+        self.max_jobs = options.claim_batch
         """How many jobs a claim may bring, by the time and the bytes that the last ones took."""
 
     def ahead(self, ended: int, busy_seconds: float) -> int:
@@ -180,58 +180,58 @@ class Claimer:
         looks_first = (
             quiet
             or (self._short and self._database.dialect.in_a_file)
-            or (self._fixed is None and monotonic() - self._looked_at > QUEUES_KNOWN_SECONDS)
+            or (self._fixed is None and monotonic() - self._last_look > QUEUES_KNOWN_SECONDS)
         )
         names = self._look() if looks_first else (self._fixed or self._known.with_jobs)
         claimed = self._claim(self._in_turn(names), limit)
         if not claimed and not looks_first:
-            found = self._look()
+            due = self._look()
             if self._fixed is None:  # due jobs of the others were locked, or taken meanwhile
-                claimed = self._claim([name for name in found if name not in names], limit)
+                claimed = self._claim([name for name in due if name not in names], limit)
         self._claimed_from.update(job.queue for job in claimed)
         self._short = len(claimed) < limit
         seconds = monotonic() - began
         # guard: slow-claims-get-smaller
-        self.most = (
+        self.max_jobs = (
             max(1, int(len(claimed) / seconds))
             if seconds > SLOW_SECONDS
-            else min(2 * self.most, self._options.claim_batch)
+            else min(2 * self.max_jobs, self._options.claim_batch)
         )
         if payload_bytes := sum(len(job.payload) for job in claimed):
             fits = len(claimed) * CLAIM_BYTES // payload_bytes
-            self.most = max(1, min(self.most, fits))  # guard: large-claims-get-smaller
+            self.max_jobs = max(1, min(self.max_jobs, fits))  # guard: large-claims-get-smaller
         return claimed
 
     def _claim(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
         claimed: list[ClaimedJob] = []
         for newest, group in groupby(names, self._newest_first.__contains__):
             if len(claimed) < limit:
-                wanted = ClaimRequest(list(group), limit - len(claimed), "newest" if newest else self._order)
+                request = ClaimRequest(list(group), limit - len(claimed), "newest" if newest else self._order)
                 # new jobs come in at the head, so the newest are always claimed from there
-                claimed += self._run(wanted) if newest else self._claim_oldest(wanted)
+                claimed += self._run(request) if newest else self._claim_oldest(request)
         return claimed
 
-    def _claim_oldest(self, wanted: ClaimRequest) -> list[ClaimedJob]:
-        dialect, names = self._database.dialect, wanted.queues
+    def _claim_oldest(self, request: ClaimRequest) -> list[ClaimedJob]:
+        dialect, names = self._database.dialect, request.queues
         positions = self._cursor.positions(names)
         has_turns = self._fixed is None or self._options.weights is not None
-        # guard: a-turn-finds-its-queue
+        # guard: turn-starts-at-its-queue
         if positions and (not has_turns or positions[0][0] == names[0]):
-            claimed = self._run(wanted._replace(positions=positions))
+            claimed = self._run(request._replace(positions=positions))
             self._cursor.note(claimed)
             if claimed or not self._options.drain:  # guard: drain-claims-anew
                 return claimed
-        begun = monotonic()
-        claimed = self._run(wanted)
+        began = monotonic()
+        claimed = self._run(request)
         if not dialect.in_a_file:
             parts = len({job.queue for job in claimed}) if dialect.sql.claims_queues_apart else 1
-            self._cursor.note(claimed, (monotonic() - begun) / max(1, parts))
+            self._cursor.note(claimed, (monotonic() - began) / max(1, parts))
         return claimed
 
-    def _run(self, wanted: ClaimRequest) -> list[ClaimedJob]:
+    def _run(self, request: ClaimRequest) -> list[ClaimedJob]:
         dialect = self._database.dialect
         by = Claimant(self._owner, self._options.lease_ms, self._attempts())
-        return self._database.run_raw(lambda ask: claiming.claim(ask, dialect, wanted, by))
+        return self._database.run_raw(lambda execute: claiming.claim(execute, dialect, request, by))
 
     def _attempts(self) -> str:
         """The attempts of each task, for rows without a number of them."""
@@ -254,13 +254,13 @@ class Claimer:
 
     def _look(self) -> list[str]:
         """Return those of the served queues that have due jobs, and note when the next job will be due."""
-        self._looked_at = monotonic()
-        found = look.due_in(self._database, self._known, self._claimed_from)
+        self._last_look = monotonic()
+        due = look.due_in(self._database, self._known, self._claimed_from)
         self._claimed_from.clear()
-        later = [ms for ms in found.values() if ms > 0]
+        later = [ms for ms in due.values() if ms > 0]
         self.next_due = monotonic() + min(later) / 1000 if later else inf
-        order = self._fixed or found
-        return [name for name in order if found.get(name, 1) <= 0]
+        order = self._fixed or due
+        return [name for name in order if due.get(name, 1) <= 0]
 
 
 @dataclass(eq=False)

@@ -73,7 +73,7 @@ class Forked:
             raise
         self.pid = int(pid)
         try:
-            # it shows the end even where the server is gone; guard: the-forked-outlive-their-server
+            # it shows the end even where the server is gone; guard: forked-process-outlives-its-server
             self._pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:  # it has ended already
             pass

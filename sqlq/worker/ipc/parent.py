@@ -87,7 +87,7 @@ class NoParent:
     def more(self) -> None:
         """Report that there may be more jobs than this worker could take."""
 
-    def looked_at(self) -> float:
+    def last_poll(self) -> float:
         """Return when the supervisor has looked for this worker last, by the monotonic clock; 0.0 for
         never."""
         return 0.0
@@ -128,7 +128,7 @@ class Parent(NoParent):
     def listen(self, handlers: Handlers, report: Callable[[], dict[str, Any]]) -> None:
         self._report = report
 
-        def hear(message: Message | None) -> None:
+        def receive(message: Message | None) -> None:
             if message is not None:
                 for name, content in message.items():
                     handlers[name](content)
@@ -138,7 +138,7 @@ class Parent(NoParent):
                 log.error(text, readable(ORPHANED_MS), event="stopping")
             handlers["stop"](ORPHANED_MS)  # guard: orphans-stop
 
-        self._link.listen("sqlq-child", hear, "the supervisor")
+        self._link.listen("sqlq-child", receive, "the supervisor")
 
     def ready(self, facts: Facts) -> None:
         self.announce(facts)
@@ -164,8 +164,8 @@ class Parent(NoParent):
             self._more_at = monotonic() + MORE_SECONDS
             self._link.offer(droppable=True, more=True)
 
-    def looked_at(self) -> float:
-        return self.box.looked_at()
+    def last_poll(self) -> float:
+        return self.box.last_poll()
 
     def paused(self, paused: bool) -> bool:
         self._link.offer(paused=paused)

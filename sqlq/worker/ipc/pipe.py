@@ -110,7 +110,7 @@ class Pipe:
                 line = self._lines.readline()
             except (OSError, ValueError):
                 return None
-            if not line.endswith(b"\n"):  # it died in the middle of a word; guard: words-cut-off
+            if not line.endswith(b"\n"):  # it died in the middle of a word; guard: cut-message-is-ignored
                 return None
             try:
                 message = _decode(line.decode())
@@ -118,12 +118,12 @@ class Pipe:
                 message = None
             if isinstance(message, dict):
                 return message
-            if strictly:  # guard: what-an-isolate-says-can-be-read
+            if strictly:  # guard: unreadable-isolate-is-refused
                 raise ValueError("a word that is no message")
             log.warning("a line of another process of this worker is no message: it is ignored")
 
-    def listen(self, thread_name: str, hear: Callable[[Message | None], None], sender: str) -> None:
-        """Have `hear` take each message of the `sender`, and None when it is gone, in a thread of its own.
+    def listen(self, thread_name: str, handle: Callable[[Message | None], None], sender: str) -> None:
+        """Have `handle` take each message of the `sender`, and None when it is gone, in a thread of its own.
         Raises `RuntimeError` where no thread can start."""
 
         def run() -> None:
@@ -131,7 +131,7 @@ class Pipe:
             while message is not None:
                 message = self.receive()
                 try:
-                    hear(message)
+                    handle(message)
                 except Exception:  # guard: pipe-reader-survives-a-bad-message
                     log.exception("a message of %s could not be followed", sender)
 
@@ -281,9 +281,9 @@ def bury_orphans() -> None:
         # there may be no child now: the last one has died, and its replacement is not there yet
         with suppress(ChildProcessError):  # guard: process-1-has-no-child
             while (
-                found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            ) is not None and found.si_pid not in own:
-                os.waitpid(found.si_pid, 0)
+                status := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            ) is not None and status.si_pid not in own:
+                os.waitpid(status.si_pid, 0)
 
 
 class Process:

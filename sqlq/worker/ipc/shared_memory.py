@@ -20,7 +20,7 @@ from sqlq.database.batch import Right
 
 CELLS = 8_192
 """More than a worker may hold: jobs in its slots, ready jobs, and jobs that wait to be settled."""
-_PULSE, _OVERFLOW, _STARTED, _LOOKED, _BEAT = range(5)
+_PULSE, _OVERFLOW, _STARTED, _POLLED, _BEAT = range(5)
 """The last pulse, whether it overflowed, how many rights are started, the last look of the supervisor's
 poller, and the last beat."""
 _FACTS_BYTES = 5 * 8
@@ -97,10 +97,10 @@ class SharedMemory:
         """Note that the process runs, whatever its loop waits for."""
         self._facts[_BEAT] = monotonic()
 
-    def looked_at(self) -> float:
+    def last_poll(self) -> float:
         """Return when the supervisor last looked for this worker, by the monotonic clock of the machine; 0.0
         for never."""
-        return self._facts[_LOOKED]
+        return self._facts[_POLLED]
 
     # -- in the supervisor -----------------------------------------------------------------------------------
 
@@ -117,9 +117,9 @@ class SharedMemory:
         """Return how many rights are started and not settled."""
         return self._facts[_STARTED]
 
-    def looked(self, at: float) -> None:
+    def note_poll(self, at: float) -> None:
         """Note when a look was made for this worker."""
-        self._facts[_LOOKED] = at
+        self._facts[_POLLED] = at
 
     def read(self) -> set[Right] | None:
         """Return the rights started and not settled; None when there were too many for the cells."""

@@ -30,7 +30,7 @@ LAST_STATEMENTS_SECONDS = 1.0
 """How long after that threads may take, all together, to come back from the database."""
 STATEMENT_SECONDS = 5.0
 """How long one of them may, where nothing presses."""
-LAST_MOMENT_SECONDS = 2.0
+MIN_END_SECONDS = 2.0
 """How long a lifespan and listeners may take to end at the least, when the grace time is spent."""
 
 DEFAULTS: dict[int, Any] = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
@@ -87,18 +87,18 @@ class Grace:
 
     def last_wait(self) -> Callable[[], bool]:
         """Return a function that returns whether user code may still take time at the end. It may for the
-        rest of the grace time, and for `LAST_MOMENT_SECONDS` at least."""
+        rest of the grace time, and for `MIN_END_SECONDS` at least."""
         began = monotonic()
 
         def may_wait() -> bool:
             self.pulse()
             graceful_until = min(began + self._ms / 1000, self._until)
-            until = max(began + LAST_MOMENT_SECONDS, graceful_until)
+            until = max(began + MIN_END_SECONDS, graceful_until)
             return not self.leaves_now and monotonic() < until
 
         return may_wait
 
-    def patience(self) -> float:
+    def time_left(self) -> float:
         """Return for how many more seconds outcomes may wait to be written. They may until soon after the
         grace time, and without end in a process that retires by itself."""
         until = self._until + LAST_SETTLES_SECONDS  # guard: outcomes-have-no-deadline
@@ -113,11 +113,11 @@ class Grace:
         """Wait for running jobs. After a stop it waits for the grace time at most. Without one it waits as
         long as they take, but not for handlers past their timeouts, which cannot be stopped."""
         running = executors.load().running
-        is_told = False
+        is_logged = False
         while self.lasts():
             self.pulse()
-            if self.stopping.is_set() and running and not is_told:
-                is_told = True
+            if self.stopping.is_set() and running and not is_logged:
+                is_logged = True
                 grace = readable(self._ms)
                 log.info("waiting up to %s for what runs (%d)", grace, running, event="stopping")
             if executors.wait_idle(min(self._until - monotonic(), 0.1)):
@@ -131,12 +131,12 @@ _STATM = Path("/proc/self/statm")
 
 
 def resident_bytes() -> int:
-    """Return how much memory this process has; where the system does not report it, the most it ever had."""
+    """Return how much memory this process has; where the system does not report it, the peak it ever had."""
     try:
         return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:  # not Linux
-        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return most if sys.platform == "darwin" else most * 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
 
 
 class Bounds:
@@ -163,7 +163,7 @@ class Bounds:
         """Note that there is work, or that nothing is to be done for now."""
         self._worked_at = monotonic()
 
-    def looked(self) -> None:
+    def note_poll(self) -> None:
         """Note that the database has answered whether there is work."""
         if self._worked_at is None:
             self._worked_at = monotonic()

@@ -249,7 +249,7 @@ class Control(Service):
 
     def sign_off(self) -> None:
         """Remove the row, once, unless there is no time left to wait for the database."""
-        if self._signed_off or not self._grace.patience():
+        if self._signed_off or not self._grace.time_left():
             return
         self._signed_off = True
         # guard: a-stop-needs-no-database

@@ -46,7 +46,7 @@ from sqlq.worker.run.lease import Leases
 from sqlq.worker.run.signals import Signals
 from sqlq.worker.settle.after import Unblocker, tell_idle
 from sqlq.worker.threads.log import log
-from sqlq.worker.threads.loop import OFTEN, SAY_EVERY_SECONDS, Loop, Outage
+from sqlq.worker.threads.loop import LOG_EVERY_SECONDS, OFTEN, Loop, Outage
 
 LARGEST_BATCH = 500
 LOCKED_ROW_SECONDS = 0.02
@@ -95,7 +95,7 @@ class Settler(Loop):
     """Writes outcomes in batches: while one batch is written the next one gathers."""
 
     _recovery = Recovery()
-    _said_at = -SAY_EVERY_SECONDS
+    _said_at = -LOG_EVERY_SECONDS
 
     def __init__(
         self,
@@ -320,7 +320,7 @@ class Settler(Loop):
         """Write some outcomes, each apart from those that the database refuses; these without their texts.
 
         Raises the error where none of these outcomes can be written, by no fault of the database."""
-        if monotonic() >= self._said_at + SAY_EVERY_SECONDS:  # guard: what-is-locked-is-told-seldom
+        if monotonic() >= self._said_at + LOG_EVERY_SECONDS:  # guard: what-is-locked-is-told-seldom
             self._said_at = monotonic()
             log.warning("the database refuses a batch of outcomes; writing it in parts")
         dialect, lost = self._database.dialect, dict[Right, Exception]()

@@ -21,7 +21,7 @@ from sqlq.worker.ipc.shared_memory import SharedMemory
 
 FAILED_STARTS = 5
 """The supervisor gives up after this number of children in a row that died before they were ready."""
-LONGEST_PAUSE_SECONDS = 10.0
+MAX_PAUSE_SECONDS = 10.0
 
 
 class Stage(Enum):
@@ -36,7 +36,7 @@ class Stage(Enum):
 
 
 @dataclass
-class Places:
+class RestartPolicy:
     """The places of worker processes: each is taken, to be filled, or closed."""
 
     number: int
@@ -77,7 +77,7 @@ class Places:
             self.is_hopeless, self.code = True, status
         elif self.failed_starts >= FAILED_STARTS:
             self.is_hopeless, self.code = True, 1
-        wait: float = min(LONGEST_PAUSE_SECONDS, 0.25 * 2**self.failed_starts)
+        wait: float = min(MAX_PAUSE_SECONDS, 0.25 * 2**self.failed_starts)
         self.start_at = now + wait
         return wait
 
@@ -116,7 +116,7 @@ class Child(Process):
     def __init__(
         self,
         command: Sequence[str],
-        hear: Callable[[Child, Message | None], None],
+        receive: Callable[[Child, Message | None], None],
         setup: Message | None = None,
     ) -> None:
         """`command` starts it, with the descriptor of its pipe behind."""
@@ -129,7 +129,7 @@ class Child(Process):
             os.close(box_fd)
         self.counts: Counter[str] = Counter()
         try:
-            self.link.listen("sqlq-receive", partial(hear, self), f"worker process {self.process.pid}")
+            self.link.listen("sqlq-receive", partial(receive, self), f"worker process {self.process.pid}")
         except BaseException:  # guard: child-without-a-reader-is-killed
             self.process.kill()
             self.process.wait()
@@ -139,7 +139,7 @@ class Child(Process):
     def send(self) -> None:
         """Have it claim now."""
         self.sent_at = monotonic()
-        self.link.offer(droppable=True, look=True)  # may be lost; guard: a-stopped-child-is-called-once
+        self.link.offer(droppable=True, look=True)  # may be lost; guard: stopped-child-is-called-once
 
     def is_late(self) -> bool:
         """Whether its loop has not turned soon after it was sent."""
@@ -154,11 +154,11 @@ class Child(Process):
 
     def end(self) -> int | None:
         """Return the status of a process that has left; None while it may still end by itself."""
-        moment = monotonic()
-        self._gone_since = self._gone_since or moment
+        now = monotonic()
+        self._gone_since = self._gone_since or now
         try:
             return self.process.wait(TICK_SECONDS)
         except subprocess.TimeoutExpired:
-            if moment > self._gone_since + LAST_SECONDS:
+            if now > self._gone_since + LAST_SECONDS:
                 self.process.kill()
             return None

@@ -50,7 +50,7 @@ class Dispatcher:
         poller = Poller(
             *(database, options, self.send),
             last_look=last_look,
-            looked=self.looked,
+            on_look=self.receive_look,
             workers=lambda: [child.worker for child in self._children() if child.worker is not None],
             quiet=True,
         )
@@ -81,19 +81,19 @@ class Dispatcher:
         for other in sorted(others, key=lambda other: (other.box.started_now(), other.sent_at))[:HELPERS]:
             other.send()
 
-    def looked(self, look: Look, at: float) -> None:
+    def receive_look(self, look: Look, at: float) -> None:
         """Pass on what a look has seen, which was answered at this time."""
         self.publish(look.wanted)
         self._maintenance.expect_end_of_pause(look.wanted.pause_ms)
         self._maintenance.looked(look, at)
 
-    def publish(self, wanted: Wanted) -> None:
+    def publish(self, requested: Wanted) -> None:
         """Note in the memory of the workers that a look was made for them. Send each the new requests of
         operators to it."""
-        requests = {request.worker: list(request) for request in wanted.requests}
+        requests = {request.worker: list(request) for request in requested.requests}
         for child in self._watched():
-            child.box.looked(monotonic())
-            message: Message = {"all_paused": wanted.all_paused}
+            child.box.note_poll(monotonic())
+            message: Message = {"all_paused": requested.all_paused}
             if child.worker in requests:
                 message["request"] = requests[child.worker]
             if message != child.requests:  # guard: pause-reaches-each-child

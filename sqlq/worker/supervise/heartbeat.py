@@ -49,7 +49,7 @@ class Dead:
     """After this its leases have run out."""
     late: Collection[Right] = ()
     """The started jobs that were past their timeouts."""
-    held: list[Right] | None = None
+    rights: list[Right] | None = None
     """The jobs that are still to be released; None until they were read."""
 
 
@@ -71,9 +71,9 @@ class Deaths:
             except Exception as error:  # guard: one-death-keeps-no-other-waiting
                 if isinstance(error, DBAPIError) and database.dialect.driver.trouble(error).passes:
                     raise
-                log.error("what worker %s held stays until its leases have run out: %s", dead.worker, error)
-                dead.held = []
-            if not dead.held or monotonic() > dead.until:
+                log.error("jobs of worker %s stay until their leases have run out: %s", dead.worker, error)
+                dead.rights = []
+            if not dead.rights or monotonic() > dead.until:
                 self.waiting.remove(dead)
         return LOCKED_SECONDS if self.waiting else inf
 
@@ -81,21 +81,21 @@ class Deaths:
         """Release the jobs of a dead worker, but for those whose rows are locked."""
         worker, why = dead.worker, dead.why
         with database.begin() as conn:
-            rights = lease.owned(conn, worker) if dead.held is None else dead.held
+            rights = lease.owned(conn, worker) if dead.rights is None else dead.rights
             # guard: only-what-started-counts
             started = {right for right in rights if dead.started is None or right in dead.started}
             back = settle.give_back(conn, set(rights) - started)
             taken = settle.lose(conn, started, why, late=dead.late) if started else []
             done = {id for id, _ in back} | {job.id for job in taken}
-            fates = lease.fates(conn, [right for right in rights if right[0] not in done])
+            states = lease.fates(conn, [right for right in rights if right[0] not in done])
             refused = lately(conn, settle.LOST)["refused"]
             # guard: refused-settle-is-left-to-the-rescue
-            locked = [r for r, fate in fates.items() if fate is lease.Fate.HELD and r[0] not in refused]
+            locked = [r for r, state in states.items() if state is lease.Fate.HELD and r[0] not in refused]
             if not locked and not lease.owned(conn, worker):
                 workers.leave(conn, worker)
             if done:
                 notify.wake_others(conn)
-        dead.held = locked  # guard: locked-rows-are-given-back-later
+        dead.rights = locked  # guard: locked-rows-are-given-back-later
         free_after(database, [job.row for job in taken if job.failed])
         self._reporter.rescued(taken, why)
         ended = Counter("failed" if job.failed else "retried" for job in taken)
@@ -104,7 +104,7 @@ class Deaths:
             log.info("%d jobs that worker %s had not started are given back", len(back), worker)
 
 
-MOST_UNTOLD = 1_000
+MAX_UNPUBLISHED = 1_000
 LAST_SECONDS, LAST_STATEMENT_SECONDS = 10.0, 1.0
 """How long the supervisor waits at its end for jobs that are still to be released, and without such jobs."""
 
@@ -112,13 +112,13 @@ LAST_SECONDS, LAST_STATEMENT_SECONDS = 10.0, 1.0
 class _ToListeners(Reporter):
     """Reports to the log and, by way of a worker, to listeners of the App."""
 
-    def __init__(self, tell: Callable[[list[JobEvent]], None]) -> None:
+    def __init__(self, publish: Callable[[list[JobEvent]], None]) -> None:
         super().__init__()
-        self._tell = tell
+        self._publish = publish
 
     def rescued(self, jobs: Iterable[Rescued], why: str) -> list[JobEvent]:
         events = super().rescued(jobs, why)
-        self._tell(events)
+        self._publish(events)
         return events
 
 
@@ -141,8 +141,8 @@ class Heartbeat(Loop):
         self._kept: dict[str, Pipe] = {}
         self._stuck: list[tuple[str, bool]] = []
         """The workers whose rows are to have the state `stuck`, or no more."""
-        self.reporter = _ToListeners(self.tell)
-        self._untold: list[JobEvent] = []
+        self.reporter = _ToListeners(self.publish)
+        self._unpublished: list[JobEvent] = []
         """Events of the jobs of dead workers, for a live worker to pass on to listeners of the App."""
         self._known: set[str] = set()
         """Workers seen in the database at least once."""
@@ -156,12 +156,12 @@ class Heartbeat(Loop):
                 listen = None if facts.listen_url is None else make_url(facts.listen_url)
                 self._database = Address(make_url(facts.url), None, facts.schema, listen).open(use=STANDS_IN)
             encryption = None if facts.encryption is None else Encryption(*facts.encryption)
-            self._database.encryption = encryption  # guard: the-supervisor-has-the-keys
+            self._database.encryption = encryption  # guard: supervisor-has-the-keys
             self._kept[facts.worker] = link
             self._next_beat = monotonic()
         self.wake()
         self.begin()
-        self.tell([])
+        self.publish([])
 
     def begin(self) -> bool:
         """Begin to renew, once there is a worker. Where no thread can start now, a later call starts it."""
@@ -182,19 +182,19 @@ class Heartbeat(Loop):
         """Return whether this worker was seen in the database, so that the URL leads to its database."""
         return worker in self._known
 
-    def tell(self, events: list[JobEvent]) -> None:
+    def publish(self, events: list[JobEvent]) -> None:
         """Have a worker report events to its listeners, now or when there is one, and count them here."""
         for event in events:
             self._totals.event(event)  # guard: deaths-are-counted
         with self._lock:
-            self._untold = (self._untold + events)[-MOST_UNTOLD:]
+            self._unpublished = (self._unpublished + events)[-MAX_UNPUBLISHED:]
             link = next(iter(self._kept.values()), None)
-            if link is None or not self._untold:
+            if link is None or not self._unpublished:
                 return
             # an exception stays here; its copy in the worker has the same text
-            told = [packed(replace(event, exception=None)) for event in self._untold]
-            self._untold = []
-        link.offer(events=told)
+            messages = [packed(replace(event, exception=None)) for event in self._unpublished]
+            self._unpublished = []
+        link.offer(events=messages)
 
     def worker_stuck(self, worker: str, *, stuck: bool) -> None:
         """Write in the worker's row that it is stuck, or have it write its state itself."""
@@ -221,7 +221,7 @@ class Heartbeat(Loop):
             self._next_beat = monotonic() + self._every
             self._beat()
         wait = min(self.deaths.release(self.database), self._next_beat - monotonic())
-        self._say_who_is_stuck()
+        self._write_stuck_states()
         self._outage.over()
         return wait
 
@@ -250,12 +250,11 @@ class Heartbeat(Loop):
                 # for itself
                 self.keep_no_more(worker)
                 continue
-            held = renewed[worker].items()
-            rights = [[id, token, cancelled] for (id, token), cancelled in held]
+            rights = [[id, token, cancelled] for (id, token), cancelled in renewed[worker].items()]
             renewal = {"rights": rights, "sent_at": sent_at, "entered": worker in entered}
             link.offer(droppable=True, renewed=renewal)
 
-    def _say_who_is_stuck(self) -> None:
+    def _write_stuck_states(self) -> None:
         while self._stuck:
             worker, stuck = self._stuck[0]
             if stuck:

@@ -26,7 +26,7 @@ from sqlq.worker.ipc.pipe import Message, bury_orphans
 from sqlq.worker.maintain.control import PAUSES, RESUMES
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.report.meter import Totals
-from sqlq.worker.supervise.child import FAILED_STARTS, LAST_SECONDS, TICK_SECONDS, Child, Places, Stage
+from sqlq.worker.supervise.child import FAILED_STARTS, LAST_SECONDS, TICK_SECONDS, Child, RestartPolicy, Stage
 from sqlq.worker.supervise.dispatch import Dispatcher
 from sqlq.worker.supervise.health_file import HealthFile
 from sqlq.worker.supervise.heartbeat import Heartbeat
@@ -83,7 +83,7 @@ class Watchdog:
         turned_since = monotonic() - SILENT_SECONDS
         return self._incomplete_for < self._start_seconds and not any(
             child.is_silent or (child.worker is not None and child.box.last_pulse() <= turned_since)
-            for child in children  # guard: who-never-begins-is-not-well
+            for child in children  # guard: unready-process-is-unhealthy
         )
 
     def _report(self, child: Child) -> None:
@@ -132,7 +132,7 @@ class Supervisor:
     """Since when a child is at work, by the monotonic clock."""
     lost = 0
     """How many children have died that were at work."""
-    place: tuple[str, str | None] | None = None
+    location: tuple[str, str | None] | None = None
     """URL and schema of the database, once a child has sent them."""
 
     def __init__(
@@ -156,7 +156,7 @@ class Supervisor:
         self._watchdog = Watchdog(self._heartbeat, options)
         self._dispatcher = Dispatcher(lambda: list(self._children), self._heartbeat)
         self._began_at = monotonic()
-        self._places = Places(options.processes)
+        self._restarts = RestartPolicy(options.processes)
         self._ended: Counter[str] = Counter()
         """How many attempts ended how, in children that are gone."""
         self._handlers: dict[str, Callable[[Child, Any], None]] = {
@@ -207,7 +207,7 @@ class Supervisor:
     @property
     def idle_ms(self) -> float:
         """For how long no child has had work."""
-        return min((child.idle_ms for child in self._children), default=0.0)  # guard: all-are-idle
+        return min((child.idle_ms for child in self._children), default=0.0)  # guard: idleness-is-of-all-children
 
     def run(self) -> int:
         """Work until stopped, or until every child has ended in good order; return the exit code."""
@@ -221,19 +221,19 @@ class Supervisor:
             self.kill()
             self._dispatcher.close()
             self._heartbeat.close()
-        return self._places.code
+        return self._restarts.code
 
     def _is_over(self) -> bool:
-        if self._places.is_hopeless:
+        if self._restarts.is_hopeless:
             return True
-        return not self._children and (self._stops or self._places.closed == self._places.number)
+        return not self._children and (self._stops or self._restarts.closed == self._restarts.number)
 
     def _missing(self) -> int:
-        return self._places.missing(child.stage for child in self._children)
+        return self._restarts.missing(child.stage for child in self._children)
 
     def _fill(self) -> None:
         """Start the children that are missing."""
-        if self._stops or monotonic() < self._places.start_at:
+        if self._stops or monotonic() < self._restarts.start_at:
             return
         try:
             for _ in range(self._missing()):
@@ -247,7 +247,7 @@ class Supervisor:
                 self._children.append(Child(self._command, self._receive, setup))
         except SHORTAGES as error:  # guard: a-shortage-of-threads-is-waited-out
             log.error("no worker process can be started now: %s", error, event="worker_lost")
-            self._places.start_at = monotonic() + SHORTAGE_SECONDS
+            self._restarts.start_at = monotonic() + SHORTAGE_SECONDS
 
     # -- messages of children --------------------------------------------------------------------------------
 
@@ -277,13 +277,13 @@ class Supervisor:
         if child.stage is Stage.STARTING:
             child.stage = Stage.WORKING
         self.ready_since = self.ready_since or monotonic()
-        self.place = (facts.url, facts.schema)
-        self._places.ready()
+        self.location = (facts.url, facts.schema)
+        self._restarts.ready()
         self._heartbeat.keep(facts, child.link)
         if self._options.processes > 1:  # guard: host-has-one-poller
             try:
                 self._dispatcher.begin(facts)
-            except SHORTAGES as error:  # guard: without-a-host-each-looks-itself
+            except SHORTAGES as error:  # guard: worker-polls-without-a-host
                 log.warning("each worker looks for jobs, and runs its services, itself: %s", error)
         if self._started > self._options.processes:
             log.info("worker process %d is at work", child.process.pid, event="started")
@@ -303,10 +303,10 @@ class Supervisor:
         child.counts = _counted(message["counts"])
         child.running = int(message["running"])
         child.idle_ms = float(message["idle_ms"])
-        longest = self._options.max_idle_ms
+        limit = self._options.max_idle_ms
         # one idle child among several is no reason
-        if longest is not None and self.idle_ms >= longest and not self._stops:
-            log.info("stopping: nothing has come for %s", readable(longest), event="stopping")
+        if limit is not None and self.idle_ms >= limit and not self._stops:
+            log.info("stopping: nothing has come for %s", readable(limit), event="stopping")
             self._begin_to_stop()
 
     # -- children that end -----------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ class Supervisor:
                 self._failed_to_start(how, status)
             return
         self._heartbeat.keep_no_more(child.worker)
-        if self._places.ended(child.stage, status, has_reported=child.has_reported):
+        if self._restarts.ended(child.stage, status, has_reported=child.has_reported):
             return
         self.lost += 1
         then = "now" if self._stops else "another takes its place, and"
@@ -335,11 +335,11 @@ class Supervisor:
         self._heartbeat.worker_died(child.worker, started, why, late)
 
     def _failed_to_start(self, how: str, status: int) -> None:
-        wait = self._places.failed(status, monotonic())
-        if not self._places.is_hopeless:
+        wait = self._restarts.failed(status, monotonic())
+        if not self._restarts.is_hopeless:
             text = "a worker process %s before it was ready; trying again in %.1f s"
             log.error(text, how, wait, event="worker_lost")
-        elif (number := self._places.failed_starts) >= FAILED_STARTS:
+        elif (number := self._restarts.failed_starts) >= FAILED_STARTS:
             log.error("%d worker processes in a row %s before they were ready: giving up", number, how)
 
     # -- all together ----------------------------------------------------------------------------------------

@@ -24,17 +24,17 @@ from sqlq.worker.threads.log import log
 AWAY = (DBAPIError, MissingFileError)  # guard: a-file-that-is-gone-is-an-outage
 """The loops of a worker wait these out: the database does not answer, or its file was moved."""
 
-SHORTEST_SECONDS, LONGEST_SECONDS = 0.1, 1.5
+MIN_WAIT_SECONDS, MAX_WAIT_SECONDS = 0.1, 1.5
 """The longest wait, and a connection attempt that is given up, leave a worker back at work within five
 seconds."""
-SAY_EVERY_SECONDS = 60.0
+LOG_EVERY_SECONDS = 60.0
 OFTEN = 3
 """After this number of failures in a row, by no outage, a loop does not try the same again."""
 ODD_SECONDS = 1.0
 TAKES_NO_WRITES = "takes no writes"
 
 
-class _Trouble:
+class _SharedOutage:
     """The state that all loops of this process share that use the same database."""
 
     since: float | None = None
@@ -44,11 +44,11 @@ class _Trouble:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.said_at: dict[str, float] = {}
+        self.logged_at: dict[str, float] = {}
         """When each kind of trouble was last logged."""
 
 
-_troubles: WeakValueDictionary[Any, _Trouble] = WeakValueDictionary()
+_outages: WeakValueDictionary[Any, _SharedOutage] = WeakValueDictionary()
 """By the place of the database, as long as a loop uses it."""
 
 
@@ -64,31 +64,32 @@ def begins(thread: threading.Thread) -> bool:
 
 
 @contextmanager
-def passing_over(what: str) -> Iterator[None]:
+def passing_over(text: str) -> Iterator[None]:
     """Log an error of the block, after which the worker goes on. The loops log those of the database, so here
     they are for debugging. Any other is a mistake, and needs its traceback."""
     try:
         yield
     except Exception as error:
         is_away = isinstance(error, AWAY)  # guard: a-mistake-is-no-outage
-        log.log(logging.DEBUG if is_away else logging.ERROR, "%s: %s", what, error, exc_info=not is_away)
+        log.log(logging.DEBUG if is_away else logging.ERROR, "%s: %s", text, error, exc_info=not is_away)
 
 
 class Outage:
     """The trouble that one loop of a worker has with its database. All loops meet the same outage at the same
     time, so they log it once together."""
 
-    _failures = _odd = _met_number = 0
+    _failures = _odd = _outage_number = 0
 
     def __init__(
-        self, doing: str, database: Database | None = None, *, quiet: bool = False, is_vital: bool = False
+        self, activity: str, database: Database | None = None, *, quiet: bool = False, is_vital: bool = False
     ) -> None:
         """With `quiet` this loop does not log an outage, since other loops meet and log the same one. It logs
         refusals of the database, which it meets alone. Without a loop that `is_vital` no worker goes on."""
         url = None if database is None else database.engine.url
-        place = None if url is None else (url.host, url.port, url.database, str(url.query))
-        self._shared = _troubles.setdefault(place, _Trouble())  # guard: each-database-has-its-own-outages
-        self._doing = doing
+        key = None if url is None else (url.host, url.port, url.database, str(url.query))
+        # guard: each-database-has-its-own-outages
+        self._shared = _outages.setdefault(key, _SharedOutage())
+        self._activity = activity
         self._quiet = quiet
         self._is_vital = is_vital
 
@@ -100,30 +101,30 @@ class Outage:
         The same holds after an outage: a loop may still have a connection from that time, to a standby for
         example."""
         with self._shared.lock:
-            if self._met_number != self._shared.number:  # guard: an-outage-is-told-once
-                self._failures, self._met_number = 0, self._shared.number
+            if self._outage_number != self._shared.number:  # guard: outage-is-logged-once
+                self._failures, self._outage_number = 0, self._shared.number
         self._failures += 1
         # a driver's own error: LISTEN's connection broke
         if self._failures == 1 and getattr(error, "connection_invalidated", True):
-            log.debug("a connection broke while %s: %s", self._doing, error)
+            log.debug("a connection broke while %s: %s", self._activity, error)
             return 0.0
         if self._failures == 1 and was_rolled_back(error):
-            log.debug("the database rolled back a transaction while %s: %s", self._doing, error)
-            return SHORTEST_SECONDS * random.uniform(0.0, 1.0)
+            log.debug("the database rolled back a transaction while %s: %s", self._activity, error)
+            return MIN_WAIT_SECONDS * random.uniform(0.0, 1.0)
         with self._shared.lock:
             if is_refused(error):
                 self._log_refusal(error)
             elif not self._quiet:
                 self._log_outage(error)
-        seconds = min(LONGEST_SECONDS, SHORTEST_SECONDS * float(2 ** min(self._failures - 1, 10)))
+        seconds = min(MAX_WAIT_SECONDS, MIN_WAIT_SECONDS * float(2 ** min(self._failures - 1, 10)))
         return seconds * random.uniform(0.5, 1.0)
 
     def failed(self, error: Exception) -> float:
         """Note an error that is not the database's; return how many seconds to wait before trying again."""
         self._odd += not isinstance(error, SqlqError)
         with self._shared.lock:
-            if self._is_to_be_said(f"{self._doing}: {type(error).__name__}"):
-                log.error("%s failed; trying again", self._doing, exc_info=error)
+            if self._may_log(f"{self._activity}: {type(error).__name__}"):
+                log.error("%s failed; trying again", self._activity, exc_info=error)
         if self._is_vital and self._odd >= OFTEN:  # guard: a-fault-ends-the-worker
             self.give_up(error)
         return ODD_SECONDS
@@ -137,7 +138,7 @@ class Outage:
     def give_up(self, error: Exception) -> None:
         """Have the workers of this process end: they cannot go on, by no fault of the database."""
         cause = f"{type(error).__name__}: {error}"
-        self._shared.fault = f"{self._doing} fails again and again, by no fault of the database: {cause}"
+        self._shared.fault = f"{self._activity} fails again and again, by no fault of the database: {cause}"
 
     def fault(self) -> str | None:
         """Take the reason why the workers of this process cannot go on."""
@@ -147,30 +148,30 @@ class Outage:
     def _log_outage(self, error: BaseException) -> None:
         if self._shared.since is None:
             self._shared.since = monotonic()
-        trouble = TAKES_NO_WRITES if takes_no_writes(error) else "does not answer"
-        trouble = "does not have its tables" if isinstance(error, SchemaVersionError) else trouble
-        if self._is_to_be_said(trouble):
+        kind = TAKES_NO_WRITES if takes_no_writes(error) else "does not answer"
+        kind = "does not have its tables" if isinstance(error, SchemaVersionError) else kind
+        if self._may_log(kind):
             log.warning(
                 "the database %s (while %s: %s); trying again until it does",
-                *(trouble, self._doing, refusal(error)),
+                *(kind, self._activity, refusal(error)),
                 event="database_away",
             )
 
     def _log_refusal(self, error: BaseException) -> None:
-        if self._is_to_be_said(self._doing):  # guard: what-is-refused-is-told
+        if self._may_log(self._activity):  # guard: refusals-are-logged
             grant = missing_grant(error, kind="worker")
             log.error(
                 "the database refuses what %s needs: %s%s; trying again once it is mended",
-                *(self._doing, refusal(error), f"; {grant}" if grant else ""),
+                *(self._activity, refusal(error), f"; {grant}" if grant else ""),
                 event="database_refuses",
             )
 
-    def _is_to_be_said(self, trouble: str) -> bool:
+    def _may_log(self, kind: str) -> bool:
         """Whether it was last logged long ago. Notes that it is logged now."""
-        moment = monotonic()
-        if moment - self._shared.said_at.get(trouble, -SAY_EVERY_SECONDS) < SAY_EVERY_SECONDS:
+        now = monotonic()
+        if now - self._shared.logged_at.get(kind, -LOG_EVERY_SECONDS) < LOG_EVERY_SECONDS:
             return False
-        self._shared.said_at[trouble] = moment
+        self._shared.logged_at[kind] = now
         return True
 
     def forget(self) -> None:
@@ -185,14 +186,14 @@ class Outage:
         if self._failures == 0:
             return
         with self._shared.lock:
-            if not wrote and TAKES_NO_WRITES in self._shared.said_at:  # guard: standby-is-an-outage
+            if not wrote and TAKES_NO_WRITES in self._shared.logged_at:  # guard: standby-is-an-outage
                 return
             self._failures = 0
             if self._shared.since is not None:
                 away_ms = (monotonic() - self._shared.since) * 1000
                 self._shared.since = None
                 self._shared.number += 1
-                self._shared.said_at.clear()
+                self._shared.logged_at.clear()
                 log.warning("the database is back after %s", readable(away_ms), event="database_back")
 
 
@@ -241,13 +242,13 @@ class Loop:
         """Have the next turn begin now; any thread may call this."""
         self._woken.set()
 
-    def finish(self, patience: Callable[[], float]) -> bool:
-        """Let the thread do what is left, and end. Return whether it has, before `patience` returned 0
+    def finish(self, time_left: Callable[[], float]) -> bool:
+        """Let the thread do what is left, and end. Return whether it has, before `time_left` returned 0
         seconds."""
         self._finishing = True
         self.wake()
         thread = self._thread
-        while thread is not None and thread.is_alive() and (seconds := patience()) > 0:
+        while thread is not None and thread.is_alive() and (seconds := time_left()) > 0:
             thread.join(min(seconds, LOOK_SECONDS))
         return thread is None or not thread.is_alive()
 

@@ -41,8 +41,8 @@ from sqlq.worker.options import WorkerOptions
 from sqlq.worker.threads.log import log
 from sqlq.worker.threads.loop import AWAY, STOP_SECONDS, Loop, Outage
 
-LOOKOUT_SECONDS = LOOKOUT_MS / 1000
-TRUSTED_SECONDS = 3 * LOOKOUT_SECONDS
+IDLE_POLL_SECONDS = LOOKOUT_MS / 1000
+TRUSTED_SECONDS = 3 * IDLE_POLL_SECONDS
 """After this time without a look by the poller its workers look for themselves."""
 STAND_BY_SECONDS = 10.0
 """After this time a worker's own poller takes over. The supervisor's waits less long for an answer."""
@@ -58,7 +58,7 @@ NEVER = inf
 
 def look_seconds(poll_ms: int | None) -> float:
     """Return the time between two looks of an idle host."""
-    return LOOKOUT_SECONDS if poll_ms is None else poll_ms / 1000
+    return IDLE_POLL_SECONDS if poll_ms is None else poll_ms / 1000
 
 
 class LastLook:
@@ -81,29 +81,29 @@ class LastLook:
 
     def at(self) -> float:
         """Return when a poller last looked."""
-        return max(self._own_at, self._supervision.looked_at())
+        return max(self._own_at, self._supervision.last_poll())
 
     def is_recent(self) -> bool:
         """Whether a poller looks for jobs, and for work of services."""
-        # guard: a-silent-lookout-is-noticed
+        # guard: silent-poller-is-noticed
         return monotonic() - self.at() < self._trusted_seconds
 
     def supervisor_looks(self) -> bool:
-        return monotonic() - self._supervision.looked_at() < self._trusted_seconds
+        return monotonic() - self._supervision.last_poll() < self._trusted_seconds
 
     def stands_by(self) -> bool:
         """Whether the worker's own poller rests: the supervisor's looks, or is about to."""
-        since = max(self._supervision.looked_at(), self._began_at)
-        # guard: who-is-alone-looks
+        since = max(self._supervision.last_poll(), self._began_at)
+        # guard: lone-worker-polls-at-once
         return not self._supervision.is_alone and monotonic() - since < STAND_BY_SECONDS
 
 
 def drawn(hosts: int) -> float:
     """Return a random back-off among a number of hosts, in seconds. Three of them go at once, the others
     within the time between two looks, rather early in it."""
-    if random.random() * hosts < WINNERS:  # guard: hosts-draw-lots
+    if random.random() * hosts < WINNERS:  # guard: hosts-back-off-at-random
         return 0.0
-    return float(SOONEST_SECONDS * (LOOKOUT_SECONDS / SOONEST_SECONDS) ** random.random())
+    return float(SOONEST_SECONDS * (IDLE_POLL_SECONDS / SOONEST_SECONDS) ** random.random())
 
 
 def looks_for_services(hosts: int) -> bool:
@@ -127,7 +127,7 @@ class Agenda:
         else:
             self.look_at = min(self.look_at, due_at + back_off)
 
-    def looked(self, began: float, next_at: float) -> None:
+    def plan_next_look(self, began: float, next_at: float) -> None:
         """Plan the look after one that began at this time. It has seen the jobs of earlier notifications."""
         self.look_at = next_at
         if self.send_at > began:  # guard: poll-keeps-later-notifications
@@ -153,11 +153,11 @@ class Poller(Loop):
         send: Callable[[], object],
         *,
         last_look: LastLook,
-        looked: Callable[[workers_look.Look, float], None],
+        on_look: Callable[[workers_look.Look, float], None],
         workers: Callable[[], Sequence[str]],
         quiet: bool = False,
     ) -> None:
-        """`send` has a worker of this host claim. `looked` is called with each look, and the time of its
+        """`send` has a worker of this host claim. `on_look` is called with each look, and the time of its
         answer by the monotonic clock. `workers` returns the workers whose requests are read. With `quiet`
         others report an outage of the database.
         """
@@ -170,7 +170,7 @@ class Poller(Loop):
         self._rescue_seconds = min(RESCUE_MS, options.lease_ms / 4) / 1000
         self._send_one = send
         self._last_look = last_look
-        self._looked = looked
+        self._on_look = on_look
         self._workers = workers
         self._hearing = Hearing()
 
@@ -203,21 +203,23 @@ class Poller(Loop):
         self._listening = listening = self._listening or self._database.for_listening()
         self._looking = looking = self._looking or self._database.for_looking(listening)
         with listening.patience, looking.patience, ExitStack() as open_:
-            ear = eye = open_.enter_context(listening.connect(isolation_level="AUTOCOMMIT"))
-            open_.callback(ear.invalidate)  # a listening connection must not return to the pool
+            listening_conn = looking_conn = open_.enter_context(
+                listening.connect(isolation_level="AUTOCOMMIT")
+            )
+            open_.callback(listening_conn.invalidate)  # a listening connection must not return to the pool
             if looking is not listening:
-                eye = open_.enter_context(looking.connect(isolation_level="AUTOCOMMIT"))
-            self._look_out(ear, eye)
+                looking_conn = open_.enter_context(looking.connect(isolation_level="AUTOCOMMIT"))
+            self._watch(listening_conn, looking_conn)
         return 0.0
 
-    def _look_out(self, ear: Connection, eye: Connection) -> None:
+    def _watch(self, listening_conn: Connection, looking_conn: Connection) -> None:
         """Look, and pass on notifications, until stopped. Raises when a connection breaks or does not
         answer."""
-        driver: Any = ear.connection.driver_connection
+        driver: Any = listening_conn.connection.driver_connection
         listens = self._can_listen(driver)
         if listens:
             self._hearing.begin(driver)
-            notify.listen(ear)
+            notify.listen(listening_conn)
         self._agenda = agenda = Agenda(look_at=monotonic())
         with selectors.DefaultSelector() as selector:
             selector.register(self._bell, selectors.EVENT_READ)
@@ -229,11 +231,11 @@ class Poller(Loop):
                 # guard: notifications-are-read-before-a-poll
                 looks = now >= agenda.look_at and (not listens or self._hearing.is_dry)
                 if looks:  # guard: poller-polls
-                    hears = self._look(eye).listens
-                    if eye is not ear and listens:
-                        hears = notify.listens(ear)
+                    receives = self._look(looking_conn).listens
+                    if looking_conn is not listening_conn and listens:
+                        receives = notify.listens(listening_conn)
                     self._outage.over(wrote=False)
-                    if listens and not hears:
+                    if listens and not receives:
                         why = "the URL to listen at leads through a pooler that does not carry LISTEN"
                         self._polls(logging.WARNING, why)
                         selector.unregister(driver.fileno())
@@ -266,7 +268,7 @@ class Poller(Loop):
     def _polls(self, level: int, why: str) -> None:
         log.log(
             level,
-            "%s: looking for new jobs each %s; to be told of them at once, name a direct connection in "
+            "%s: looking for new jobs each %s; to receive them at once, name a direct connection in "
             "SQLQ_LISTEN_URL",
             *(why, readable(self._look_seconds * 1000)),
             event="polling",
@@ -296,11 +298,11 @@ class Poller(Loop):
         if look.listens is None:  # once a primary, perhaps: what it shows is not what is there now
             refuse_standby(conn)  # guard: a-demoted-primary-is-left
         self._last_look.note()
-        self._looked(look, answered)
+        self._on_look(look, answered)
         waits = [ms / 1000 for ms in look.due.values()]
         if any(wait <= 0 for wait in waits):
             self._send()
-        self._agenda.looked(now, now + self._look_seconds)
+        self._agenda.plan_next_look(now, now + self._look_seconds)
         later = [wait for wait in waits if wait > 0]
         if later:
             # guard: no-worker-is-sent-too-early

@@ -67,7 +67,7 @@ class Wake:
             self._due_at = min(self._due_at, due_at)
         self._called.set()
 
-    def found_work(self) -> None:
+    def note_work(self) -> None:
         """Look closely again: where there was work there may be more."""
         self._interval = FIRST_LOOK_SECONDS
 
@@ -85,8 +85,8 @@ class Wake:
         called = self._called.is_set()
         if called:  # a call that comes only now is for the next wait; guard: wake-during-a-wait-is-kept
             self._called.clear()
-        longest = CLOSE_SECONDS if self._is_watched() else POLL_SECONDS
-        return called or self._interval < longest or monotonic() >= next_due
+        max_wait = CLOSE_SECONDS if self._is_watched() else POLL_SECONDS
+        return called or self._interval < max_wait or monotonic() >= next_due
 
     def commits(self) -> int | None:
         """Return a number that changes with each commit of other connections; None where a poller finds such
@@ -94,7 +94,7 @@ class Wake:
         return None
 
     @property
-    def rests(self) -> bool:
+    def is_resting(self) -> bool:
         """Whether nothing has happened of late, and a poller calls when something does."""
         return self._waited >= CLOSE_SECONDS and self._is_watched()
 
@@ -108,15 +108,15 @@ class WatchingWake(Wake):
     It changes when something is committed, never before; so one look at the tables suffices each time.
     """
 
-    SHORTEST_SECONDS, LONGEST_SECONDS = 0.001, 0.05
+    MIN_WAIT_SECONDS, MAX_WAIT_SECONDS = 0.001, 0.05
 
-    _pause = SHORTEST_SECONDS
-    longest_seconds = LONGEST_SECONDS
+    _pause = MIN_WAIT_SECONDS
+    max_wait_seconds = MAX_WAIT_SECONDS
     _connection: sqlite3.Connection | None = None
     _version = 0
 
-    def found_work(self) -> None:
-        self._pause = self.SHORTEST_SECONDS
+    def note_work(self) -> None:
+        self._pause = self.MIN_WAIT_SECONDS
 
     def start(self) -> None:
         self._version = self._data_version()
@@ -152,7 +152,7 @@ class WatchingWake(Wake):
                 self._version = version
                 self._called.set()
                 return
-            self._pause = min(self._pause * 1.05, self.longest_seconds)
+            self._pause = min(self._pause * 1.05, self.max_wait_seconds)
 
 
 def wake_for(database: Database, is_watched: Callable[[], bool], poll_ms: int | None = None) -> Wake:
@@ -161,5 +161,5 @@ def wake_for(database: Database, is_watched: Callable[[], bool], poll_ms: int | 
         return Wake(database, is_watched)
     wake = WatchingWake(database)
     if poll_ms is not None:
-        wake.longest_seconds = poll_ms / 1000
+        wake.max_wait_seconds = poll_ms / 1000
     return wake

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlq.worker.supervise.child import FAILED_STARTS, LONGEST_PAUSE_SECONDS, Places, Stage
+from sqlq.worker.supervise.child import FAILED_STARTS, MAX_PAUSE_SECONDS, RestartPolicy, Stage
 from tests.kit import for_each
 
 CASES = {
@@ -23,45 +23,45 @@ whether that was in good order, how many are missing beside the other, and the e
 @for_each("name", CASES)
 def test_a_place_is_filled_again_unless_its_process_ended_in_good_order(name: str) -> None:
     stage, status, has_reported, in_good_order, missing, code = CASES[name]
-    places = Places(2)
-    assert places.missing([Stage.WORKING, stage]) == (stage is Stage.LEAVING)
-    places.ready()
-    assert places.ended(stage, status, has_reported=has_reported) == in_good_order
-    assert (places.missing([Stage.WORKING]), places.code) == (missing, code)
-    assert not places.is_hopeless
+    restarts = RestartPolicy(2)
+    assert restarts.missing([Stage.WORKING, stage]) == (stage is Stage.LEAVING)
+    restarts.ready()
+    assert restarts.ended(stage, status, has_reported=has_reported) == in_good_order
+    assert (restarts.missing([Stage.WORKING]), restarts.code) == (missing, code)
+    assert not restarts.is_hopeless
 
 
 def test_all_processes_are_missing_at_first_and_none_when_all_start() -> None:
-    places = Places(3)
-    assert [places.missing([Stage.STARTING] * number) for number in range(4)] == [3, 2, 1, 0]
+    restarts = RestartPolicy(3)
+    assert [restarts.missing([Stage.STARTING] * number) for number in range(4)] == [3, 2, 1, 0]
 
 
 @for_each("status", [1, 2])
 def test_no_other_process_starts_when_the_first_has_logged_why_it_cannot(status: int) -> None:
-    places = Places(2)
-    places.failed(status, 100.0)
-    assert (places.is_hopeless, places.code) == (True, status)
+    restarts = RestartPolicy(2)
+    restarts.failed(status, 100.0)
+    assert (restarts.is_hopeless, restarts.code) == (True, status)
 
 
 @for_each(("status", "any_ready"), [(-9, False), (1, True), (3, False)])
 def test_starts_that_fail_follow_ever_later_until_the_supervisor_gives_up(
     status: int, any_ready: bool
 ) -> None:
-    places = Places(2)
+    restarts = RestartPolicy(2)
     if any_ready:
-        places.ready()
-    waits = [places.failed(status, 100.0) for _ in range(FAILED_STARTS - 1)]
+        restarts.ready()
+    waits = [restarts.failed(status, 100.0) for _ in range(FAILED_STARTS - 1)]
     assert waits == [0.5, 1.0, 2.0, 4.0]
-    assert max(waits) <= LONGEST_PAUSE_SECONDS
-    assert places.start_at == 104.0
-    assert not places.is_hopeless
-    places.failed(status, 104.0)
-    assert (places.is_hopeless, places.code) == (True, 1)
+    assert max(waits) <= MAX_PAUSE_SECONDS
+    assert restarts.start_at == 104.0
+    assert not restarts.is_hopeless
+    restarts.failed(status, 104.0)
+    assert (restarts.is_hopeless, restarts.code) == (True, 1)
 
 
 def test_a_process_at_work_ends_a_row_of_failed_starts() -> None:
-    places = Places(2)
+    restarts = RestartPolicy(2)
     for _ in range(3 * FAILED_STARTS):
-        places.failed(-9, 100.0)
-        places.ready()
-    assert not places.is_hopeless
+        restarts.failed(-9, 100.0)
+        restarts.ready()
+    assert not restarts.is_hopeless
