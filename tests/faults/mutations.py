@@ -498,7 +498,7 @@ GUARDS = [
     Guard("counts-go-by-the-index", ".order_by(jobs.c.available_at)", "", "tests/conformance/test_admin_listings.py::test_postgresql_reads_a_bounded_number_of_pages[postgresql]"),
     Guard("what-is-immutable-is-opened-anew", None, "pass", "tests/conformance/test_admin_listings.py::test_a_reader_of_an_immutable_file_sees_a_later_write[sqlite]"),
     Guard("large-processes-are-replaced", "turn.resident > options.max_rss", "False", "tests/worker/test_bounds.py::test_a_worker_that_has_grown_ends_after_its_running_jobs[sqlite]"),
-    Guard("idleness-is-of-all-children", "min(", "max(", "tests/worker/test_bounds.py::test_a_supervisor_stops_when_none_of_its_children_has_work"),
+    Guard("all-children-are-idle", "min(", "max(", "tests/worker/test_bounds.py::test_a_supervisor_stops_when_none_of_its_children_has_work"),
     Guard("the-loop-of-all-goes-on", None, "if not self._closing:", OUTCOMES + "test_a_system_exit_in_an_asyncio_task_ends_its_attempt_alone[sqlite-exits]"),
     Guard("the-loop-of-all-goes-on", None, "if not self._closing:", OUTCOMES + "test_a_system_exit_in_an_asyncio_task_ends_its_attempt_alone[sqlite-stops_the_loop]"),
     Guard("cancel-survives-a-closed-loop", "RuntimeError", "ZeroDivisionError", "tests/worker/test_starting.py::test_a_cancel_after_the_loop_is_closed_blocks_nothing"),

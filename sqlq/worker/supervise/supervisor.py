@@ -207,7 +207,7 @@ class Supervisor:
     @property
     def idle_ms(self) -> float:
         """For how long no child has had work."""
-        return min((child.idle_ms for child in self._children), default=0.0)  # guard: idleness-is-of-all-children
+        return min((child.idle_ms for child in self._children), default=0.0)  # guard: all-children-are-idle
 
     def run(self) -> int:
         """Work until stopped, or until every child has ended in good order; return the exit code."""
