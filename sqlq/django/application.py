@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import django
 from asgiref.sync import async_to_sync, sync_to_async
 from django.apps import apps
+from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.db import close_old_connections, connections, reset_queries
 from django.utils.functional import Promise
@@ -231,9 +232,9 @@ def project_app() -> DjangoApp:
 def _from_settings() -> DjangoApp:
     """Set Django up where nothing has begun to: `sqlq -a sqlq.django:app` is no command of manage.py's."""
     try:
-        if not apps.ready and not getattr(apps, "loading", False):
+        if not apps.ready and not apps.loading:
             django.setup()
-        if not apps.is_installed("sqlq.django"):
+        if not any(name.startswith("sqlq.django") for name in settings.INSTALLED_APPS):
             raise ConfigurationError("'sqlq.django' is used, but not installed: add it to INSTALLED_APPS")
         return DjangoApp()
     except ImproperlyConfigured as error:

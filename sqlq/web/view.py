@@ -105,7 +105,7 @@ class View:
 
     @property
     def came_from(self) -> str:
-        """The path of the page that the form names, if it is one of is_own."""
+        """The path of the page that the form names, if it is one of ours."""
         root = self.url("overview")
         path = self.request.form.get("back", "")
         is_own = path.startswith(root) and not path.startswith("//") and "\\" not in path
