@@ -33,18 +33,22 @@ if TYPE_CHECKING:
         fixed as fixed,
         linear as linear,
     )
-    from sqlq.model.flow_status import FlowDetails as FlowDetails, StepDetails as StepDetails
-    from sqlq.model.flow import EnqueuedFlow as EnqueuedFlow, Flow as Flow
-    from sqlq.model.flow_parts import Step as Step, chain as chain, group as group
+    from sqlq.model.flow import Flow as Flow, FlowDetails as FlowDetails, StepDetails as StepDetails
+    from sqlq.model.flow_parts import (
+        EnqueuedFlow as EnqueuedFlow,
+        Step as Step,
+        chain as chain,
+        group as group,
+    )
     from sqlq.model.history import AttemptRecord as AttemptRecord
     from sqlq.model.job import (
         Job as Job,
         JobDetails as JobDetails,
-        JobOutcome as JobOutcome,
         NewJob as NewJob,
         Progress as Progress,
         State as State,
     )
+    from sqlq.model.job_options import JobOutcome as JobOutcome
     from sqlq.model.limit import Limit as Limit, Serial as Serial
     from sqlq.model.retry import Cancel as Cancel, Retry as Retry, Snooze as Snooze
     from sqlq.model.schedule import Schedule as Schedule
@@ -62,11 +66,11 @@ _MODULES = {
     ),
     "events": "JobEvent",
     "model.backoff": "exponential fibonacci fixed linear",
-    "model.flow": "EnqueuedFlow Flow",
-    "model.flow_parts": "Step chain group",
-    "model.flow_status": "FlowDetails StepDetails",
+    "model.flow": "Flow FlowDetails StepDetails",
+    "model.flow_parts": "EnqueuedFlow Step chain group",
     "model.history": "AttemptRecord",
-    "model.job": "Job JobDetails JobOutcome NewJob Progress State",
+    "model.job": "Job JobDetails NewJob Progress State",
+    "model.job_options": "JobOutcome",
     "model.limit": "Limit Serial",
     "model.retry": "Cancel Retry Snooze",
     "model.schedule": "Schedule",

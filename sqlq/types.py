@@ -9,7 +9,7 @@ from sqlq.admin.jobs import JobList, Pruned, RetriedJobs
 from sqlq.admin.queues import QueueStatuses
 from sqlq.admin.schedules import LastJob, ScheduleDetails
 from sqlq.admin.workers import WorkerRequest, WorkerStatus
-from sqlq.model.flow_status import FlowStatus
+from sqlq.model.flow import FlowStatus
 from sqlq.model.limit import LimitStatus
 from sqlq.results.results import AsCompleted, Waited
 from sqlq.store.audit import Action

@@ -21,7 +21,7 @@ from sqlq.store.workers import notify
 
 T = TypeVar("T")
 E = TypeVar("E")
-PATIENCE_SECONDS = 5.0
+LOCK_TIMEOUT_SECONDS = 5.0
 """How long an operation waits for rows that other transactions have locked, all in all. Claims and settles
 last milliseconds; a handler's own transaction after complete() may last longer, and then its job is about to
 end anyway."""
@@ -54,8 +54,8 @@ def cancel(
         return ended | dict.fromkeys(done.requested, Cancellation.REQUESTED)
 
     effects = _apply(database, selections, partial(operate.cancel, force=force, reason=reason), effects_of)
-    for chosen in selections:
-        if left := tuple(id for id in chosen.ids if id not in effects):
+    for selection in selections:
+        if left := tuple(id for id in selection.ids if id not in effects):
             with database.read() as conn:
                 jobs = lookup.handles(conn, Selection(left))
             effects |= dict.fromkeys(left, Cancellation.UNKNOWN)
@@ -83,27 +83,27 @@ def _apply(
 ) -> dict[int, E | None]:
     """Do the work on the live or `waiting` jobs that are selected, but for those that were enqueued after the
     call began. Return the effect on each, None on those that stayed locked."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
     effects: dict[int, E | None] = {}
     with database.read() as conn:
         newest = operate.newest(conn)
-    for chosen in selections:
+    for selection in selections:
         last = 0
         while True:
             with database.read() as conn:
-                batch = operate.live(conn, chosen, after_id=last, up_to_id=newest, waiting=waiting)
+                batch = operate.live(conn, selection, after_id=last, up_to_id=newest, waiting=waiting)
             if not batch:
                 break
             last = batch[-1]
             effects |= effects_of(database.run(partial(work, ids=batch)))
             for id in batch:
                 if id not in effects:  # locked at that time, claimed or ended meanwhile
-                    done = _patiently(database, work, id, deadline)
+                    done = _with_lock_timeout(database, work, id, deadline)
                     effects |= {id: None} if done is None else effects_of(done)
     return effects
 
 
-def _patiently(database: Database, work: Callable[..., T], id: int, deadline: float) -> T | None:
+def _with_lock_timeout(database: Database, work: Callable[..., T], id: int, deadline: float) -> T | None:
     """Do the work on a row that another has locked, and wait for it until the deadline; None where it stays
     locked."""
     if not database.may_wait:
@@ -127,10 +127,10 @@ class MovedBack(NamedTuple):
 def move_back(database: Database, selections: Iterable[Selection]) -> MovedBack:
     """Move the failed jobs that are selected back to be run again."""
     done = MovedBack([], [])
-    for chosen in selections:
+    for selection in selections:
         last = 0
         while True:
-            moved, held = database.run(partial(operate.retry_failed, chosen=chosen, after_id=last))
+            moved, held = database.run(partial(operate.retry_failed, chosen=selection, after_id=last))
             if not moved and not held:
                 break
             done.moved.extend(moved)

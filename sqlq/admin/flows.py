@@ -12,8 +12,8 @@ from sqlq.admin.facet import Facet, audited, for_asyncio
 from sqlq.admin.selections import no_job
 from sqlq.errors import JobNotFoundError
 from sqlq.model.checks import Rows
-from sqlq.model.flow import EnqueuedFlow, When
-from sqlq.model.flow_status import FlowDetails, FlowStatus, StepDetails
+from sqlq.model.flow import FlowDetails, FlowStatus, StepDetails, When
+from sqlq.model.flow_parts import EnqueuedFlow
 from sqlq.model.job import State
 from sqlq.payload.encryption import Encryption
 from sqlq.store.blockers import free_after
@@ -63,8 +63,8 @@ class Flows(Facet):
     ) -> dict[int, Cancellation]:
         """Cancel the live steps of a flow, as `app.jobs.cancel` does; steps that have ended stay. Raises
         `JobNotFoundError`."""
-        chosen = Selection(flow_id=self._require(id))
-        return cancel(self._database, [chosen], force=force, reason=reason)
+        selection = Selection(flow_id=self._require(id))
+        return cancel(self._database, [selection], force=force, reason=reason)
 
     @audited("retry --flow")
     def retry(self, id: FlowOrId) -> builtins.list[int]:

@@ -14,8 +14,6 @@ from sqlq.store import blockers
 from sqlq.store.blockers import Reason, put_back
 from sqlq.store.jobs import insert
 
-AHEAD_COUNTED = 1_000
-
 
 def why(database: Database, job: JobDetails) -> Iterator[Reason]:
     """Yield why a job is in its state, what it waits for, and what changes that."""
@@ -48,24 +46,25 @@ def _retry(database: Database, job: JobDetails) -> Reason:
         holder = None if job.unique_key is None else insert.holder(conn, job.queue, job.unique_key)
     if holder in (None, job.id):
         return Reason("it has failed for good; a retry gives it all its attempts again", f"retry {job.id}")
-    said = f"it has failed for good, and job {holder} has its unique key: a retry is refused until that ends"
-    return Reason(said, f"show {holder}")
+    return Reason(
+        f"it has failed for good, and job {holder} has its unique key: a retry is refused until that ends",
+        f"show {holder}",
+    )
 
 
 def _running(database: Database, job: JobDetails) -> Iterator[Reason]:
     if job.cancel_requested_at is not None:
         yield Reason("it was asked to stop, and its handler ends by itself", f"cancel {job.id} --force")
-    worker = next((each for each in Workers(database).list(silent=True) if each.id == job.reserved_by), None)
-    if worker is None:
-        yield Reason("its worker is gone: another one takes it over when its lease has run out")
-    elif not worker.alive:
-        yield Reason(
-            f"its worker, on {worker.host}, has been silent for {span(worker.silent_seconds)}: "
-            "another one takes it over when its lease has run out"
-        )
-    else:
+    workers = {worker.id: worker for worker in Workers(database).list(silent=True)}
+    worker = workers.get(job.reserved_by or "")
+    if worker is not None and worker.alive:
         words = None if job.cancel_requested_at else f"cancel {job.id}"
         yield Reason(f"it runs on {worker.host}, pid {worker.pid}", words)
+        return
+    state = "is gone"
+    if worker is not None:
+        state = f"on {worker.host} has been silent for {span(worker.silent_seconds)}"
+    yield Reason(f"its worker {state}: another one takes it over when its lease has run out")
 
 
 def _blocked(database: Database, job: JobDetails) -> Iterator[Reason]:
@@ -82,36 +81,29 @@ def _unserved(database: Database, job: JobDetails, serving: Sequence[WorkerStatu
     if pauses.all is not None:
         yield Reason("all queues are paused", "queues resume --all")
     elif job.queue in pauses.named:
-        until = pauses.named[job.queue].until
-        said = "" if until is None else f" until {written(until)}"
-        yield Reason(f"its queue is paused{said}", f"queues resume {queue}")
+        end = pauses.named[job.queue].until
+        end_text = "" if end is None else f" until {written(end)}"
+        yield Reason(f"its queue is paused{end_text}", f"queues resume {queue}")
     elif not serving:
         yield Reason("no worker serves its queue", f"work -q {queue}", needs_app=True)
 
 
 def _serving(database: Database, queue: str) -> list[WorkerStatus]:
-    return [each for each in Workers(database).list() if each.queues is None or queue in each.queues]
+    workers = Workers(database).list()
+    return [worker for worker in workers if worker.queues is None or queue in worker.queues]
 
 
 def _queue(database: Database, job: JobDetails) -> Iterator[Reason]:
     yield from put_back(job)
     serving = _serving(database, job.queue)
-    unserved = [*_unserved(database, job, serving)]
+    unserved = list(_unserved(database, job, serving))
     yield from unserved
     if unserved or job.state is State.SCHEDULED:
         return
-    taking = [each for each in serving if each.state in ("idle", "busy")]
+    taking = [worker for worker in serving if worker.state in ("idle", "busy")]
     if not taking:
         yield Reason(f"the workers of its queue take no jobs: {serving[0].state}", "workers")
-        return
-    free = sum(max(0, each.concurrency - len(each.jobs)) for each in taking)
-    waiting = Queues(database)._waiting([job.queue], limit=AHEAD_COUNTED)
-    more = "" if waiting.exact else " at least"
-    if free:
+    elif free := sum(max(0, worker.concurrency - len(worker.jobs)) for worker in taking):
         yield Reason(f"it is due, and {free:,} slots are free: a worker claims it within about a second")
     else:
-        slots = sum(each.concurrency for each in taking)
-        yield Reason(
-            f"all {slots:,} slots of its workers are taken;{more} {waiting.number:,} jobs of its queue are "
-            "due"
-        )
+        yield Reason(f"all {sum(worker.concurrency for worker in taking):,} slots of its workers are taken")

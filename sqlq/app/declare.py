@@ -18,8 +18,8 @@ from sqlq.events import EventName, Events, Receive, checked_names
 from sqlq.model.backoff import BackoffOption
 from sqlq.model.checks import checked_name
 from sqlq.model.foreign_names import hints
-from sqlq.model.job import Follows, NewJob
-from sqlq.model.job_options import JobOptions, job_fields, option_fields
+from sqlq.model.job import NewJob
+from sqlq.model.job_options import Follows, JobOptions, job_fields, option_fields
 from sqlq.model.limit import AnyLimit, DeclaredLimits, Limit, plain_key, suits
 from sqlq.model.middleware import Scope, lifespan_scope, middleware_scope
 from sqlq.model.schedule import Declarations, Declared, Options, Schedule, checked_template, planned
@@ -164,9 +164,9 @@ class Declares:
             queue: make_task(function, **self._defaults.over(options, queue))
             for queue in self._defaults.queues - {task.queue}
         }
-        task = replace(task, _elsewhere=elsewhere, _says_expires=options.get("start_within") is not None)
+        task = replace(task, _elsewhere=elsewhere, _has_start_within=options.get("start_within") is not None)
         plan = None if when is None else planned(when)
-        if plan is not None and (misfit := task._interface.misfit((), {})) is not None:
+        if plan is not None and (misfit := task._interface.mismatch((), {})) is not None:
             raise ConfigurationError(
                 f"schedule is set, but {misfit}: declare it with its arguments, as in "
                 'app.schedule("nightly", task.new(…), cron="0 3 * * *")'
@@ -361,9 +361,9 @@ class Declares:
         not known here, the App's options count; the worker's task has the attempts and the timeout."""
         task = self._tasks.get(job.task)
         if task is None and job._by_name_alone:
-            options = self._defaults.over({}, job.queue if "queue" in job._given else None)
+            options = self._defaults.over({}, job.queue if "queue" in job._options_set else None)
             fields, headers = job_fields(options), options.get("headers") or {}
-            its_own = job._given | {"max_attempts", "timeout_ms"}
+            its_own = job._options_set | {"max_attempts", "timeout_ms"}
         elif task is None:
             return job, {}
         elif job.queue == task.queue or not task._elsewhere:
@@ -371,7 +371,7 @@ class Declares:
         else:
             task = task._in_queue(job.queue)
             fields, headers = option_fields(task), task.headers
-            its_own = job._given | {"queue"}
+            its_own = job._options_set | {"queue"}
         job = replace(job, **{name: value for name, value in fields.items() if name not in its_own})
         return job, headers
 

@@ -35,10 +35,10 @@ from sqlq.database.caller.session import (
 from sqlq.database.caller.transactions import session_of_its_own
 from sqlq.enqueue.enqueue import Batch
 from sqlq.errors import ConfigurationError, NoResultError, SqlqError
-from sqlq.model.callbacks import follow_up
-from sqlq.model.flow import EnqueuedFlow, Plan, plan_of
+from sqlq.model.flow import Plan, plan_of
+from sqlq.model.flow_parts import EnqueuedFlow
 from sqlq.model.job import NewJob, State
-from sqlq.model.outcome import Cancelled, Failed, Finished, Outcome, Retried
+from sqlq.model.outcome import Cancelled, Failed, Finished, Outcome, Retried, follow_up
 from sqlq.model.retry import Cancel, Retry, Snooze, decide, describe
 from sqlq.model.task import Registry
 from sqlq.store.flows.flows import with_results

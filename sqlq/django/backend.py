@@ -89,7 +89,7 @@ class SqlqBackend(BaseTaskBackend):
         self.validate_task(task)
         args, kwargs = normalize_json(list(args)), normalize_json(dict(kwargs))
         registered = self.registered(task)
-        if (reason := registered._interface.misfit(args, kwargs)) is not None:
+        if (reason := registered._interface.mismatch(args, kwargs)) is not None:
             raise TypeError(reason)
         run_after: datetime | None = task.run_after
         if run_after is not None and timezone.is_naive(run_after):

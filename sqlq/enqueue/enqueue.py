@@ -42,7 +42,8 @@ from sqlq.enqueue.notify import Notifier
 from sqlq.errors import EnqueueError, SchemaVersionError, SqlqError
 from sqlq.events import Events
 from sqlq.model.checks import refusing_by
-from sqlq.model.flow import EnqueuedFlow, Plan
+from sqlq.model.flow import Plan
+from sqlq.model.flow_parts import EnqueuedFlow
 from sqlq.model.handle import Origin
 from sqlq.model.job import Job, NewJob
 from sqlq.schema import version

@@ -8,31 +8,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Coroutine, Iterable, Mapping
-from dataclasses import replace
-from typing import Any, Literal, NamedTuple, TypeAlias, overload
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, overload
 
 from sqlq.config.constants import PAYLOAD_BYTES
-from sqlq.errors import ArgumentsError, EnqueueError
+from sqlq.config.json_text import AsJson
+from sqlq.errors import ArgumentsError, EnqueueError, JobNotFoundError
 from sqlq.model.checks import checked_name, checked_word, refusing_by
 from sqlq.model.flow_parts import AnyFlow, Chain, Group, Result, Step, Steps, kind
-from sqlq.model.job import Job, NewJob, R
+from sqlq.model.job import NewJob, Progress, R, State
 
 When: TypeAlias = Literal["success", "failure", "ended"]
-MOST_STEPS = 100_000
-MOST_EDGES = 1_000_000
+STEPS_LIMIT = 100_000
+EDGES_LIMIT = 1_000_000
 """A flow is written in one transaction, and read as a whole."""
 GROWN_FROM = -1
 """The number of the step whose handler adds steps to the flow that it is of."""
 
 
 class Edge(NamedTuple):
-    """Step number `step` waits for the step number `after` to end so. `place` is its place among those that
-    the step waits for."""
+    """Step number `step` waits for the step number `after` to end so. `position` is that of `after` among
+    those that the step waits for."""
 
     step: int
     after: int
     when: When
-    place: int
+    position: int
 
 
 class Plan(NamedTuple):
@@ -55,7 +57,7 @@ class _Laid(NamedTuple):
     gate: dict[int, When]
     is_list: bool
 
-    def given(self) -> tuple[Any, ...]:
+    def arguments(self) -> tuple[Any, ...]:
         """Return the arguments for a task that comes next."""
         if self.is_list:
             return (Result(Steps(self.ends), is_list=True),)
@@ -122,24 +124,24 @@ class Flow(AnyFlow):
             f"flow.add takes a job, a chain or a group, not {kind(job)}: write flow.add(task.new(…))"
         )
 
-    def _lay(self, part: Any, waits: Mapping[int, When], given: tuple[Any, ...]) -> _Laid:
-        """Add a part, and return its place in the flow; `given` are the arguments for a task."""
+    def _lay(self, part: Any, waits: Mapping[int, When], arguments: tuple[Any, ...]) -> _Laid:
+        """Add a part, and return its place in the flow; `arguments` are the arguments for a task."""
         if isinstance(part, Chain):
             laid = _Laid([], dict(waits), is_list=False)
             for each in part._parts:
-                laid = self._lay(each, laid.gate, given)
-                given = laid.given()
+                laid = self._lay(each, laid.gate, arguments)
+                arguments = laid.arguments()
             return laid
         if isinstance(part, Group):
-            ends = [end for each in part._parts for end in self._lay(each, waits, given).ends]
+            ends = [end for each in part._parts for end in self._lay(each, waits, arguments).ends]
             gate: dict[int, When] = {end.number: "success" for end in ends}
             laid = _Laid(ends, gate or dict(waits), is_list=True)
             self._laid[id(part)] = (part, laid)
             return laid
         try:
-            job = part if isinstance(part, NewJob) else part.new(*given)
+            job = part if isinstance(part, NewJob) else part.new(*arguments)
         except ArgumentsError as error:
-            if not given:
+            if not arguments:
                 raise
             raise ArgumentsError(
                 f"{error}; a task gets the result of the part before it, and a job has arguments of its own: "
@@ -186,43 +188,45 @@ class Flow(AnyFlow):
                 "a job that is there already may be a step of another flow; enqueue the flow from a job that "
                 "has the key"
             )
-        if job.start_by is not None or (job.start_within_ms is not None and "start_within_ms" in job._given):
+        if job.start_by is not None or (
+            job.start_within_ms is not None and "start_within_ms" in job._options_set
+        ):
             raise EnqueueError(
                 f"{job.task} has a time by which it has to start: a step of a flow cannot have one, since "
                 "it waits for others; say .set(start_within=None), or let the step look at its moment itself"
             )
         job = without_expiry(job)  # a start deadline of queue or App is for jobs that wait for nothing
-        if len(self.steps) >= MOST_STEPS:
+        if len(self.steps) >= STEPS_LIMIT:
             raise EnqueueError(
-                f"{self!r} has {MOST_STEPS:,} steps, which is the most: let a step enqueue flows of its own"
+                f"{self!r} has {STEPS_LIMIT:,} steps, which is the most: let a step enqueue flows of its own"
             )
         all_waits = dict(waits)
-        wanted = [(where, self._sources(job, result), result.is_list) for where, result in job._results]
-        for _, numbers, _ in wanted:
+        results = [(where, self._sources(job, result), result.is_list) for where, result in job._results]
+        for _, numbers, _ in results:
             for number in numbers:
                 if all_waits.setdefault(number, "success") != "success":
                     raise EnqueueError(
                         f"{job.task} takes the result of {self._named(number)}, and comes when that has "
-                        f"{_SAID[all_waits[number]]}: only a step that has finished has a result"
+                        f"{_ENDINGS[all_waits[number]]}: only a step that has finished has a result"
                     )
         if self._grows:
             all_waits.setdefault(GROWN_FROM, "success")
-        places = {number: place for place, number in enumerate(all_waits)}
-        if wanted:
+        positions = {number: position for position, number in enumerate(all_waits)}
+        if results:
             job = _with_results(
                 job,
                 [
-                    (where, [places[n] for n in numbers] if is_list else places[numbers[0]])
-                    for where, numbers, is_list in wanted
+                    (where, [positions[n] for n in numbers] if is_list else positions[numbers[0]])
+                    for where, numbers, is_list in results
                 ],
             )
-        if len(self._edges) + len(all_waits) > MOST_EDGES:
+        if len(self._edges) + len(all_waits) > EDGES_LIMIT:
             raise EnqueueError(
-                f"in {self!r} steps wait for others in more than {MOST_EDGES:,} ways: between two wide "
+                f"in {self!r} steps wait for others in more than {EDGES_LIMIT:,} ways: between two wide "
                 "groups put one step that waits for the first, and for which the second waits"
             )
         step = Step(self, len(self.steps), job)
-        self._edges += [Edge(step.number, n, when, places[n]) for n, when in all_waits.items()]
+        self._edges += [Edge(step.number, n, when, positions[n]) for n, when in all_waits.items()]
         self.steps.append(step)
         return step
 
@@ -282,7 +286,7 @@ class Flow(AnyFlow):
 
 
 After: TypeAlias = "Iterable[Step | Steps] | Mapping[Step, When] | Step | Steps"
-_SAID = {"failure": "failed", "ended": "ended in any way"}
+_ENDINGS = {"failure": "failed", "ended": "ended in any way"}
 
 
 class Growth(Flow):
@@ -325,35 +329,94 @@ def plan_of(part: AnyFlow) -> Plan:
     return Plan(flow.name, [step.job for step in flow.steps], list(flow._edges), *flow._ends())
 
 
-class EnqueuedFlow(NamedTuple):
-    """The answer of `enqueue` for a flow: its `id`, and its jobs in the order in which their steps were
-    added. `ends` has the places among them of the jobs whose results are the flow's. With `is_list` these are
-    a list whatever their number."""
-
-    id: int
-    name: str | None
-    jobs: tuple[Job, ...]
-    ends: tuple[int, ...] = ()
-    is_list: bool = False
-
-    def job(self, step: Step[R]) -> Job[R]:
-        """Return the job that a step has become."""
-        return self.jobs[step.number]
-
-
 def without_expiry(job: NewJob[R]) -> NewJob[R]:
     """Return a step without a time by which it has to start, which its queue may have for jobs."""
     return job if job.start_within_ms is None else replace(job, start_within_ms=None)
 
 
-def _with_results(job: NewJob[R], places: list[tuple[int | str, int | list[int]]]) -> NewJob[R]:
+def _with_results(job: NewJob[R], positions: list[tuple[int | str, int | list[int]]]) -> NewJob[R]:
     """Return a job whose payload names the arguments that are results of the steps before it. Each is named
-    by its place or name, and by the places of the steps among those that it waits for."""
+    by its place or name, and by the positions of the steps among those that it waits for."""
     between = ", " if len(job.payload) > len("{}") else ""
-    payload = f'{job.payload[:-1]}{between}"results": {json.dumps(places, ensure_ascii=False)}}}'
+    payload = f'{job.payload[:-1]}{between}"results": {json.dumps(positions, ensure_ascii=False)}}}'
     if (size := len(payload.encode())) > PAYLOAD_BYTES:
         raise EnqueueError(
             f"the arguments of {job.task} take {size:,} bytes as JSON, more than the {PAYLOAD_BYTES:,} "
             "allowed: it takes the results of too many steps"
         )
     return replace(job, payload=payload, _results=())
+
+
+# -- as operators see it -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StepDetails:
+    """A step of a flow, as its row has it. `after` has the steps that it waits or waited for, by their ids,
+    each with how it has to end. `result` is decoded JSON; `error` is the error of a failed step, or why one
+    was cancelled or skipped."""
+
+    id: int
+    task: str
+    queue: str
+    label: str | None
+    state: State
+    attempts: int
+    after: Mapping[int, When]
+    result: Any = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FlowStatus(AsJson):
+    """How far a flow is: how many of its steps are in which state. Steps whose rows were pruned count as
+    nothing."""
+
+    COLUMNS: ClassVar = ("id", "name", "state", "steps=steps_by_state", "enqueued=created_at")
+    id: int
+    name: str | None
+    created_at: datetime
+    counts: Mapping[State, int]
+
+    @property
+    def steps_by_state(self) -> str:
+        return ", ".join(f"{number:,} {state}" for state, number in self.counts.items())
+
+    @property
+    def state(self) -> State:
+        """The state of the flow as a whole. It is `running` as long as a step runs or will by itself. Else it
+        is `failed` where one has failed, `blocked` where one waits, `cancelled` where all that ended were
+        cancelled, and otherwise `finished`. A step that never had to run is cancelled, too."""
+        if any(self.counts.get(state) for state in (State.RUNNING, State.AVAILABLE, State.SCHEDULED)):
+            return State.RUNNING
+        states = (State.FAILED, State.BLOCKED, State.FINISHED, State.CANCELLED)
+        return next((state for state in states if self.counts.get(state)), State.FINISHED)
+
+    @property
+    def progress(self) -> Progress:
+        """How many of its steps have finished or were cancelled, of all there are."""
+        ended = sum(self.counts.get(state, 0) for state in (State.FINISHED, State.CANCELLED))
+        return Progress(ended, sum(self.counts.values()))
+
+    def as_json(self) -> dict[str, Any]:
+        progress = self.progress
+        return {**asdict(self), "state": self.state, "done": progress.done, "of": progress.of}
+
+
+@dataclass(frozen=True, slots=True)
+class FlowDetails(FlowStatus):
+    """A flow with its steps, in the order of their ids, which is that in which they were added."""
+
+    steps: tuple[StepDetails, ...]
+
+    @property
+    def results(self) -> dict[int, Any]:
+        """The results of the steps that have finished, as decoded JSON, by their ids."""
+        return {step.id: step.result for step in self.steps if step.state is State.FINISHED}
+
+    def step(self, id: int) -> StepDetails:
+        """Return a step by its id. Raises `JobNotFoundError`."""
+        for step in self.steps:
+            if step.id == id:
+                return step
+        raise JobNotFoundError(f"flow {self.id} has no step {id}")

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast, overload
 
 from sqlq.errors import EnqueueError
-from sqlq.model.job import NewJob, R, R_co
-
-if TYPE_CHECKING:
-    from sqlq.model.flow import EnqueuedFlow, Flow
+from sqlq.model.job import Job, NewJob, R, R_co
 
 T = TypeVar("T")
 
@@ -40,7 +37,7 @@ class Result:
 class Step(Generic[R_co]):
     """A job of a flow. Other steps may wait for it, and take its result."""
 
-    def __init__(self, flow: Flow, number: int, job: NewJob[R_co]) -> None:
+    def __init__(self, flow: Any, number: int, job: NewJob[R_co]) -> None:
         self._flow = flow
         self.number = number
         self.job = job
@@ -57,11 +54,13 @@ class Step(Generic[R_co]):
 
     def then(self, job: NewJob[T]) -> Step[T]:
         """Add a step that runs when this one has finished; the same as `flow.add(job, after=[step])`."""
-        return self._flow.add(job, after=[self])
+        step: Step[T] = self._flow.add(job, after=[self])
+        return step
 
     def catch(self, job: NewJob[T]) -> Step[T]:
         """Add a step that runs when this one has failed for good."""
-        return self._flow.add(job, after=[self], when="failure")
+        step: Step[T] = self._flow.add(job, after=[self], when="failure")
+        return step
 
     def __repr__(self) -> str:
         return f"step {self.number + 1} ({self.job.task})"
@@ -76,6 +75,22 @@ class Steps(tuple[Step[R_co], ...]):
     def results(self) -> list[R_co]:
         """The results of these steps, in their order, as one argument of a later step."""
         return cast("list[R_co]", Result(self, is_list=True))
+
+
+class EnqueuedFlow(NamedTuple):
+    """The answer of `enqueue` for a flow: its `id`, and its jobs in the order in which their steps were
+    added. `ends` has the places among them of the jobs whose results are the flow's. With `is_list` these are
+    a list whatever their number."""
+
+    id: int
+    name: str | None
+    jobs: tuple[Job, ...]
+    ends: tuple[int, ...] = ()
+    is_list: bool = False
+
+    def job(self, step: Step[R]) -> Job[R]:
+        """Return the job that a step has become."""
+        return self.jobs[step.number]
 
 
 class AnyFlow:
@@ -158,7 +173,7 @@ def without_results(
     """Return which arguments are results of steps, by their places and names, and the arguments with None in
     place of these. A list of nothing but results is one."""
     each: Iterator[tuple[int | str, Any]] = iter([*enumerate(args), *kwargs.items()])
-    results = {place: found for place, value in each if (found := _as_result(value)) is not None}
+    results = {position: result for position, value in each if (result := _as_result(value)) is not None}
     known = [None if i in results else value for i, value in enumerate(args)]
     return results, known, {name: None if name in results else value for name, value in kwargs.items()}
 

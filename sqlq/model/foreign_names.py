@@ -62,9 +62,9 @@ _OPTIONS = {
 def hints(unknown: Iterable[str], known: Collection[str]) -> str:
     """Return what unknown options of other job queues are called among the `known` ones, as the beginning of
     a sentence."""
-    found = {name: _OPTIONS[name] for name in unknown if _OPTIONS.get(name, "") in known}
+    names = {name: _OPTIONS[name] for name in unknown if _OPTIONS.get(name, "") in known}
     counts = {"max_attempts": ", which counts the first one"}
-    return "".join(f"{name} is {here} here{counts.get(here, '')}; " for name, here in found.items())
+    return "".join(f"{name} is {here} here{counts.get(here, '')}; " for name, here in names.items())
 
 
 def refuse_unknown_options(error: type[Exception], known: Iterable[str]) -> Callable[[F], F]:

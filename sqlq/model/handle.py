@@ -20,10 +20,10 @@ class Origin:
         """`created` has the creation time of each job, as SQLite has it, where nothing reports how the
         transaction ends."""
         self.created = created or {}
-        self.is_undone = False
+        self.is_rolled_back = False
 
     def undo(self) -> None:
-        self.is_undone = True
+        self.is_rolled_back = True
 
 
 class Handle:
@@ -40,7 +40,7 @@ class Handle:
         or any row after a rollback."""
         origin: Origin = getattr(self, "_origin", _CERTAIN)
         is_another = created is not None and origin.created.get(self.id, created) != created
-        if origin.is_undone or is_another:  # guard: a-handle-knows-of-its-rollback
+        if origin.is_rolled_back or is_another:  # guard: a-handle-knows-of-its-rollback
             raise JobNotFoundError(
                 f"job {self.id} is not there: the transaction that enqueued it was rolled back, and its id "
                 "may be another job's by now"

@@ -30,10 +30,10 @@ class Interface:
         self._handler = handler
         self.signature = signature_of(handler)
 
-    def misfit(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    def mismatch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
         """Return why the handler does not take these arguments; None when it does."""
-        least, most = self.positional
-        if not kwargs and least <= len(args) <= most:
+        least, largest = self.positional
+        if not kwargs and least <= len(args) <= largest:
             return None
         try:
             self.signature.bind(*args, **kwargs)
@@ -105,8 +105,8 @@ class Interface:
         Raises `MisfitError` where the handler here does not take them, but the handler of another release
         may. Raises `ArgumentsError` for a value that does not fit its annotation.
         """
-        if (misfit := self.misfit(args, kwargs)) is not None:
-            raise MisfitError(misfit)
+        if (mismatch := self.mismatch(args, kwargs)) is not None:
+            raise MisfitError(mismatch)
         if self.conversions is None:
             return args, kwargs
         return self.conversions.converted("decode", args, kwargs, f"{self._task}: ")

@@ -19,7 +19,6 @@ from typing import (
     Any,
     ClassVar,
     Generic,
-    Literal,
     NamedTuple,
     Protocol,
     Unpack,
@@ -75,49 +74,6 @@ class JobOrFlow(Protocol[J_co]):
         def _becomes(self) -> J_co: ...
 
 
-FailureReason = Literal["error", "timeout", "worker_lost", "unknown_task", "bad_payload", "bad_signature"]
-
-
-@dataclass(frozen=True, slots=True)
-class JobOutcome:
-    """How a job ended: the one argument of the task that follows it.
-
-    `outcome` is `finished`, `failed` or `cancelled`, `attempts` the number of attempts it took. For a failed
-    job `reason` is as in `failed_jobs`: error, timeout, worker_lost, unknown_task or bad_payload; nothing
-    follows a bad signature. `exception` is the class and `message` the text of its last error, or the reason
-    of a cancel. `label` is the one that the
-    job has. The id gives more. `app.jobs.get(ended.id)` has the traceback and the errors of earlier attempts,
-    `app.result(ended.id)` the result.
-
-    >>> @app.task  # doctest: +SKIP
-    ... def alarm(ended: sqlq.JobOutcome) -> None:
-    ...     pager.send(f"{ended.task} {ended.id} failed: {ended.message}")
-    """
-
-    id: int
-    task: str
-    queue: str
-    outcome: Literal["finished", "failed", "cancelled"]
-    attempts: int
-    reason: FailureReason | None = None
-    exception: str | None = None
-    message: str | None = None
-    label: str | None = None
-
-
-E_contra = PlainTypeVar("E_contra", contravariant=True)
-
-
-class TakesEnding(Protocol[E_contra]):
-    """A task whose handler takes how a job ended."""
-
-    def new(self, ended: E_contra, /) -> Any: ...
-
-
-Follows = TakesEnding[JobOutcome] | TakesEnding[dict[str, Any]]
-"""A task that may follow the end of a job: its handler takes a `JobOutcome`, or that as a dict."""
-
-
 @dataclass(frozen=True)
 class NewJob(HasArguments, Generic[R_co]):
     """A job that is not enqueued yet: made by `task.new(…)`, given options by `.set(…)`.
@@ -144,7 +100,7 @@ class NewJob(HasArguments, Generic[R_co]):
     start_by: datetime | None = None
     """Until when it may be started."""
     on_success: str | None = None
-    """The task that follows, as the job's row names it; see `callbacks.Follower`."""
+    """The task that follows, as the job's row names it; see `outcome.Follower`."""
     on_failure: str | None = None
     """The same after a failure, with what follows a cancel inside it."""
     label: str | None = None
@@ -166,7 +122,7 @@ class NewJob(HasArguments, Generic[R_co]):
     """The arguments that are results of steps before it, by place or name, each a `flow.Result`."""
     _by_name_alone: bool = field(default=False, compare=False, repr=False)
     """Whether its task is known by its name alone, so that the App's defaults count for it."""
-    _given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    _options_set: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     """The options that `.set` was given."""
 
     if TYPE_CHECKING:
@@ -232,7 +188,7 @@ class NewJob(HasArguments, Generic[R_co]):
                 both = {**self.headers, **changes.pop("headers")}
                 changes["headers_text"] = headings.encode(both, "the headers")
         merge_cancel(changes, self.on_failure)
-        new = replace(self, **changes, _given=self._given | changes.keys())
+        new = replace(self, **changes, _options_set=self._options_set | changes.keys())
         for name, default in OF_A_KEY.items():
             value = options.get(name)
             if new.unique_key is None and value not in (None, default):
@@ -394,8 +350,8 @@ class JobDetails(HasArguments, AsJson, Handle):
 
     def as_json(self, *, whole: bool = True) -> dict[str, Any]:
         """Return it as an object; without its large fields where it stands in a list."""
-        found = {**asdict(self), "error": self.error}
-        return found if whole else {name: value for name, value in found.items() if name not in LARGE}
+        fields = {**asdict(self), "error": self.error}
+        return fields if whole else {name: value for name, value in fields.items() if name not in LARGE}
 
 
 LARGE = ("payload", "result", "traceback")

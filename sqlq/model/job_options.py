@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict, TypeVar
 
 from sqlq.config.durations import Duration, aware, milliseconds
 from sqlq.errors import ConfigurationError
@@ -26,11 +27,51 @@ from sqlq.model.checks import (
 from sqlq.model.limit import AnyLimit, checked_limit
 from sqlq.payload import headers as headings
 
-if TYPE_CHECKING:
-    from sqlq.model.job import Follows
-
 NO_TIMEOUT_MS = 0
 """In a job's row: it has no timeout, whatever its task has."""
+
+
+FailureReason = Literal["error", "timeout", "worker_lost", "unknown_task", "bad_payload", "bad_signature"]
+
+
+@dataclass(frozen=True, slots=True)
+class JobOutcome:
+    """How a job ended: the one argument of the task that follows it.
+
+    `outcome` is `finished`, `failed` or `cancelled`, `attempts` the number of attempts it took. For a failed
+    job `reason` is as in `failed_jobs`: error, timeout, worker_lost, unknown_task or bad_payload; nothing
+    follows a bad signature. `exception` is the class and `message` the text of its last error, or the reason
+    of a cancel. `label` is the one that the
+    job has. The id gives more. `app.jobs.get(ended.id)` has the traceback and the errors of earlier attempts,
+    `app.result(ended.id)` the result.
+
+    >>> @app.task  # doctest: +SKIP
+    ... def alarm(ended: sqlq.JobOutcome) -> None:
+    ...     pager.send(f"{ended.task} {ended.id} failed: {ended.message}")
+    """
+
+    id: int
+    task: str
+    queue: str
+    outcome: Literal["finished", "failed", "cancelled"]
+    attempts: int
+    reason: FailureReason | None = None
+    exception: str | None = None
+    message: str | None = None
+    label: str | None = None
+
+
+E_contra = TypeVar("E_contra", contravariant=True)
+
+
+class TakesEnding(Protocol[E_contra]):
+    """A task whose handler takes how a job ended."""
+
+    def new(self, ended: E_contra, /) -> Any: ...
+
+
+Follows = TakesEnding[JobOutcome] | TakesEnding[dict[str, Any]]
+"""A task that may follow the end of a job: its handler takes a `JobOutcome`, or that as a dict."""
 
 
 class Kept(Enum):

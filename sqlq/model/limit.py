@@ -24,7 +24,7 @@ from sqlq.payload.signatures import signature_of
 Key = str | Callable[..., str]
 OnFailure: TypeAlias = Literal["continue", "hold"]
 
-MOST_RUNNING = 1_000_000
+RUNNING_LIMIT = 1_000_000
 _RATE = re.compile(r"\s*([0-9_]{1,20})\s*/(.+)", re.DOTALL)
 
 
@@ -32,10 +32,10 @@ class _Filling(Formatter):
     """Fills a key in, but for None: all jobs without a customer would wait in one line, as one of its own."""
 
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> Any:
-        found = super().get_field(field_name, args, kwargs)
-        if found[0] is None:  # guard: none-makes-no-key
+        value, first = super().get_field(field_name, args, kwargs)
+        if value is None:  # guard: none-makes-no-key
             raise ValueError(f"{field_name} is None, and would share a line with others that are")
-        return found
+        return value, first
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def rule_of(limit: AnyLimit) -> Rule:
         return Rule(max_running=1, in_order=True, holds=limit.on_failure == "hold")
     running = limit.running
     if running is not None:
-        running = checked_whole(running, "running", range(1, MOST_RUNNING + 1))
+        running = checked_whole(running, "running", range(1, RUNNING_LIMIT + 1))
     return Rule(running, *((None, None) if limit.rate is None else checked_rate(limit.rate)))
 
 
@@ -228,28 +228,28 @@ class DeclaredLimits(dict[str, AnyLimit]):
         declared = self.declared(key)
         if rule is not None and declared is not None and rule != declared:
             raise EnqueueError(
-                f"the limit of a job differs from the one declared for the key {key!r}, {said(declared)}: "
-                f"use that, as in .set(limit={key!r})"
+                f"the limit of a job differs from the one declared for the key {key!r}, "
+                f"{rule_text(declared)}: use that, as in .set(limit={key!r})"
             )
         return rule or declared
 
 
 def checked_rate(value: Any) -> tuple[int, int]:
     """Return the number of starts and the length of the period in milliseconds."""
-    found = _RATE.fullmatch(value) if isinstance(value, str) else None
-    if found is None:
+    match = _RATE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
         raise ConfigurationError(f'rate is {value!r}: it is a number of starts and a period, as in "100/1m"')
-    number = int(found[1].replace("_", "") or 0)
-    period = found[2].strip()
+    number = int(match[1].replace("_", "") or 0)
+    period = match[2].strip()
     ms = milliseconds(period if period[:1].isdigit() else f"1{period}", f"the period of rate {value!r}")
-    if not 1 <= number <= MOST_RUNNING or ms == 0:
+    if not 1 <= number <= RUNNING_LIMIT or ms == 0:
         raise ConfigurationError(
-            f"rate is {value!r}: its number lies between 1 and {MOST_RUNNING:,}, and its period is not zero"
+            f"rate is {value!r}: its number lies between 1 and {RUNNING_LIMIT:,}, and its period is not zero"
         )
     return number, ms
 
 
-def said(rule: Rule) -> str:
+def rule_text(rule: Rule | LimitStatus) -> str:
     """Return a rule in words: "5 running, 100/1m"."""
     parts = []
     if rule.in_order:
@@ -311,7 +311,7 @@ class LimitStatus(AsJson):
         """The rule of the key in words: "5 running, 100/1m"."""
         if not self.is_known:
             return "as its jobs say, once a worker looks"
-        return said(Rule(self.max_running, self.rate, self.period_ms, self.in_order, self.holds))
+        return rule_text(self)
 
     @property
     def capped(self) -> tuple[str, ...]:

@@ -43,52 +43,46 @@ def lifespan_scope(function: Any) -> Scope:
     return _scope(function, "lifespan", "takes no arguments", "lambda: pool()")
 
 
-def task_middleware(given: Any, task: str) -> tuple[Scope, ...] | None:
+def task_middleware(functions: Any, task: str) -> tuple[Scope, ...] | None:
     """Return a task's own middleware, None where it declines all. Raises `ConfigurationError` for a function
     that cannot be middleware."""
-    if given is None:
+    if functions is None:
         return None
-    if isinstance(given, str) or not isinstance(given, Sequence):
+    if isinstance(functions, str) or not isinstance(functions, Sequence):
         raise ConfigurationError(
-            f"middleware of {task} is {given!r}: it is a list of functions, as in middleware=[tracing], or "
-            "None for nothing around this task, the App's included"
+            f"middleware of {task} is {functions!r}: it is a list of functions, as in middleware=[tracing], "
+            "or None for nothing around this task, the App's included"
         )
-    return tuple(map(middleware_scope, given))
+    return tuple(map(middleware_scope, functions))
 
 
 def surrounding(scopes: Iterable[Scope], task: str, is_async: bool) -> tuple[Scope, ...]:
     """Return the middleware of a task's handler. Raises `ConfigurationError` for asynchronous middleware of a
     `def` handler, around which it cannot run."""
-    chosen = tuple(scope for scope in scopes if is_async or not scope.skips_def)
-    for scope in chosen:
+    fitting = tuple(scope for scope in scopes if is_async or not scope.skips_def)
+    for scope in fitting:
         if scope.is_async and not is_async:  # guard: async-middleware-needs-async-def
             raise ConfigurationError(
                 f"the asynchronous middleware {scope.name} cannot run around {task}, which is a def: make it "
                 "a def, or give it to async def tasks alone, by middleware= of @app.task"
             )
-    return chosen
+    return fitting
 
 
 def _scope(function: Any, what: str, rule: str, example: str, *args: object) -> Scope:
     name = name_of(function)
-    if not callable(function) or (
-        not isinstance(function, type) and _any_attribute(type(function), "__enter__", "__aenter__")
-    ):
+    is_class = isinstance(function, type)
+    is_manager = _any_attribute(function if is_class else type(function), "__enter__", "__aenter__")
+    if not callable(function) or is_manager != is_class or is_kind(function, inspect.iscoroutinefunction):
         raise ConfigurationError(
-            f"{what} is {name}, not a function: it {rule}, and makes a context manager each time it is "
-            f"called, as in app.{what}({example})"
+            f"{what} is {name}: it is a function that {rule}, and makes a context manager each time it is "
+            f"called, as in app.{what}({example}); a generator function yields once"
         )
     if not takes(function, *args):
         signature = signature_of(function)
         raise ConfigurationError(f"{name}{signature} cannot be called: {what} {rule}")
-    if isinstance(function, type):
-        if not _any_attribute(function, "__enter__", "__aenter__"):
-            raise ConfigurationError(f"{what} is the class {name}, whose objects are no context managers")
+    if is_class:
         return Scope(name, function, function, is_async=not hasattr(function, "__enter__"))
-    if is_kind(function, inspect.iscoroutinefunction):
-        raise ConfigurationError(
-            f"{what} is {name}, a coroutine function: it has to yield once, where what it surrounds runs"
-        )
     if is_kind(function, inspect.isasyncgenfunction):
         return Scope(name, function, asynccontextmanager(function), is_async=True)
     if is_kind(function, inspect.isgeneratorfunction):
@@ -96,7 +90,7 @@ def _scope(function: Any, what: str, rule: str, example: str, *args: object) -> 
     # decorated with asynccontextmanager, perhaps
     is_async = inspect.isasyncgenfunction(inspect.unwrap(function))
 
-    def made(*args: Any) -> Any:
+    def managed(*args: Any) -> Any:
         manager = function(*args)
         if not _any_attribute(type(manager), "__aenter__" if is_async else "__enter__"):
             raise ConfigurationError(
@@ -104,7 +98,7 @@ def _scope(function: Any, what: str, rule: str, example: str, *args: object) -> 
             )
         return manager
 
-    return Scope(name, function, made, is_async)
+    return Scope(name, function, managed, is_async)
 
 
 def takes(function: Any, *args: object) -> bool:

@@ -21,7 +21,8 @@ from sqlq.errors import ExecutionError, JobTimeoutError, PayloadKeyError, Worker
 from sqlq.model.backoff import Backoff, exponential
 from sqlq.model.checks import checked_priority, checked_queue
 from sqlq.model.history import UNKNOWN, AttemptTimes, written
-from sqlq.model.job import ClaimedJob, FailureReason
+from sqlq.model.job import ClaimedJob
+from sqlq.model.job_options import FailureReason
 from sqlq.model.outcome import Cancelled, ErrorText, Failed, Outcome, Released, Retried
 
 log = logging.getLogger("sqlq.worker")

@@ -337,7 +337,7 @@ class Declarations:
             )
 
 
-_NOT_IN_OPTIONS = {"task", "queue", "payload", "available_at", "_given", "schedule", "scheduled_for"}
+_NOT_IN_OPTIONS = {"task", "queue", "payload", "available_at", "_options_set", "schedule", "scheduled_for"}
 
 
 def options_text(job: NewJob) -> str:

@@ -14,15 +14,15 @@ from typing import Any, Generic, Literal, ParamSpec, TypeVar
 from sqlq.config.constants import DEFAULT_QUEUE, MAX_ATTEMPTS
 from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError, UnknownTaskError
 from sqlq.model.backoff import backoff_from
-from sqlq.model.callbacks import Follower
 from sqlq.model.checks import checked_name, refusing_by
 from sqlq.model.flow_parts import Group, without_results
 from sqlq.model.foreign_names import NameOfAnotherQueue
 from sqlq.model.interface import Interface
-from sqlq.model.job import JobOutcome, NewJob
-from sqlq.model.job_options import checked_follow_up, job_fields, merge_cancel, option_fields
+from sqlq.model.job import NewJob
+from sqlq.model.job_options import JobOutcome, checked_follow_up, job_fields, merge_cancel, option_fields
 from sqlq.model.limit import AnyLimit, check_parameters, key_for, plain_key, rule_of
 from sqlq.model.middleware import Scope, is_kind, surrounding, task_middleware
+from sqlq.model.outcome import Follower
 from sqlq.model.retry import RetryPolicy
 from sqlq.payload.annotations import hints_of, takes_object
 from sqlq.payload.codec import encode, encode_plain
@@ -71,7 +71,7 @@ class Task(Generic[P, R]):
     """The headers of its jobs, where they do not set others."""
     _middleware: tuple[Scope, ...] | None = field(default=(), repr=False)
     """Its own middleware, beside that of all tasks; None where neither is to run."""
-    _says_expires: bool = field(default=False, repr=False)
+    _has_start_within: bool = field(default=False, repr=False)
     """Whether the task itself defines when its jobs expire, and not its queue or the App."""
     _elsewhere: Mapping[str, Task[P, R]] = field(default_factory=dict, repr=False, compare=False)
     """The task as it is in other queues than its own, by their names, where they have options of their
@@ -99,12 +99,12 @@ class Task(Generic[P, R]):
         >>> job = send_receipt.new(order.id)  # doctest: +SKIP
         """
         interface = self._interface
-        least, most = interface.positional
-        is_usual = not kwargs and least <= len(args) <= most and self._is_plain
+        least, largest = interface.positional
+        is_usual = not kwargs and least <= len(args) <= largest and self._is_plain
         if is_usual and (text := encode_plain(args)) is not None:
             return self._blank._with_payload(text)
-        if (misfit := interface.misfit(args, kwargs)) is not None:
-            raise ArgumentsError(misfit)
+        if (mismatch := interface.mismatch(args, kwargs)) is not None:
+            raise ArgumentsError(mismatch)
         interface.refuse_none(args, kwargs)
         results, known, named = without_results(args, kwargs)
         job = self._blank._with_payload(interface.encoded(known, named, but=results))
@@ -149,23 +149,23 @@ class Task(Generic[P, R]):
             on_failure=self.on_failure,
             limit_key=None if self.limit is None else plain_key(self.limit),
             rule=None if self.limit is None else rule_of(self.limit),
-            _given=frozenset({"start_within_ms"} if self._says_expires else ()),
+            _options_set=frozenset({"start_within_ms"} if self._has_start_within else ()),
         )
 
     def _as_follow_up(self, option: str) -> str:
         """Return this task as the rows of other jobs name it, which it follows. Raises
         `ConfigurationError` where its handler does not take how a job ended as its one argument."""
-        misfit = self._interface.misfit([None], {})
-        if misfit is None:
+        mismatch = self._interface.mismatch([None], {})
+        if mismatch is None:
             name = next(iter(self._interface.signature.parameters))
             # read anew when it is called: annotations may name what comes later
             hint = hints_of(self.handler).get(name, Any)
             fits = hint is JobOutcome or takes_object(hint, asdict(_AN_ENDING))
             if not fits:  # guard: a-follow-up-fits
-                misfit = f"{self.name}, whose {name} is annotated as {_shown(hint)}"
-        if misfit is not None:
+                mismatch = f"{self.name}, whose {name} is annotated as {getattr(hint, '__name__', hint)}"
+        if mismatch is not None:
             raise ConfigurationError(
-                f"{option} is {misfit}: its handler is called with how the job ended, as in def "
+                f"{option} is {mismatch}: its handler is called with how the job ended, as in def "
                 "alarm(ended: sqlq.JobOutcome)"
             )
         return Follower(self.name, self.queue, self.priority).as_text()
@@ -196,10 +196,6 @@ def new_from_json(task: AnyTask, args: Sequence[Any] = (), kwargs: Mapping[str, 
 
 
 _AN_ENDING = JobOutcome(1, "shop.charge", "default", "failed", 1, "error", "ValueError", "no card", "order 7")
-
-
-def _shown(hint: Any) -> str:
-    return getattr(hint, "__name__", None) or str(hint)
 
 
 def make_task(handler: Callable[P, R], **options: Any) -> Task[P, R]:
@@ -258,39 +254,30 @@ def _task_name(handler: Callable[..., Any], name: str | None) -> str:
     if name is not None:
         return checked_name(name, "the task's name")
     module, qualname = getattr(handler, "__module__", None), getattr(handler, "__qualname__", None)
-    why = None
-    if module is None or qualname is None:
-        why = "has no name of its own"
-    elif module == "__main__":
-        why = "is defined in __main__, a module that no worker can import"
-    elif "<lambda>" in qualname:
-        why = "is a lambda, and has no name"
-    elif "<locals>" in qualname:
-        why = "is defined inside another function, where no worker can find it"
-    if why is not None:
+    if module in (None, "__main__") or qualname is None or "<" in qualname:
         raise ConfigurationError(
-            f"{qualname or repr(handler)} {why}: define it at the top of an importable module, or name the "
-            "task, as in @app.task(name='shop.send_receipt')"
+            f"{qualname or repr(handler)} of {module} cannot be imported by its name: define it at the top "
+            "of an importable module, or name the task, as in @app.task(name='shop.send_receipt')"
         )
     return checked_name(f"{module}.{qualname}", "the task's name")
 
 
-def _aliases(given: Any) -> tuple[str, ...]:
-    if isinstance(given, str) or not isinstance(given, Sequence):
+def _aliases(names: Any) -> tuple[str, ...]:
+    if isinstance(names, str) or not isinstance(names, Sequence):
         raise ConfigurationError(
-            f"aliases is {given!r}: it is a list of names, as in aliases=['shop.send_receipt']"
+            f"aliases is {names!r}: it is a list of names, as in aliases=['shop.send_receipt']"
         )
-    return tuple(checked_name(name, "an alias") for name in given)
+    return tuple(checked_name(name, "an alias") for name in names)
 
 
-def _exceptions(given: Any, option: str) -> tuple[type[BaseException], ...]:
-    found = given if isinstance(given, tuple) else tuple(given) if isinstance(given, list) else (given,)
-    for kind in found:
+def _exceptions(value: Any, option: str) -> tuple[type[BaseException], ...]:
+    kinds = tuple(value) if isinstance(value, list | tuple) else (value,)
+    for kind in kinds:
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
             raise ConfigurationError(
                 f"{option} holds {kind!r}: it lists exception classes, as in {option}=(TimeoutError, OSError)"
             )
-    return found
+    return kinds
 
 
 class NamedTask:
@@ -335,7 +322,7 @@ class Registry(Mapping[str, AnyTask]):
         self.adds_to_jobs = False
         """Whether a task or a queue adds more to its jobs than a task alone can when it makes one."""
         self._tasks: dict[str, AnyTask] = {}
-        self._found: dict[str, AnyTask] = {}
+        self._by_name: dict[str, AnyTask] = {}
         """By name and by alias."""
         self._arounds: list[Scope] = []
 
@@ -354,7 +341,7 @@ class Registry(Mapping[str, AnyTask]):
         would be a matter of luck."""
         names = (task.name, *task.aliases)
         for name in names:
-            taken = self._found.get(name)
+            taken = self._by_name.get(name)
             if taken is not None:
                 raise ConfigurationError(
                     f"two tasks are named {name!r} ({_defined_at(taken.handler)} and "
@@ -367,16 +354,16 @@ class Registry(Mapping[str, AnyTask]):
             object.__setattr__(each, "_app", self._app)
         # anew, since workers go through them meanwhile
         self._tasks = {**self._tasks, task.name: task}
-        self._found = {**self._found, **dict.fromkeys(names, task)}
+        self._by_name = {**self._by_name, **dict.fromkeys(names, task)}
 
     def find(self, name: str) -> AnyTask:
         """Return the task of that name or alias. Raises `UnknownTaskError` naming the nearest one."""
         try:
-            return self._found[name]
+            return self._by_name[name]
         except KeyError:
             import difflib
 
-            near = difflib.get_close_matches(name, self._found, 1, cutoff=0.0)
+            near = difflib.get_close_matches(name, self._by_name, 1, cutoff=0.0)
             advice = (
                 f"; did you mean {near[0]}?"
                 if near
@@ -385,7 +372,7 @@ class Registry(Mapping[str, AnyTask]):
             raise UnknownTaskError(f"no task is named {name!r}{advice}") from None
 
     def __getitem__(self, name: str) -> AnyTask:
-        return self._found[name]
+        return self._by_name[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tasks)

@@ -25,8 +25,8 @@ def users_line(trace: str | None, *, or_last: bool = False) -> Line | None:
     `or_last` the last one."""
     frames = [frame for text in (trace or "").split("\n") if (frame := _FRAME.match(text))]
     own = [frame for frame in frames if not any(mark in frame[1] for mark in _NOT_THE_USERS)]
-    chosen = own or (frames if or_last else [])
-    if not chosen:
+    lines = own or (frames if or_last else [])
+    if not lines:
         return None
-    path, number, function = chosen[-1].groups()
+    path, number, function = lines[-1].groups()
     return Line("/".join(path.replace("\\", "/").split("/")[-2:]), int(number), function.strip())

@@ -29,8 +29,8 @@ from sqlq.errors import (
     WaitTimeoutError,
 )
 from sqlq.model.checks import checks_arguments
-from sqlq.model.flow import EnqueuedFlow
-from sqlq.model.flow_status import FlowDetails
+from sqlq.model.flow import FlowDetails
+from sqlq.model.flow_parts import EnqueuedFlow
 from sqlq.model.handle import Handle, id_of
 from sqlq.model.job import Job, JobDetails, R, State, error_line
 from sqlq.model.task import Registry

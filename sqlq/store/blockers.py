@@ -7,7 +7,6 @@ name, a folder beside this module stores it, and a class here has its entry.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from sqlq.model.job import JobDetails
 from sqlq.store.flows import flows, unblock
 from sqlq.store.jobs import lookup
 from sqlq.store.limits import admit
+from sqlq.store.limits.admit import FreedJobs
 
 RECENT_MS = 3 * RESCUE_MS
 """How far back a sweep looks beyond the one before it, so that one may be late."""
@@ -37,17 +37,6 @@ class Reason(NamedTuple):
     text: str
     words: str | None = None
     needs_app: bool = False
-
-
-@dataclass
-class FreedJobs:
-    """The effect of a call that frees jobs: their number, and the delays in milliseconds of those that start
-    later. `keys` are to be freed again at once. `has_more` is True where more remains without a key."""
-
-    number: int = 0
-    starts_ms: Collection[float] = ()
-    keys: Collection[Any] = ()
-    has_more: bool = False
 
 
 class Blocker:
@@ -153,8 +142,7 @@ class LimitBlocker(Blocker):
         """The key after which the sweep goes on; None between two of them."""
 
     def free(self, database: Database, keys: Collection[str]) -> FreedJobs:
-        done = admit.look(database, keys, served=self._served)
-        return FreedJobs(done.number, done.starts_ms, done.more, done.more_wakes)
+        return admit.look(database, keys, served=self._served)
 
     def next_ms(self, database: Database) -> float | None:
         return admit.next_wake_ms(database)
@@ -164,11 +152,11 @@ class LimitBlocker(Blocker):
             return None
         # guard: limit-keys-are-swept
         done, self._after_key = admit.sweep(database.for_claims, self._after_key or "")
-        has_more = self._after_key is not None or bool(done.more) or done.more_wakes
-        return FreedJobs(done.number, has_more=has_more)
+        done.has_more = self._after_key is not None or bool(done.keys) or done.has_more
+        return done
 
     def clear_up(self, conn: Connection, limit: int) -> int:
-        return admit.forget_unused(conn, unused_ms=UNUSED_MS, most=limit)
+        return admit.forget_unused(conn, unused_ms=UNUSED_MS, limit=limit)
 
     def explain(self, database: Database, job: JobDetails) -> Iterator[Reason]:
         key = job.limit_key or ""

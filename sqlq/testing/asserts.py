@@ -193,7 +193,7 @@ def _has(options: JobOptions, job: NewJob) -> bool:
 
 def _comparable(job: NewJob) -> list[Any]:
     """The fields of a job that its row has, with times as SQLite stores them."""
-    fields = [value for name, value in vars(job).items() if name not in ("rule", "_given")]
+    fields = [value for name, value in vars(job).items() if name not in ("rule", "_options_set")]
     return [milliseconds_of(value) if isinstance(value, datetime) else value for value in fields]
 
 
@@ -222,7 +222,7 @@ def _bound(task: Known, call: Call) -> Any:
     args, kwargs = call
     if isinstance(task, str):
         return _listed([args, {**kwargs}])
-    if (misfit := task._interface.misfit(args, kwargs)) is not None:
+    if (misfit := task._interface.mismatch(args, kwargs)) is not None:
         raise ArgumentsError(misfit)
     bound = task._interface.signature.bind(*args, **kwargs)
     bound.apply_defaults()

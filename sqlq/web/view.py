@@ -23,7 +23,7 @@ from sqlq.admin.verbs import VERBS
 from sqlq.app.app import App
 from sqlq.config.command_hint import command, escaped_lines, shortened
 from sqlq.config.durations import age, span, until, written
-from sqlq.model.flow_status import StepDetails
+from sqlq.model.flow import StepDetails
 from sqlq.payload.encryption import Unopened
 from sqlq.web.access import FORM_COOKIE, Redaction
 from sqlq.web.reading import Reading

@@ -448,7 +448,7 @@ def test_a_settle_after_a_forced_cancel_changes_nothing(play: Play) -> None:
 def test_cancel_reports_rows_that_stay_locked(
     play: Play, engine: Engine, force: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batches, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(batches, "LOCK_TIMEOUT_SECONDS", 0.05)
     held, other, free = play.enqueue(3)
     with locked(engine, held), locked(engine, other):
         assert play.app.jobs.cancel(queue="default", force=force) == {

@@ -44,7 +44,7 @@ def unuse(engine: Engine, days: float = 31) -> None:
 
 def forget(app: sqlq.App) -> int:
     with app.database.begin() as conn:
-        return admit.forget_unused(conn, unused_ms=UNUSED_MS, most=1_000)
+        return admit.forget_unused(conn, unused_ms=UNUSED_MS, limit=1_000)
 
 
 def known(app: sqlq.App) -> list[str]:
@@ -191,7 +191,7 @@ def test_a_wake_keeps_its_limit_when_the_key_is_deleted_meanwhile(
     monkeypatch.setattr(admit, "_add", adds)
     app.enqueue_many([task.new() for _ in range(5)])
     first = admit.look(app.database)
-    assert (first.number, first.more_wakes, forgotten) == (0, True, [1])
+    assert (first.number, first.has_more, forgotten) == (0, True, [1])
     assert admit.look(app.database).number == 3
 
 

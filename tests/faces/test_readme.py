@@ -65,8 +65,7 @@ import sqlq
 from sqlq.admin.doctor.doctor import Doctor
 from sqlq.cli.context import Context
 from sqlq.cli.root import sqlq as sqlq_command
-from sqlq.model.callbacks import settlement
-from sqlq.model.outcome import ErrorText, Failed, Finished, Released, Retried, Settlement
+from sqlq.model.outcome import ErrorText, Failed, Finished, Released, Retried, Settlement, settlement
 from sqlq.model.schedule import Declared, Schedule
 from sqlq.payload.encryption import Key, new_key
 from sqlq.schema import version
@@ -1413,7 +1412,7 @@ def work_as(url: str) -> None:
             workerss.seen(conn, "w")
             workerss.leave(conn, "w")
             workerss.sweep(conn, silent_ms=1)
-            admit.forget_unused(conn, unused_ms=1, most=10)
+            admit.forget_unused(conn, unused_ms=1, limit=10)
             notify.wake_others(conn)
             workerss.say(conn, "w", "paused")
             pauses.end_pauses(conn)

@@ -29,8 +29,17 @@ from sqlq.database.dialect import Driver
 from sqlq.database.mariadb.driver import MariaDBDriver
 from sqlq.database.postgresql.driver import PostgreSQLDriver
 from sqlq.database.sqlite.driver import SQLiteDriver
-from sqlq.model.callbacks import settlement
-from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Outcome, Released, Retried, Settlement
+from sqlq.model.outcome import (
+    Cancelled,
+    ErrorText,
+    Failed,
+    Finished,
+    Outcome,
+    Released,
+    Retried,
+    Settlement,
+    settlement,
+)
 from sqlq.store import schedules
 from sqlq.store.flows import unblock as unblocking
 from sqlq.store.jobs import lease, lookup, operate

@@ -190,9 +190,9 @@ def test_a_limit_holds_for_all_nodes(urls: list[str]) -> None:
                     "INSERT INTO jobs (task, priority, limit_key, blocked_by, available_at, due_at) "
                     "VALUES ('t', 5, 'one', 'limit', '9998-01-01', UTC_TIMESTAMP(6))"
                 )
-                assert admit.look_on(here, keys, most=0).number == 1
+                assert admit.look_on(here, keys, limit=0).number == 1
                 with first.database.begin() as there:
-                    assert admit.look_on(there, keys, most=0).number == 1
+                    assert admit.look_on(there, keys, limit=0).number == 1
 
         with pytest.raises(OperationalError, match="1213"):
             admit_by_turns()

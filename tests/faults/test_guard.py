@@ -185,7 +185,7 @@ def scene(app: sqlq.App, engine: Engine) -> dict[str, int]:
         )
         later = dataclasses.replace(one, task="in_line", delay_ms=60_000)
         insert.insert(conn, [one, later])
-        assert admit.look_on(conn, (), most=9).number == 1
+        assert admit.look_on(conn, (), limit=9).number == 1
         assert claim.claim(conn, ["limits"], limit=9, owner="me", lease_ms=60_000)
         flow = sqlq.Flow()
         failing = flow.add(NewJob("failing", "{}", "flows", 5))

@@ -34,10 +34,9 @@ import sqlq
 from sqlq.admin.flows import SKIPPED
 from sqlq.database.database import Database
 from sqlq.model import history
-from sqlq.model.callbacks import settlement
 from sqlq.model.flow import plan_of
 from sqlq.model.job import NewJob
-from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Released, Retried
+from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Released, Retried, settlement
 from sqlq.schema.types import MARIADB_NOW, POSTGRESQL_NOW, SQLITE_NOW
 from sqlq.store.flows import flows
 from sqlq.store.flows import unblock as unblocking
@@ -267,7 +266,7 @@ class Contract(Model, RuleBasedStateMachine):
             crash = False
         else:
             with self.transaction(crash) as conn:
-                admission.look_on(conn, LIMITS, most=500)
+                admission.look_on(conn, LIMITS, limit=500)
         with self.engine.connect() as conn:
             query = "SELECT id FROM jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL"
             free = set(conn.scalars(text(query)))

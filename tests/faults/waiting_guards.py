@@ -20,5 +20,5 @@ WAITING: Final[list[tuple[str, str | None, str, str]]] = [
     ("the-next-start-is-by-the-new-rate", "min(moved, latest)", "min(free_at, latest)", BESIDE + "test_a_rate_that_is_lowered_is_kept_at_once[postgresql]"),
     ("one-wake-for-the-next-start", "bool(self.ids) or self.changed", "True", BESIDE + "test_looks_at_an_exhausted_rate_leave_one_wake[sqlite]"),
     ("skip-wakes-the-serial-key", None, "pass", BESIDE + "test_skipping_a_step_releases_its_slot[postgresql]"),
-    ("rates-count-no-slots", "if line.running is not None", "", "tests/sql/test_admission_costs.py::test_an_admission_reads_no_more_beside_a_long_waiting_list[postgresql]"),
+    ("rates-count-no-slots", "if grant.rule.max_running is not None", "", "tests/sql/test_admission_costs.py::test_an_admission_reads_no_more_beside_a_long_waiting_list[postgresql]"),
 ]

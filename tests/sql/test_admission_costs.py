@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,15 +12,16 @@ from sqlalchemy import Engine, event, text
 import sqlq
 from sqlq.model.checks import Rule
 from sqlq.store.limits import admit
-from sqlq.store.limits.pick import Line, pick
+from sqlq.store.limits.grant import Grant, pick
 from tests.sql.test_statements import walk
 
 IN_LINE, ADMITTED = 100_000, 20_000
 PAGES = 400
-LINES = [
-    Line("full", 10, 1_000, in_order=False, holds=False),
-    Line("rated", None, 5, in_order=False, holds=False),
-    Line("serial", 1, 1_000, in_order=True, holds=True),
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+GRANTS = [
+    Grant("full", Rule(10), NOW, None, 1_000, 1),
+    Grant("rated", Rule(), NOW, None, 5, 1),
+    Grant("serial", Rule(1, in_order=True, holds=True), NOW, None, 1_000, 1),
 ]
 
 
@@ -58,7 +60,7 @@ def test_an_admission_reads_no_more_beside_a_long_waiting_list(app: sqlq.App, en
     event.listen(claims.engine, "before_cursor_execute", explain)
     for served in (None, ["default"]):
         with claims.begin() as conn:
-            assert len(list(pick(conn, LINES, served))) == 16
+            assert len(list(pick(conn, GRANTS, served))) == 16
     event.remove(claims.engine, "before_cursor_execute", explain)
     assert len(plans) == 6
     for plan in plans:
@@ -96,7 +98,7 @@ def test_sqlite_admits_by_indexes(app: sqlq.App, engine: Engine) -> None:
     crowd(engine, 2_000, 100)
     with app.database.begin() as conn:
         conn.execute(admit._LOCK, {"keys": ["full"]})
-        admit._add(conn, app.database.dialect, {line.key: Rule(line.running) for line in LINES})
+        admit._add(conn, app.database.dialect, {grant.key: Rule(grant.rule.max_running) for grant in GRANTS})
     asked: list[tuple[str, Any]] = []
 
     def note(conn: Any, cursor: Any, statement: str, given: Any, *_: Any) -> None:
@@ -104,7 +106,7 @@ def test_sqlite_admits_by_indexes(app: sqlq.App, engine: Engine) -> None:
 
     event.listen(app.database.engine, "before_cursor_execute", note)
     with app.database.begin() as conn:
-        assert len(list(pick(conn, LINES, ["default"]))) == 16
+        assert len(list(pick(conn, GRANTS, ["default"]))) == 16
         admit.sweep_on(conn, "", 500)
     event.remove(app.database.engine, "before_cursor_execute", note)
     with engine.connect() as conn:

@@ -25,11 +25,10 @@ from sqlq.database import dialects
 from sqlq.database.database import Database
 from sqlq.database.schemas import ask_on
 from sqlq.database.values import Claimant, ClaimRequest, LookWanted
-from sqlq.model.callbacks import settlement
 from sqlq.model.checks import Rule
 from sqlq.model.history import AttemptTimes
 from sqlq.model.job import NewJob
-from sqlq.model.outcome import ErrorText, Failed, Finished, Outcome, Released, Retried, Settlement
+from sqlq.model.outcome import ErrorText, Failed, Finished, Outcome, Released, Retried, Settlement, settlement
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import insert as inserting
 from sqlq.store.jobs import lease, operate, prune, settle
@@ -62,7 +61,7 @@ def limited(rule: Rule = RULE) -> NewJob:
 
 def admit(conn: Connection, rule: Rule) -> Any:
     inserting.insert(conn, [limited(rule)])
-    return admission.look_on(conn, (), most=500)
+    return admission.look_on(conn, (), limit=500)
 
 
 def claim_two(conn: Connection) -> list[Any]:
@@ -134,7 +133,7 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "admit": lambda conn, held: admit(conn, Rule(5)),
     "admit_in_order": lambda conn, held: admit(conn, Rule(1, in_order=True)),
     "admit_at_a_rate": lambda conn, held: admit(conn, Rule(5, 100, 60_000)),
-    "forget_keys": lambda conn, held: admission.forget_unused(conn, unused_ms=1_000, most=1_000),
+    "forget_keys": lambda conn, held: admission.forget_unused(conn, unused_ms=1_000, limit=1_000),
     "sweep_limits": lambda conn, held: admission.sweep_on(conn, "", 500),
     "extend": lambda conn, held: lease.extend(conn, [(j.id, j.lease_token) for j in held], lease_ms=30_000),
     "stand_in": lambda conn, held: workers.stand_in(conn, ["me"], lease_ms=30_000),

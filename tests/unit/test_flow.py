@@ -200,11 +200,11 @@ def app_here(tmp_path: Path) -> Iterator[sqlq.App]:
 
 
 def test_a_flow_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flows, "MOST_STEPS", 3)
+    monkeypatch.setattr(flows, "STEPS_LIMIT", 3)
     with pytest.raises(EnqueueError, match="has 3 steps, which is the most"):
         sqlq.Flow().add(count.map(range(4)))
-    monkeypatch.setattr(flows, "MOST_STEPS", 100)
-    monkeypatch.setattr(flows, "MOST_EDGES", 10)
+    monkeypatch.setattr(flows, "STEPS_LIMIT", 100)
+    monkeypatch.setattr(flows, "EDGES_LIMIT", 10)
     with pytest.raises(EnqueueError, match="between two wide groups put one step"):
         sqlq.Flow().add(sqlq.chain(count.map(range(4)), sqlq.group(*[say.new("a")] * 4)))
 

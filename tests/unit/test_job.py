@@ -13,8 +13,8 @@ import pytest
 from sqlq.app.app import App
 from sqlq.enqueue.enqueue import spread_over
 from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError
-from sqlq.model.callbacks import Follower
 from sqlq.model.job import NewJob, State
+from sqlq.model.outcome import Follower
 from tests.kit import for_each
 
 JOB = NewJob(task="shop.send_receipt", payload="{}", queue="mail", max_attempts=5)

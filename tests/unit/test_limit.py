@@ -12,7 +12,7 @@ import pytest
 import sqlq
 from sqlq.errors import ArgumentsError
 from sqlq.model.checks import Rule
-from sqlq.model.limit import DeclaredLimits, Limit, Serial, checked_rate, rule_of, said
+from sqlq.model.limit import DeclaredLimits, Limit, Serial, checked_rate, rule_of, rule_text
 from sqlq.model.task import new_from_json
 from tests.kit import for_each
 
@@ -192,10 +192,10 @@ def test_rates(text: str, rate: tuple[int, int]) -> None:
 
 
 def test_a_limit_is_described_in_words() -> None:
-    assert said(Rule(5, 100, 60_000)) == "5 running, 100/1m"
-    assert said(rule_of(Serial("a", on_failure="hold"))) == "in order, held by failures"
-    assert said(Rule(rate=3, period_ms=1_500)) == "3/1500ms"
-    assert said(Rule()) == "no limit"
+    assert rule_text(Rule(5, 100, 60_000)) == "5 running, 100/1m"
+    assert rule_text(rule_of(Serial("a", on_failure="hold"))) == "in order, held by failures"
+    assert rule_text(Rule(rate=3, period_ms=1_500)) == "3/1500ms"
+    assert rule_text(Rule()) == "no limit"
 
 
 @for_each(

@@ -27,4 +27,4 @@ def test_only_settle_takes_rows_out_of_jobs_and_puts_them_back() -> None:
 
 def test_only_callbacks_settlement_creates_settlements() -> None:
     """`callbacks.settlement` makes them all."""
-    assert places(r"(?<!class )\bSettlement\(") == {"model/callbacks.py"}
+    assert places(r"(?<!class )\bSettlement\(") == {"model/outcome.py"}

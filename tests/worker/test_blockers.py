@@ -14,7 +14,8 @@ from sqlq.model.job import JobDetails
 from sqlq.schema.tables import blocked_by, finished_jobs, jobs
 from sqlq.schema.types import far
 from sqlq.store import blockers
-from sqlq.store.blockers import Blocker, FlowBlocker, FreedJobs, LimitBlocker, Reason
+from sqlq.store.blockers import Blocker, FlowBlocker, LimitBlocker, Reason
+from sqlq.store.limits.admit import FreedJobs
 from sqlq.worker.maintain.services import Sweep, Unblock
 from tests.waiting import wait_until
 

@@ -18,9 +18,18 @@ import sqlq
 from sqlq.config.constants import MAX_RELEASES
 from sqlq.database.database import Database
 from sqlq.database.schemas import in_schema
-from sqlq.model.callbacks import Follower, settlement
 from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Outcome, Released, Retried
+from sqlq.model.outcome import (
+    Cancelled,
+    ErrorText,
+    Failed,
+    Finished,
+    Follower,
+    Outcome,
+    Released,
+    Retried,
+    settlement,
+)
 from sqlq.model.retry import given_back
 from sqlq.schema.tables import CARRIED
 from sqlq.store.jobs import insert as inserting

@@ -230,9 +230,9 @@ async def coroutine() -> None: ...
 @for_each(
     ("given", "sentence"),
     [
-        (None, "lifespan is None, not a function: it takes no arguments"),
+        (None, "lifespan is None: it is a function that takes no arguments"),
         (takes, r"takes\(.*cannot be called: lifespan takes no arguments"),
-        (coroutine, "coroutine, a coroutine function: it has to yield once"),
+        (coroutine, "coroutine: it is a function that takes no arguments"),
     ],
 )
 def test_a_wrong_lifespan_is_refused(given: Any, sentence: str) -> None:

@@ -128,7 +128,7 @@ def test_two_admissions_at_once_grant_no_slot_twice(app: sqlq.App) -> None:
 
         def admit(barrier: threading.Barrier = together) -> int:
             barrier.wait(60)
-            return admission.look(app.database, ["stripe"], most=0).number
+            return admission.look(app.database, ["stripe"], limit=0).number
 
         with ThreadPoolExecutor(4) as threads:
             assert sum(threads.map(lambda _: admit(), range(4))) == 5
@@ -351,7 +351,7 @@ def test_a_sweep_continues_where_it_stopped(app: sqlq.App) -> None:
     place: str | None = ""
     numbers = []
     while place is not None:
-        done, place = admission.sweep(app.database, place, most=2)
+        done, place = admission.sweep(app.database, place, limit=2)
         numbers.append(done.number)
     assert numbers == [2, 2, 1]
 
@@ -423,10 +423,10 @@ def test_a_large_waiting_list_is_admitted_in_portions(app: sqlq.App) -> None:
 
     app.enqueue_many([call.new() for _ in range(3000)])
     first = admission.look(app.database)
-    assert (first.number, first.more) == (1000, {"wide"})
-    assert admission.look(app.database, first.more).number == 1000
-    assert admission.look(app.database, first.more).number == 500
-    assert admission.look(app.database, first.more).number == 0
+    assert (first.number, first.keys) == (1000, {"wide"})
+    assert admission.look(app.database, first.keys).number == 1000
+    assert admission.look(app.database, first.keys).number == 500
+    assert admission.look(app.database, first.keys).number == 0
 
 
 # -- nobody waits --------------------------------------------------------------------------------------------
@@ -481,7 +481,7 @@ def test_a_drain_waits_for_an_admission_that_is_under_way(
     def starts() -> None:
         """Let the thread have looked before the first claim, and look again only when it is called."""
         start()
-        wait_until(lambda: admissions.is_idle and admissions._looked_at > 0)
+        wait_until(lambda: admissions.is_idle and admissions._look_began_at > 0)
 
     def claims(claimer: Claimer, limit: int, *, quiet: bool = False) -> list[Any]:
         found = claim(claimer, limit, quiet=quiet)

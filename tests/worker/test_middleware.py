@@ -447,13 +447,13 @@ def two(running: sqlq.JobContext, more: int) -> Iterator[None]:
 @for_each(
     ("given", "sentence"),
     [
-        (7, "middleware is 7, not a function: it takes one argument, the running job"),
-        (nullcontext(), "not a function.*each time it is called"),
-        (noting([], "x")(None), "not a function"),
-        (coroutine, "coroutine, a coroutine function: it has to yield once"),
+        (7, "middleware is 7: it is a function that takes one argument, the running job"),
+        (nullcontext(), "it is a function that.*each time it is called"),
+        (noting([], "x")(None), "it is a function that"),
+        (coroutine, "coroutine: it is a function that takes one argument"),
         (nothing, r"nothing\(\) -> .* cannot be called: middleware takes one argument"),
         (two, "cannot be called: middleware takes one argument, the running job"),
-        (int, "the class builtins.int, whose objects are no context managers"),
+        (int, "middleware is builtins.int: it is a function that"),
     ],
 )
 def test_wrong_middleware_is_refused(given: Any, sentence: str) -> None:

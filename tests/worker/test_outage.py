@@ -20,7 +20,7 @@ from sqlq.database.timeouts import waits_while
 from sqlq.store.workers import notify
 from sqlq.worker.maintain.maintenance import ServiceLoop
 from sqlq.worker.maintain.services import SchemaWatch, Service
-from sqlq.worker.settle.after import tell_idle
+from sqlq.worker.settle.after import notify_idle
 from sqlq.worker.threads import loop as loops
 from sqlq.worker.threads.loop import Outage
 from tests.conftest import SERVERS
@@ -311,7 +311,7 @@ def test_a_mistake_beside_the_loops_is_logged_with_its_traceback(
     caplog.set_level(logging.INFO)
     for error in (DBAPIError("SELECT 1", None, ConnectionError("refused")), TypeError("no number")):
         monkeypatch.setattr(notify, "notify", Mock(side_effect=error))
-        tell_idle(app.database)
+        notify_idle(app.database)
     (line,) = caplog.records
     assert line.levelname == "ERROR"
     assert line.exc_info is not None

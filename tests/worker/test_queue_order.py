@@ -79,7 +79,7 @@ def test_a_queue_keeps_its_order_through_releases_a_stop_and_deaths(
     steps: Steps, app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Any] = []
-    monkeypatch.setattr("sqlq.worker.settle.settle.tell_idle", told.append)
+    monkeypatch.setattr("sqlq.worker.settle.settle.notify_idle", told.append)
     steps.enqueue("x", "y", "a1", "a2", "a3", "a4")
     with monkeypatch.context() as wrong, working(app, concurrency=2) as at_work:
         wrong.setattr(Pace, "measure", lambda *given: 100.0)  # ten jobs are claimed ahead

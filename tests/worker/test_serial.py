@@ -117,7 +117,7 @@ def test_a_failure_holds_the_key_until_it_is_deleted(books: Books) -> None:
 def test_a_head_that_is_locked_is_not_overtaken(books: Books) -> None:
     book = books.task(limit=sqlq.Serial("account:{account}"))
     first, second = books.app.enqueue_many([book.new("a", n) for n in range(2)])
-    admit.look(books.app.database, most=0)
+    admit.look(books.app.database, limit=0)
     if books.app.database.dialect.in_a_file:
         return  # nobody holds a row there while another writes
     with books.app.database.begin() as conn, ThreadPoolExecutor(1) as threads:

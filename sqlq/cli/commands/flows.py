@@ -12,7 +12,7 @@ from sqlq.cli.options import limit_option, listing, takes_json
 from sqlq.cli.terminal.output import Cell, ago, show_fields, show_json, show_list, show_rows, styled
 from sqlq.config.command_hint import command
 from sqlq.config.durations import counted
-from sqlq.model.flow_status import FlowDetails, StepDetails
+from sqlq.model.flow import FlowDetails, StepDetails
 
 SHOWN = 1_000
 """The most steps that are printed; --json has all."""

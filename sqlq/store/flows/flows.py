@@ -33,7 +33,8 @@ from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
 from sqlq.database.schemas import encryption_of
 from sqlq.errors import PayloadKeyError
-from sqlq.model.flow import GROWN_FROM, EnqueuedFlow, Plan
+from sqlq.model.flow import GROWN_FROM, Plan
+from sqlq.model.flow_parts import EnqueuedFlow
 from sqlq.model.job import ClaimedJob, Job, State
 from sqlq.model.outcome import ErrorText, Failed, Outcome
 from sqlq.model.retry import put_off_without_key
@@ -81,7 +82,7 @@ def _insert_steps(conn: Connection, plan: Plan, flow_id: int, grown_from: int | 
     if grown_from is not None:
         ids[GROWN_FROM] = grown_from
     for some in slices(plan.edges, EDGES_AT_ONCE):
-        each = [(ids[edge.step], ids[edge.after], edge.when, edge.place) for edge in some]
+        each = [(ids[edge.step], ids[edge.after], edge.when, edge.position) for edge in some]
         conn.execute(_insert_edges(dialect), dialect.sql.batch_parameters(_EDGES, each))
     return done
 
@@ -132,7 +133,7 @@ def before(conn: Connection, takers: Mapping[int, str]) -> dict[int, list[Before
     """Return the steps before each of these jobs, in the order of their edges, with opened results. `takers`
     has the queue of each job."""
     encryption = encryption_of(conn) or NO_KEYS
-    found: dict[int, list[Before]] = defaultdict(list)
+    before_jobs: dict[int, list[Before]] = defaultdict(list)
     for id, depends_on, task, queue, outcome, result, reason in conn.execute(_BEFORE, {"ids": list(takers)}):
         why = unopened = None
         if result is not None:
@@ -147,8 +148,8 @@ def before(conn: Connection, takers: Mapping[int, str]) -> dict[int, list[Before
             why = f"job {depends_on} ({task}) was cancelled"
         elif reason is not None:
             why = f"of job {depends_on} ({task}): {reason}"
-        found[id].append(Before(depends_on, task, result, why, unopened))
-    return found
+        before_jobs[id].append(Before(depends_on, task, result, why, unopened))
+    return before_jobs
 
 
 _BEFORE = (
@@ -181,13 +182,13 @@ def filled(database: Database, claimed: Sequence[ClaimedJob]) -> Filled:
     if not taking:
         return Filled(list(claimed), [])
     with database.single_statements() as conn:
-        found = before(conn, taking)
+        steps_before = before(conn, taking)
     done = Filled([], [])
     for job in claimed:
         if job.id not in taking:
             done.ready.append(job)
             continue
-        steps = found.get(job.id, [])
+        steps = steps_before.get(job.id, [])
         payload, why = with_results(job.payload, steps)
         lacking = next((step.unopened for step in steps if step.unopened and step.unopened.lacks_key), None)
         if why is None:
@@ -213,15 +214,17 @@ def with_results(payload: str, before: Sequence[Before]) -> tuple[str, str | Non
     """
     try:
         read: dict[str, Any] = json.loads(payload)
-        places: list[list[Any]] = read.pop("results")
+        targets: list[list[Any]] = read.pop("results")
         args, kwargs = read.get("args", []), read.get("kwargs", {})
         missing = None
-        for where, wanted in places:
-            steps = [before[place] for place in (wanted if isinstance(wanted, list) else [wanted])]
+        for where, positions in targets:
+            steps = [
+                before[position] for position in (positions if isinstance(positions, list) else [positions])
+            ]
             missing = missing or next((step.why for step in steps if step.why is not None), None)
             values = [None if step.result is None else json.loads(step.result) for step in steps]
             (kwargs if isinstance(where, str) else args)[where] = (
-                values if isinstance(wanted, list) else values[0]
+                values if isinstance(positions, list) else values[0]
             )
         return json.dumps(read, ensure_ascii=False), missing
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
@@ -237,9 +240,9 @@ def rows_of(conn: Connection, flow_id: int) -> tuple[Any, list[Any], list[Any]] 
     flow = conn.execute(select(flows).where(flows.c.id == flow_id)).one_or_none()
     if flow is None:
         return None
-    given = {"flow": flow_id}
-    steps = sorted(conn.execute(_STEPS_OF, given), key=itemgetter(0))
-    return flow, steps, list(conn.execute(_EDGES_OF, given))
+    parameters = {"flow": flow_id}
+    steps = sorted(conn.execute(_STEPS_OF, parameters), key=itemgetter(0))
+    return flow, steps, list(conn.execute(_EDGES_OF, parameters))
 
 
 def exists(conn: Connection, flow_id: int) -> bool:
@@ -250,11 +253,11 @@ def exists(conn: Connection, flow_id: int) -> bool:
 
 def newest(conn: Connection, limit: int) -> tuple[list[Any], dict[int, Counter[str]]]:
     """Return the rows of the newest flows, and the number of steps of each by state."""
-    found = list(conn.execute(select(flows).order_by(flows.c.id.desc()).limit(limit)))
-    counts: dict[int, Counter[str]] = {row.id: Counter() for row in found}
-    for flow_id, state, number in conn.execute(_COUNTS, {"flows": list(counts)}) if found else ():
+    rows = list(conn.execute(select(flows).order_by(flows.c.id.desc()).limit(limit)))
+    counts: dict[int, Counter[str]] = {row.id: Counter() for row in rows}
+    for flow_id, state, number in conn.execute(_COUNTS, {"flows": list(counts)}) if rows else ():
         counts[flow_id][state] += number
-    return found, counts
+    return rows, counts
 
 
 class Stuck(NamedTuple):
@@ -269,16 +272,16 @@ class Stuck(NamedTuple):
     waiting: int
 
 
-FAILED_LOOKED_AT = 1_000
+FAILED_LIMIT = 1_000
 
 
-def stuck(conn: Connection, longer_than_ms: int, most: int) -> list[Stuck]:
-    """Return the steps, at most `most`, that failed longer ago than that and are waited for, those waited for
-    longest first. Looks at no more than a thousand failed steps."""
+def stuck(conn: Connection, longer_than_ms: int, limit: int) -> list[Stuck]:
+    """Return the steps, at most `limit`, that failed longer ago than that and are waited for, the longest
+    first. Looks at no more than a thousand failed steps."""
     failed_at = failed_jobs.c.failed_at
     steps = select(failed_jobs.c.id, failed_jobs.c.flow_id, failed_jobs.c.task, failed_at)
     steps = steps.where(failed_jobs.c.flow_id.is_not(None), failed_at < ago(longer_than_ms))
-    failed = steps.order_by(failed_at).limit(FAILED_LOOKED_AT).subquery("failed")
+    failed = steps.order_by(failed_at).limit(FAILED_LIMIT).subquery("failed")
     step, flow_id, task, at = failed.c
     columns = (flow_id, flows.c.name, step, task, at)
     query = (
@@ -289,7 +292,7 @@ def stuck(conn: Connection, longer_than_ms: int, most: int) -> list[Stuck]:
         .where(edges.c.on_outcome == "success", blocked_by("flow"))
         .group_by(*columns)
         .order_by(at)
-        .limit(most)
+        .limit(limit)
     )
     rows = conn.execute(query)
     return [Stuck._make((*ids, float(ms) / 1000, number)) for *ids, _, ms, number in rows]

@@ -165,15 +165,15 @@ def _verdicts(steps: Select[Any]) -> Select[Any]:
     once.
     """
     (step,) = steps.subquery("step").c
-    before, wanted = edges.c.depends_on, edges.c.on_outcome
+    before, condition = edges.c.depends_on, edges.c.on_outcome
     # guard: unblock-waits-for-live-parents
     is_live = _id_in(jobs, before).is_not(None)
     live = select(before).where(edges.c.job_id == step, is_live).order_by(before.desc()).limit(1)
     outcome = select(finished_jobs.c.outcome).where(finished_jobs.c.id == before).scalar_subquery()
     verdict = case(
-        (_id_in(failed_jobs, before).is_not(None), case((wanted == "success", WAITS), else_=FREE)),
-        (wanted == "ended", FREE),
-        (and_(wanted == "success", outcome == "finished"), FREE),
+        (_id_in(failed_jobs, before).is_not(None), case((condition == "success", WAITS), else_=FREE)),
+        (condition == "ended", FREE),
+        (and_(condition == "success", outcome == "finished"), FREE),
         else_=NEVER,
     )
     highest = select(func.max(verdict)).where(edges.c.job_id == step).scalar_subquery()
@@ -210,19 +210,21 @@ _RECENT = (
 _WAITING_FOR_RECENT = _waiting(edges.c.depends_on.in_(select(union_all(*_RECENT).subquery("ended").c.id)))
 
 
-def sweep_all(database: Database, place: FlowPosition, most: int) -> tuple[Unblocked, FlowPosition | None]:
-    """Unblock what is possible among the next `most` steps of all flows after a place. Return the place to
+def sweep_all(
+    database: Database, position: FlowPosition, limit: int
+) -> tuple[Unblocked, FlowPosition | None]:
+    """Unblock what is possible among the next `limit` steps of all flows after a position. Return the one to
     continue from; None at the end."""
     with database.read() as conn:
-        rows = next_steps(conn, place, most)
+        rows = next_steps(conn, position, limit)
     done = steps(database, [row.id for row in rows if row.blocked_by == "flow"])
-    return done, (rows[-1].flow_id, rows[-1].id) if len(rows) == most else None
+    return done, (rows[-1].flow_id, rows[-1].id) if len(rows) == limit else None
 
 
-def next_steps(conn: Connection, place: FlowPosition, most: int) -> Sequence[Any]:
-    """Return the next live steps after a place, in their order."""
-    flow, step = place
-    return conn.execute(_STEPS_BEYOND, {"flow": flow, "step": step, "most": most}).all()
+def next_steps(conn: Connection, position: FlowPosition, limit: int) -> Sequence[Any]:
+    """Return the next live steps after a position, in their order."""
+    flow, step = position
+    return conn.execute(_STEPS_BEYOND, {"flow": flow, "step": step, "most": limit}).all()
 
 
 _steps = jobs.c.flow_id.is_not(None)

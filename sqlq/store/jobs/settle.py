@@ -46,9 +46,9 @@ from sqlq.database.sql import held, portions
 from sqlq.database.values import CLAIMED
 from sqlq.errors import JobTimeoutError, WorkerLostError
 from sqlq.model import history
-from sqlq.model.callbacks import as_trusted, follow_up, settlement
 from sqlq.model.history import AttemptTimes
-from sqlq.model.job import ClaimedJob, FailureReason, NewJob
+from sqlq.model.job import ClaimedJob, NewJob
+from sqlq.model.job_options import FailureReason
 from sqlq.model.outcome import (
     NO_RESULT,
     ON_REQUEST,
@@ -61,6 +61,9 @@ from sqlq.model.outcome import (
     Retried,
     SelfCompleted,
     Settlement,
+    as_trusted,
+    follow_up,
+    settlement,
 )
 from sqlq.model.retry import error_record, follows, given_back, wait_after_loss_ms
 from sqlq.schema.tables import (

@@ -40,9 +40,8 @@ from sqlq.model.limit import LimitStatus
 from sqlq.schema.tables import IS_UNRESERVED, blocked_by, failed_jobs, jobs, limits, queues, wakes
 from sqlq.schema.types import Moment, after, ago, far, now, since_ms
 from sqlq.store.apart import apart, noted
-from sqlq.store.limits.grant import AHEAD, MS, Grant, Start, next_free
-from sqlq.store.limits.pick import pick
-from sqlq.store.limits.wakes import UNSAID, Wake, wake
+from sqlq.store.limits.grant import AHEAD, MS, Grant, Start, next_free, pick
+from sqlq.store.limits.wakes import NO_RULE, Wake, wake
 from sqlq.store.workers import workers
 
 WAKES_AT_ONCE = 500
@@ -51,7 +50,6 @@ JOBS_AT_ONCE = 1_000
 DEFERRED_MS = 60_000
 """When a job that the database refuses to admit is due again."""
 A_DAY = timedelta(days=1)
-SAYS = Rule._fields
 ONE_BY_ONE = Rule(max_running=1, in_order=True)
 
 
@@ -59,14 +57,14 @@ ONE_BY_ONE = Rule(max_running=1, in_order=True)
 
 
 @dataclass
-class Admitted:
-    """The effect of an admission: the number of jobs admitted, and the delays in milliseconds of those that
-    start later. `more` has the keys with more jobs to admit."""
+class FreedJobs:
+    """The effect of a call that frees jobs: their number, and the delays in milliseconds of those that start
+    later. `keys` are to be freed again at once. `has_more` is True where more remains without a key."""
 
     number: int = 0
     starts_ms: list[float] = field(default_factory=list)
-    more: set[str] = field(default_factory=set)
-    more_wakes: bool = False
+    keys: set[Any] = field(default_factory=set)
+    has_more: bool = False
 
 
 class Served:
@@ -74,14 +72,14 @@ class Served:
 
     def __init__(self, seconds: float = 0.0) -> None:
         self._seconds = seconds
-        self._asked_at = float("-inf")
+        self._read_at = float("-inf")
         self._names: list[str] | None = None
 
     def names(self, conn: Connection) -> list[str] | None:
         """Return them; None where one worker serves all queues, or no worker is alive."""
-        moment = time.monotonic()
-        if moment - self._asked_at >= self._seconds:
-            self._names, self._asked_at = workers.served(conn), moment
+        now = time.monotonic()
+        if now - self._read_at >= self._seconds:
+            self._names, self._read_at = workers.served(conn), now
         return self._names
 
 
@@ -89,36 +87,38 @@ def look(
     database: Database,
     keys: Collection[str] = (),
     *,
-    most: int = WAKES_AT_ONCE,
+    limit: int = WAKES_AT_ONCE,
     served: Served | None = None,
-) -> Admitted:
-    """Take at most `most` due wakes, and admit jobs of their keys and of the given ones (at most
+) -> FreedJobs:
+    """Take at most `limit` due wakes, and admit jobs of their keys and of the given ones (at most
     `KEYS_AT_ONCE`).
 
     One transaction: a crash leaves the wakes as they were. Jobs of queues that are paused, or that no worker
     serves, stay in line.
     """
     with database.begin() as conn:
-        return look_on(conn, keys, most=most, served=served)
+        return look_on(conn, keys, limit=limit, served=served)
 
 
-def look_on(conn: Connection, keys: Collection[str], *, most: int, served: Served | None = None) -> Admitted:
+def look_on(
+    conn: Connection, keys: Collection[str], *, limit: int, served: Served | None = None
+) -> FreedJobs:
     """Do the same in the open transaction."""
-    taken = dialect_of(conn).sql.change(conn, _TAKE, {"most": most}) if most else []
-    rules = _said(taken)
-    wanted = {*keys, *(wake.limit_key for wake in taken)}
-    if len(taken) == most > 0:  # guard: old-wakes-hold-up-no-new-ones
+    taken = dialect_of(conn).sql.change(conn, _TAKE, {"most": limit}) if limit else []
+    rules = _rules_of(taken)
+    all_keys = {*keys, *(wake.limit_key for wake in taken)}
+    if len(taken) == limit > 0:  # guard: old-wakes-hold-up-no-new-ones
         # They stay, since the rules of older wakes must not undo theirs.
-        newest = conn.execute(_NEWEST, {"most": most}).all()
+        newest = conn.execute(_NEWEST, {"most": limit}).all()
         unknown = _without_row(conn, [*{wake.limit_key for wake in newest}])
-        rules = {key: rule for key, rule in _said(newest).items() if key in unknown} | rules
-        wanted.update(wake.limit_key for wake in newest)
-    done = _admit(conn, wanted, rules, served or Served())
-    done.more_wakes = done.more_wakes or (most > 0 and len(taken) == most)
+        rules = {key: rule for key, rule in _rules_of(newest).items() if key in unknown} | rules
+        all_keys.update(wake.limit_key for wake in newest)
+    done = _admit(conn, all_keys, rules, served or Served())
+    done.has_more = done.has_more or (limit > 0 and len(taken) == limit)
     return done
 
 
-_MOST = bindparam("most", type_=Integer)
+_LIMIT = bindparam("most", type_=Integer)
 
 
 def next_wake_ms(database: Database) -> float | None:
@@ -129,20 +129,20 @@ def next_wake_ms(database: Database) -> float | None:
 
 
 _is_due = wakes.c.at <= now()
-_oldest = select(wakes.c.id).where(_is_due).order_by(wakes.c.at, wakes.c.id).limit(_MOST)
-_TAKE = Change(_oldest, returning=(wakes.c.id, wakes.c.limit_key, *(wakes.c[name] for name in SAYS)))
-_NEWEST = select(wakes).where(_is_due).order_by(wakes.c.at.desc(), wakes.c.id.desc()).limit(_MOST)
+_oldest = select(wakes.c.id).where(_is_due).order_by(wakes.c.at, wakes.c.id).limit(_LIMIT)
+_TAKE = Change(_oldest, returning=(wakes.c.id, wakes.c.limit_key, *(wakes.c[name] for name in Rule._fields)))
+_NEWEST = select(wakes).where(_is_due).order_by(wakes.c.at.desc(), wakes.c.id.desc()).limit(_LIMIT)
 _NEXT_WAKE = select(since_ms(wakes.c.at)).order_by(wakes.c.at, wakes.c.id).limit(1)
 
 
-def _said(taken: Iterable[Any]) -> dict[str, Rule]:
+def _rules_of(taken: Iterable[Any]) -> dict[str, Rule]:
     """Return the rule of each key, from its newest wake that has one."""
-    said: dict[str, Rule] = {}
+    rules: dict[str, Rule] = {}
     for row in sorted(taken, key=lambda row: int(row.id)):
         rule = _rule(row)
-        if rule != UNSAID:
-            said[row.limit_key] = rule
-    return said
+        if rule != NO_RULE:
+            rules[row.limit_key] = rule
+    return rules
 
 
 def _rule(row: Any) -> Rule:
@@ -152,18 +152,18 @@ def _rule(row: Any) -> Rule:
 # -- admission -----------------------------------------------------------------------------------------------
 
 
-def _admit(conn: Connection, keys: Collection[str], said: dict[str, Rule], served: Served) -> Admitted:
+def _admit(conn: Connection, keys: Collection[str], rules: dict[str, Rule], served: Served) -> FreedJobs:
     """Admit jobs of these keys, about a thousand at most, by the rules of the wakes and of the keys' rows."""
-    done = Admitted()
+    done = FreedJobs()
     if not keys:
         return done
     dialect = dialect_of(conn)
-    most = max(1, JOBS_AT_ONCE // len(keys))
-    grants = {grant.key: grant for grant in _grants(conn, dialect, sorted(keys), said, most)}
-    if gone := said.keys() - grants.keys():  # deleted just now: the next look makes its row anew
-        wake(conn, [Wake(key, said[key]) for key in sorted(gone)])  # guard: wake-keeps-its-rule
-        done.more_wakes = True
-    for id, key in pick(conn, [grant.line for grant in grants.values()], served.names(conn)):
+    limit = max(1, JOBS_AT_ONCE // len(keys))
+    grants = {grant.key: grant for grant in _grants(conn, dialect, sorted(keys), rules, limit)}
+    if gone := rules.keys() - grants.keys():  # deleted just now: the next look makes its row anew
+        wake(conn, [Wake(key, rules[key]) for key in sorted(gone)])  # guard: wake-keeps-its-rule
+        done.has_more = True
+    for id, key in pick(conn, grants.values(), served.names(conn)):
         grants[key].ids.append(id)
     used = [grant for grant in grants.values() if grant.ids]
 
@@ -177,11 +177,11 @@ def _admit(conn: Connection, keys: Collection[str], said: dict[str, Rule], serve
             conn.execute(_DEFER, {"refused": one[0]})  # guard: a-refused-start-leaves-its-place
 
         if apart([one], later, lambda *_: None, dialect, within=conn):
-            done.more |= {grant.key for grant in used if one[0] in grant.ids}
+            done.keys |= {grant.key for grant in used if one[0] in grant.ids}
 
     starts = [start for grant in used for start in grant.starts()]
     done.number = len(apart(starts, start, defer, dialect, within=conn))
-    done.starts_ms = [(at - grant.moment) / MS for grant in used for _, at in grant.starts() if at]
+    done.starts_ms = [(at - grant.now) / MS for grant in used for _, at in grant.starts() if at]
     if rated := [grant for grant in used if grant.rule.rate is not None]:
         rows = [_changed(grant.key, grant.rule, grant.start(len(grant.ids))) for grant in rated]
         conn.execute(_CHANGE, rows)
@@ -189,31 +189,31 @@ def _admit(conn: Connection, keys: Collection[str], said: dict[str, Rule], serve
     if free and dialect.locks_on_one_node:  # of two nodes' admissions the second one's COMMIT then fails
         conn.execute(_USED, {"keys": free})
     wake(conn, (grant.again() for grant in grants.values() if grant.is_used_up))
-    done.more |= {grant.key for grant in used if len(grant.ids) == most and not grant.rule.in_order}
+    done.keys |= {grant.key for grant in used if len(grant.ids) == limit and not grant.rule.in_order}
     return done
 
 
 def _grants(
-    conn: Connection, dialect: Dialect, keys: Sequence[str], said: dict[str, Rule], most: int
+    conn: Connection, dialect: Dialect, keys: Sequence[str], rules: dict[str, Rule], limit: int
 ) -> Iterator[Grant]:
     """Lock the rows of these keys, write the wakes' rules into them, and yield a grant for each. A key
     without a row is left to a sweep."""
-    _add(conn, dialect, said)
+    _add(conn, dialect, rules)
     rows = dialect.sql.lock(conn, _LOCK, {"keys": list(keys)}, waits=True)  # guard: a-key-is-waited-for
     if unused := [row.limit_key for row in rows if row.moment - row.used_at > A_DAY]:
         conn.execute(_USED, {"keys": unused})  # guard: a-key-in-use-is-not-forgotten
-    shortest_us = 1_000 if dialect.in_a_file else 1
+    resolution_us = 1_000 if dialect.in_a_file else 1
     for row in rows:
         rule, next_free_at, changed = _rule(row), row.next_free_at, False
-        wanted = said.get(row.limit_key, rule)
+        new_rule = rules.get(row.limit_key, rule)
         if row.pinned_at is not None:  # guard: pinned-limit-overrides-code
             # except the order, which was unknown if the operator set the key before its first job
-            in_order = wanted.in_order  # guard: what-is-set-keeps-the-order
-            wanted = wanted._replace(rate=rule.rate, period_ms=rule.period_ms) if in_order else rule
-        if wanted != rule:
-            rule, changed = wanted, True
+            in_order = new_rule.in_order  # guard: what-is-set-keeps-the-order
+            new_rule = new_rule._replace(rate=rule.rate, period_ms=rule.period_ms) if in_order else rule
+        if new_rule != rule:
+            rule, changed = new_rule, True
             next_free_at = _change(conn, row, rule)
-        yield Grant(row.limit_key, rule, row.moment, next_free_at, most, shortest_us, changed)
+        yield Grant(row.limit_key, rule, row.moment, next_free_at, limit, resolution_us, changed)
 
 
 def _change(conn: Connection, row: Any, rule: Rule) -> datetime | None:
@@ -227,11 +227,11 @@ def _changed(key: str, rule: Rule, next_free_at: datetime | None) -> dict[str, A
     return {"of": key, "at": next_free_at, **rule._asdict()}
 
 
-def _add(conn: Connection, dialect: Dialect, said: Mapping[str, Rule]) -> None:
+def _add(conn: Connection, dialect: Dialect, rules: Mapping[str, Rule]) -> None:
     """Insert a row for each of these keys that has none. This comes before any row lock, and in the order of
     keys, so that two concurrent calls cannot deadlock."""
-    if said:
-        rows = [{"limit_key": key, **said[key]._asdict()} for key in sorted(said)]
+    if rules:
+        rows = [{"limit_key": key, **rules[key]._asdict()} for key in sorted(rules)]
         conn.execute(dialect.sql.upsert(limits, _KEY), rows)
 
 
@@ -246,8 +246,8 @@ def _unknown(conn: Connection, keys: Collection[str]) -> dict[str, Rule]:
     unknown = _without_row(conn, keys)
     if not unknown:
         return {}
-    said = _said(conn.execute(_WAKES_OF, {"keys": unknown}).all())
-    return {key: said.get(key, ONE_BY_ONE) for key in unknown}  # guard: an-unknown-limit-is-the-strictest
+    rules = _rules_of(conn.execute(_WAKES_OF, {"keys": unknown}).all())
+    return {key: rules.get(key, ONE_BY_ONE) for key in unknown}  # guard: an-unknown-limit-is-the-strictest
 
 
 _KEY = Key(("limit_key",))
@@ -260,7 +260,9 @@ _USED = update(limits).where(limits.c.limit_key.in_(_KEYS)).values(used_at=now()
 _CHANGE = (
     update(limits)
     .where(limits.c.limit_key == bindparam("of"))
-    .values({name: bindparam(name) for name in SAYS} | {"next_free_at": bindparam("at", type_=Moment)})
+    .values(
+        {name: bindparam(name) for name in Rule._fields} | {"next_free_at": bindparam("at", type_=Moment)}
+    )
 )
 _in_line = blocked_by("limit")
 _DEFER = update(jobs).where(jobs.c.id == bindparam("refused"), _in_line).values(due_at=after(DEFERRED_MS))
@@ -284,20 +286,20 @@ def are_in_use(database: Database) -> bool:
         return bool(conn.scalar(_ANY))
 
 
-def sweep(database: Database, after_key: str, most: int = KEYS_AT_ONCE) -> tuple[Admitted, str | None]:
+def sweep(database: Database, after_key: str, limit: int = KEYS_AT_ONCE) -> tuple[FreedJobs, str | None]:
     """Take slots from jobs that no worker may claim, and admit jobs of the next keys with a line. Return the
     key to continue from; None at the end.
 
     It finds the lines whose wake was lost with a process, and those that never had a wake.
     """
     with database.begin() as conn:
-        keys, freed = sweep_on(conn, after_key, most)
-    done = look(database, {*keys, *freed}, most=0) if keys or freed else Admitted()
-    done.more_wakes = done.more_wakes or len(freed) >= JOBS_AT_ONCE  # guard: full-sweep-is-repeated
-    return done, keys[-1] if len(keys) == most else None
+        keys, freed = sweep_on(conn, after_key, limit)
+    done = look(database, {*keys, *freed}, limit=0) if keys or freed else FreedJobs()
+    done.has_more = done.has_more or len(freed) >= JOBS_AT_ONCE  # guard: full-sweep-is-repeated
+    return done, keys[-1] if len(keys) == limit else None
 
 
-def sweep_on(conn: Connection, after_key: str, most: int) -> tuple[list[str], list[str]]:
+def sweep_on(conn: Connection, after_key: str, limit: int) -> tuple[list[str], list[str]]:
     """Return the next keys with a line, and the keys of freed slots, once for each slot. Each key with a line
     now has a row."""
     dialect = dialect_of(conn)
@@ -305,18 +307,18 @@ def sweep_on(conn: Connection, after_key: str, most: int) -> tuple[list[str], li
     if (served := workers.served(conn)) is not None:  # guard: unserved-hold-no-slots
         in_vain.append(jobs.c.queue.not_in(served))
     freed = [row.limit_key for each in in_vain for row in dialect.sql.change(conn, _back_into_line(each))]
-    keys = _keys_in_line(conn, after_key, most)
+    keys = _keys_in_line(conn, after_key, limit)
     if keys:
         _add(conn, dialect, _unknown(conn, keys))
     return keys, freed
 
 
-def _keys_in_line(conn: Connection, after: str, most: int, prefix: str = "") -> list[str]:
+def _keys_in_line(conn: Connection, after: str, limit: int, prefix: str = "") -> list[str]:
     """Return the next keys with a line."""
     dialect = dialect_of(conn)
-    given = {"after": after, "most": most, "prefix": prefix, "length": len(prefix)}
+    parameters = {"after": after, "most": limit, "prefix": prefix, "length": len(prefix)}
     statement = dialect.sql.lines.format(begins=BEGINS if prefix else "")
-    return [*run_text(conn, statement, **given).scalars()]
+    return [*run_text(conn, statement, **parameters).scalars()]
 
 
 _holds_a_slot = jobs.c.limit_key.is_not(None) & jobs.c.blocked_by.is_(None)
@@ -325,23 +327,23 @@ _ANY = select(or_(*(exists(select(jobs.c.id).where(each)) for each in (_in_line,
 
 def _back_into_line(in_vain: Condition) -> Change:
     """Return the change that takes slots from jobs that wait for a worker in vain."""
-    chosen = select(jobs.c.id).where(_holds_a_slot, IS_UNRESERVED, in_vain)
+    waiting_in_vain = select(jobs.c.id).where(_holds_a_slot, IS_UNRESERVED, in_vain)
     # guard: paused-hold-no-slots
     back = {
         "due_at": func.coalesce(jobs.c.due_at, jobs.c.available_at),
         "available_at": far(),
         "blocked_by": "limit",
     }
-    chosen = chosen.order_by(jobs.c.id).limit(JOBS_AT_ONCE)
-    return Change(chosen, back, returning=(jobs.c.limit_key,))
+    waiting_in_vain = waiting_in_vain.order_by(jobs.c.id).limit(JOBS_AT_ONCE)
+    return Change(waiting_in_vain, back, returning=(jobs.c.limit_key,))
 
 
 # -- keys that nobody uses any more --------------------------------------------------------------------------
 
 
-def forget_unused(conn: Connection, *, unused_ms: int, most: int) -> int:
-    """Delete at most `most` keys without jobs that no admission has used for that long. Keys that an operator
-    has set stay. Return the number.
+def forget_unused(conn: Connection, *, unused_ms: int, limit: int) -> int:
+    """Delete at most `limit` keys without jobs that no admission has used for that long. Keys that an
+    operator has set stay. Return the number.
 
     The next job that is enqueued under the limit brings its rule back. A replay of a job that ended before
     has no rule with it: such jobs run one after the other.
@@ -359,7 +361,7 @@ def forget_unused(conn: Connection, *, unused_ms: int, most: int) -> int:
         ~_has(failed_jobs),  # guard: what-may-be-retried-is-not-forgotten
         limits.c.limit_key.not_in(steps_keys),  # guard: steps-keys-are-not-forgotten
     )
-    unused = unused.order_by(limits.c.used_at).limit(most)
+    unused = unused.order_by(limits.c.used_at).limit(limit)
     # guard: no-key-is-waited-for
     return len(dialect_of(conn).sql.change(conn, Change(unused, returning=(limits.c.limit_key,))))
 
@@ -374,15 +376,15 @@ COUNTED = 10_000
 """The most jobs of a line that are counted."""
 
 
-def listing(conn: Connection, prefix: str, most: int) -> list[LimitStatus]:
+def listing(conn: Connection, prefix: str, limit: int) -> list[LimitStatus]:
     """Return the keys with this prefix, in their order, with the rule and the counts of each.
 
     A key that no worker has looked at yet has no row; only its jobs have it.
     """
     begins = func.substr(limits.c.limit_key, 1, len(prefix)) == prefix
-    rows = {row.limit_key: row for row in conn.execute(_LIMITS.where(begins).limit(most))}
-    keys = {*rows, *_keys_in_line(conn, "", most, prefix)}
-    return [_status(conn, key, rows.get(key)) for key in sorted(keys)[:most]]
+    rows = {row.limit_key: row for row in conn.execute(_LIMITS.where(begins).limit(limit))}
+    keys = {*rows, *_keys_in_line(conn, "", limit, prefix)}
+    return [_status(conn, key, rows.get(key)) for key in sorted(keys)[:limit]]
 
 
 def _status(conn: Connection, key: str, row: Any) -> LimitStatus:
@@ -398,7 +400,7 @@ def _status(conn: Connection, key: str, row: Any) -> LimitStatus:
     starts = row is not None and row.rate is not None and row.next_free_at is not None
     return LimitStatus(
         key,
-        *(UNSAID if row is None else _rule(row)),
+        *(NO_RULE if row is None else _rule(row)),
         running=counted(jobs.c.blocked_by.is_(None)),
         waiting=min(waiting, COUNTED),
         is_capped=waiting > COUNTED,
@@ -439,20 +441,20 @@ def _set(conn: Connection, key: str, rule: Rule) -> set[Wake]:
     return again
 
 
-def starving(conn: Connection, since_ms: int, most: int) -> Sequence[Any]:
+def starving(conn: Connection, since_ms: int, limit: int) -> Sequence[Any]:
     """Return the keys of the lines in which a job has been due for that long, the longest first. Beside each
     stand the time at which its first job was due, and that job."""
     due_at = func.min(jobs.c.due_at)
     lines = select(jobs.c.limit_key, due_at, func.min(jobs.c.id)).where(
         _in_line, jobs.c.due_at < ago(since_ms)
     )
-    return conn.execute(lines.group_by(jobs.c.limit_key).order_by(due_at).limit(most)).all()
+    return conn.execute(lines.group_by(jobs.c.limit_key).order_by(due_at).limit(limit)).all()
 
 
 def leads(conn: Connection, key: str) -> int | None:
     """Return the job for which a line in order waits: one that failed, has the slot, or is first in line."""
-    for place in (jobs.c.blocked_by.is_(None), _in_line):
-        head = conn.scalar(select(func.min(jobs.c.id)).where(jobs.c.limit_key == key, place))
+    for position in (jobs.c.blocked_by.is_(None), _in_line):
+        head = conn.scalar(select(func.min(jobs.c.id)).where(jobs.c.limit_key == key, position))
         if head is not None:
             holds = exists().where(limits.c.limit_key == key, limits.c.holds.is_(True))
             before = (failed_jobs.c.limit_key == key, failed_jobs.c.id < head, holds)

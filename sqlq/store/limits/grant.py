@@ -1,15 +1,21 @@
-"""The starts that a limit's rule allows a key, by the clock of the database: arithmetic alone."""
+"""The starts that a limit's rule allows a key, by the clock of the database, and the jobs that take them."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from fractions import Fraction
 from math import ceil, floor
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from sqlalchemy import Connection, Integer, Select, Text, and_, bindparam, case, exists, func, or_, select
+
+from sqlq.database.batch import Batch, Condition
+from sqlq.database.dialects import dialect_of
 from sqlq.model.checks import Rule
-from sqlq.store.limits.pick import Line
+from sqlq.schema.tables import blocked_by, failed_jobs, jobs, queues
+from sqlq.schema.types import now
 from sqlq.store.limits.wakes import Wake
 
 AHEAD = timedelta(milliseconds=100)
@@ -26,10 +32,10 @@ class Grant:
 
     key: str
     rule: Rule
-    moment: datetime
+    now: datetime
     next_free_at: datetime | None
-    most: int
-    shortest_us: int
+    limit: int
+    resolution_us: int
     """The resolution of the database's timestamps in microseconds."""
     changed: bool = False
     """Whether its rule has changed."""
@@ -37,32 +43,28 @@ class Grant:
     """The jobs that are granted a start."""
 
     @property
-    def line(self) -> Line:
-        return Line(self.key, self.rule.max_running, self.number, self.rule.in_order, self.rule.holds)
-
-    @property
     def number(self) -> int:
         """The number of starts that the rate allows by the end of the time granted ahead."""
         interval_us = _interval_us(self.rule)
         if interval_us is None:
-            return self.most
-        ahead_us = (self.moment + AHEAD - self._first) // _US
-        return min(self.most, max(0, ahead_us // interval_us + 1))
+            return self.limit
+        ahead_us = (self.now + AHEAD - self._first) // _US
+        return min(self.limit, max(0, ahead_us // interval_us + 1))
 
     @property
     def _first(self) -> datetime:
-        return self.moment if self.next_free_at is None else max(self.next_free_at, self.moment)
+        return self.now if self.next_free_at is None else max(self.next_free_at, self.now)
 
-    def start(self, place: int) -> datetime:
-        """Return the time of the start at this place, counted from 0; never earlier than evenly spread
+    def start(self, position: int) -> datetime:
+        """Return the time of the start at this position, counted from 0; never earlier than evenly spread
         starts."""
-        us = place * (_interval_us(self.rule) or 0)
-        steps = ceil(us / self.shortest_us)  # guard: a-start-is-never-early
-        return self._first + steps * self.shortest_us * _US
+        us = position * (_interval_us(self.rule) or 0)
+        steps = ceil(us / self.resolution_us)  # guard: a-start-is-never-early
+        return self._first + steps * self.resolution_us * _US
 
     def starts(self) -> list[Start]:
         has_rate = self.rule.rate is not None
-        return [(id, self.start(place) if has_rate else None) for place, id in enumerate(self.ids)]
+        return [(id, self.start(position) if has_rate else None) for position, id in enumerate(self.ids)]
 
     @property
     def is_used_up(self) -> bool:
@@ -92,3 +94,67 @@ def next_free(free_at: datetime | None, now: datetime, before: Rule, rule: Rule)
 def _interval_us(rule: Rule) -> Fraction | None:
     """Return the microseconds from one start to the next; None without a rate."""
     return None if rule.rate is None else Fraction((rule.period_ms or 0) * 1000, rule.rate)
+
+
+# -- the jobs ------------------------------------------------------------------------------------------------
+
+
+def pick(
+    conn: Connection, grants: Collection[Grant], served: Sequence[str] | None
+) -> Iterable[Sequence[Any]]:
+    """Yield the jobs in the lines of these keys that may run, each with its key, and lock them where rows can
+    be locked. The caller holds the locks on the keys. A job keeps its place in a paused queue, or in one not
+    `served` where that is known.
+
+    In a line in order only the job with the least id may run, if it is due. Where its rule `holds`, it also
+    waits for failed jobs before it.
+    """
+    sql = dialect_of(conn).sql
+    # guard: rates-count-no-slots
+    keys = [grant.key for grant in grants if grant.rule.max_running is not None]
+    admitted: dict[str, int] = dict(conn.execute(_ADMITTED, {"keys": keys}).all()) if keys else {}
+    rows: dict[bool, list[tuple[str, int, int]]] = {False: [], True: []}
+    for grant in grants:
+        number, rule = grant.number, grant.rule
+        if rule.max_running is not None:
+            number = min(number, rule.max_running - admitted.get(grant.key, 0))
+        if number > 0:
+            rows[rule.in_order].append((grant.key, number, int(rule.holds)))
+    parameters = {"serves_all": int(served is None), "served": served or []}
+    yield from sql.each(conn, _first, _LINE, rows[False], parameters, locks=True)
+    for id, key, may_run in sql.each(conn, _head, _LINE, rows[True], parameters):
+        if may_run:
+            yield id, key
+
+
+_LINE = Batch(line_key=Text, number=Integer, holds=Integer)
+_in_line = blocked_by("limit")
+# a statement of its own, whose snapshot is younger than the locks on the keys; guard: slots-are-counted
+_ADMITTED = (
+    select(jobs.c.limit_key, func.count())
+    .where(jobs.c.limit_key.in_(bindparam("keys", expanding=True)), jobs.c.blocked_by.is_(None))
+    .group_by(jobs.c.limit_key)
+)
+_paused = select(queues.c.queue).where(queues.c.paused_at.is_not(None))
+_serves_all: Condition = bindparam("serves_all", type_=Integer) == 1
+# guard: only-what-is-served-is-admitted
+_is_served = or_(_serves_all, jobs.c.queue.in_(bindparam("served", expanding=True)))
+_may_run = and_(jobs.c.due_at <= now(), jobs.c.queue.not_in(_paused), _is_served)
+
+
+def _first(line: Any) -> Select[Any]:
+    """The first jobs of a line that may run."""
+    query = select(jobs.c.id, jobs.c.limit_key)
+    query = query.where(jobs.c.limit_key == line["line_key"], _in_line, _may_run)
+    return query.order_by(jobs.c.priority.desc(), jobs.c.due_at, jobs.c.id).limit(line["number"])
+
+
+def _head(line: Any) -> Select[Any]:
+    """The job of a line with the least id, and whether it may run: with `holds`, if none before it has
+    failed."""
+    failed = exists().where(failed_jobs.c.limit_key == jobs.c.limit_key, failed_jobs.c.id < jobs.c.id)
+    # guard: the-head-of-a-line
+    may_run = case((and_(_may_run, or_(line["holds"] == 0, ~failed)), 1), else_=0)
+    query = select(jobs.c.id, jobs.c.limit_key, may_run)
+    query = query.where(jobs.c.limit_key == line["line_key"], _in_line)
+    return query.order_by(jobs.c.id).limit(1)  # guard: serial-key-has-one-head

@@ -23,7 +23,7 @@ from sqlq.model.job import NewJob
 from sqlq.schema.tables import wakes
 from sqlq.schema.types import Moment, after, now
 
-UNSAID = Rule()
+NO_RULE = Rule()
 """The rule of a wake that does not know the limit's rule."""
 
 
@@ -31,7 +31,7 @@ class Wake(NamedTuple):
     """A key to look at, after a delay or at a time, and its limit's rule."""
 
     key: str
-    rule: Rule = UNSAID
+    rule: Rule = NO_RULE
     delay_ms: int = 0
     moment: datetime | None = None
 
@@ -42,22 +42,22 @@ def wakes_of(new: Iterable[NewJob]) -> set[Wake]:
     A wake brings the rule at once, even for a job that is due later. Otherwise it would arrive after the
     rules of newer jobs, and undo them.
     """
-    found: set[Wake] = set()
+    wakes_of_keys: set[Wake] = set()
     for job in new:
         if job.limit_key is not None:
-            rule, is_later = job.rule or UNSAID, job.delay_ms or job.available_at is not None
+            rule, is_later = job.rule or NO_RULE, job.delay_ms or job.available_at is not None
             if is_later:
-                found.add(Wake(job.limit_key, UNSAID, job.delay_ms, job.available_at))
-            if rule != UNSAID or not is_later:
-                found.add(Wake(job.limit_key, rule))  # guard: limit-rule-is-stored-at-enqueue
-    return found
+                wakes_of_keys.add(Wake(job.limit_key, NO_RULE, job.delay_ms, job.available_at))
+            if rule != NO_RULE or not is_later:
+                wakes_of_keys.add(Wake(job.limit_key, rule))  # guard: limit-rule-is-stored-at-enqueue
+    return wakes_of_keys
 
 
-def wake(conn: Connection, found: Iterable[Wake]) -> None:
+def wake(conn: Connection, new: Iterable[Wake]) -> None:
     """Insert wakes, on a caller's connection or one of sqlq's."""
     rows = [
         (wake.key, *wake.rule[:3], int(wake.rule.in_order), int(wake.rule.holds), wake.moment, wake.delay_ms)
-        for wake in found
+        for wake in new
     ]
     if rows:
         dialect = dialect_of(conn)

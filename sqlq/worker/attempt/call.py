@@ -30,9 +30,16 @@ from sqlq.errors import (
     UnknownTaskError,
 )
 from sqlq.model import backoff
-from sqlq.model.callbacks import check_follow_ups
 from sqlq.model.checks import NOT_IN_TIME
-from sqlq.model.outcome import ON_REQUEST, Cancelled, ErrorText, Failed, Outcome, SelfCompleted
+from sqlq.model.outcome import (
+    ON_REQUEST,
+    Cancelled,
+    ErrorText,
+    Failed,
+    Outcome,
+    SelfCompleted,
+    check_follow_ups,
+)
 from sqlq.model.retry import (
     DEFAULT_POLICY,
     RetryPolicy,

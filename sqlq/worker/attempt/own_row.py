@@ -34,12 +34,11 @@ from sqlq.database.caller.session import (
 )
 from sqlq.database.dialects import refuses_newer_rows
 from sqlq.errors import ArgumentsError, ConfigurationError, ExecutionError, LeaseLostError
-from sqlq.model.callbacks import follow_up
 from sqlq.model.checks import checked_name
 from sqlq.model.flow import Growth
 from sqlq.model.history import AttemptTimes
 from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import NO_RESULT, Finished
+from sqlq.model.outcome import NO_RESULT, Finished, follow_up
 from sqlq.model.retry import scrubbed
 from sqlq.payload.codec import as_text, check_json, json_within, read_json
 from sqlq.store.flows import flows

@@ -29,14 +29,14 @@ class Unblocker(Loop):
     """Frees for one worker the jobs that wait for one reason, by keys and by wakes."""
 
     _hinted = _busy = False
-    _look_at = _looked_at = float("-inf")
+    _look_at = _look_began_at = float("-inf")
     """When to look at wakes, and when the last look began."""
 
     def __init__(self, blocker: Blocker, database: Database, signals: Signals, *, in_use: bool) -> None:
         """`in_use` is True where the App declares that jobs wait for this reason."""
-        doing = f"freeing jobs blocked by their {blocker.name}"
-        super().__init__(f"sqlq-{blocker.name}", Outage(doing, database.for_claims))
-        self.blocker, self._doing = blocker, doing
+        activity = f"freeing jobs blocked by their {blocker.name}"
+        super().__init__(f"sqlq-{blocker.name}", Outage(activity, database.for_claims))
+        self.blocker, self._activity = blocker, activity
         self.waited_for = ClaimedJob._fields.index(blocker.waited_for)
         self.key, self.until_end = ClaimedJob._fields.index(blocker.key), blocker.until_end
         self._database, self._notifying = database.for_claims, database
@@ -79,7 +79,7 @@ class Unblocker(Loop):
                 if not (keys or done.has_more):
                     break
         except AWAY as error:
-            log.debug("%s failed: %s", self._doing, error)
+            log.debug("%s failed: %s", self._activity, error)
             return freed or not is_refused(error)
         return freed
 
@@ -93,7 +93,7 @@ class Unblocker(Loop):
     def _turn(self) -> float:
         if self._hinted:
             self._hinted = False
-            self._look_at = min(self._look_at, max(monotonic(), self._looked_at + LOOK_SECONDS))
+            self._look_at = min(self._look_at, max(monotonic(), self._look_began_at + LOOK_SECONDS))
         if self._keys or monotonic() >= self._look_at:
             self._busy = True
             try:
@@ -110,11 +110,11 @@ class Unblocker(Loop):
         done = self.blocker.free(self._database, sorted({*keys}))
         with self._lock:
             self._keys[: len(keys)] = done.keys
-        self._looked_at = now
+        self._look_began_at = now
         if done.number:
             for ms in done.starts_ms or [0.0]:  # when those start that do not start at once
                 self._signals.due_at(now + ms / 1000)
-            tell_idle(self._notifying)
+            notify_idle(self._notifying)
         if done.has_more:
             self._look_at = now
         elif not self.blocker.has_wakes:
@@ -125,7 +125,7 @@ class Unblocker(Loop):
             self._look_at = monotonic() + wait
 
 
-def tell_idle(database: Database) -> None:
+def notify_idle(database: Database) -> None:
     """Have idle workers look at once. Without this they would within a second."""
     if database.dialect.notifies:
         with passing_over("a hint to idle workers was not sent"):

@@ -22,10 +22,9 @@ from sqlq.database.batch import Right
 from sqlq.database.database import Database
 from sqlq.database.dialects import refusal
 from sqlq.errors import SqlqError
-from sqlq.model.callbacks import settlement
 from sqlq.model.history import AttemptTimes
 from sqlq.model.outcome import (
-    GOES_ON,
+    CONTINUES,
     Cancelled,
     ErrorText,
     Failed,
@@ -35,6 +34,7 @@ from sqlq.model.outcome import (
     Retried,
     SelfCompleted,
     Settlement,
+    settlement,
 )
 from sqlq.store.apart import REFUSALS, apart
 from sqlq.store.jobs import lease
@@ -44,7 +44,7 @@ from sqlq.worker.attempt.progress import ProgressWriter
 from sqlq.worker.report.reporter import NAMES, Reporter
 from sqlq.worker.run.lease import Leases
 from sqlq.worker.run.signals import Signals
-from sqlq.worker.settle.after import Unblocker, tell_idle
+from sqlq.worker.settle.after import Unblocker, notify_idle
 from sqlq.worker.threads.log import log
 from sqlq.worker.threads.loop import LOG_EVERY_SECONDS, OFTEN, Loop, Outage
 
@@ -275,7 +275,7 @@ class Settler(Loop):
                     self._reporter.lost(job, "another owner has it")
                 else:
                     vars(self.counts)[NAMES[type(outcome)]] += 1
-                    if isinstance(outcome, GOES_ON):
+                    if isinstance(outcome, CONTINUES):
                         self._signals.due_at(monotonic() + (outcome.delay_ms or 0) / 1000)
                     self._reporter.ended(job, outcome)
                 job.forget()
@@ -291,7 +291,7 @@ class Settler(Loop):
             claimed = job.claimed
             for unblocker in self._unblockers:
                 if claimed[unblocker.waited_for] is not None and (
-                    not unblocker.until_end or not isinstance(outcome, GOES_ON)
+                    not unblocker.until_end or not isinstance(outcome, CONTINUES)
                 ):  # also one that was lost: the worker that has ended it may be gone
                     waited_for[unblocker].add(claimed[unblocker.key])
             if claimed.on_success is not None or claimed.on_failure is not None:
@@ -306,7 +306,7 @@ class Settler(Loop):
         self._reporter.told()
         if leaves_jobs:  # else this worker, and idle ones, would find them within a second
             self._signals.due_at(monotonic())
-            tell_idle(self._database)
+            notify_idle(self._database)
 
     def _suspects(self) -> set[Right]:
         """Return the outcomes of tasks of which the database has lately refused one. With them a batch might
