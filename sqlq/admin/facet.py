@@ -13,7 +13,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from sqlq.admin.verbs import VERBS
 from sqlq.config.command_hint import word
 from sqlq.database.caller.session import asynchronous
 from sqlq.database.database import Database
@@ -72,8 +71,7 @@ _NAMED = 20
 @contextmanager
 def acting_as(actor: str | None) -> Iterator[None]:
     """Record the actions of the block as those of an actor; None records nothing."""
-    given = None if actor is None else checked_name(actor, "the actor")
-    token = _actor.set(given)
+    token = _actor.set(None if actor is None else checked_name(actor, "the actor"))
     try:
         yield
     finally:
@@ -135,17 +133,15 @@ def command_line(command: str, *subjects: object, **options: object) -> str:
     'queues pause mail --duration 10m'
     """
     parts = [command]
-    verb = VERBS.get(command)
-    known = {} if verb is None else {each.name: each.words for each in (*verb.chosen_by, *verb.options)}
     for value in (*subjects, *(options[name] for name in _SUBJECTS & options.keys())):
         values: list[Any] = [*value] if isinstance(value, (list, tuple, range, set, frozenset)) else [value]
-        shown = [each for each in values[:_NAMED] if each is not None and not isinstance(each, NewJob)]
-        parts += [word(str(getattr(each, "id", each))) for each in shown]
+        ids = [each for each in values[:_NAMED] if each is not None and not isinstance(each, NewJob)]
+        parts += [word(str(getattr(each, "id", each))) for each in ids]
         parts += [f"(and {len(values) - _NAMED:,} more)"] if len(values) > _NAMED else []
     for name, value in options.items():
         if value in (None, False) or name in _SUBJECTS or name == "session":
             continue
-        parts.append(known.get(name) or f"--{name.replace('_', '-')}")
+        parts.append(f"--{name.replace('_', '-')}")
         parts += [] if value is True else [word(str(value))]
     return " ".join(parts)
 

@@ -22,7 +22,7 @@ from sqlq.admin.selections import (
     delay_ms_of,
     ended,
     ids_of,
-    no_job_here,
+    no_job,
     portions,
     selection,
     selections,
@@ -117,7 +117,7 @@ class Jobs(Facet):
             if isinstance(id, Handle):
                 id.require_own(None if job is None else milliseconds_of(job.created_at))
             if job is None:
-                raise no_job_here(conn, number, self._database.schema_for(conn))
+                raise no_job(number)
             return job
 
     def get_by_key(self, queue: str, key: str) -> JobDetails:

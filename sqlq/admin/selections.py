@@ -9,14 +9,11 @@ from typing import Any, TypedDict
 
 from sqlalchemy import BigInteger, ColumnElement, Connection, literal
 
-from sqlq.config.constants import LAST_ID
 from sqlq.config.durations import Duration, aware, milliseconds
-from sqlq.database.dialects import dialect_of
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.model.checks import checks_arguments
 from sqlq.model.handle import AnyJob, AnyJobs, Handle, id_of
 from sqlq.model.job import JobDetails, State
-from sqlq.schema import version
 from sqlq.schema.types import Moment, after
 from sqlq.store.jobs import lookup
 from sqlq.store.jobs.lookup import Selection, look
@@ -89,26 +86,8 @@ def checked_state(state: str) -> State:
 
 def no_job(id: int) -> JobNotFoundError:
     return JobNotFoundError(
-        f"there is no job {id}: it never was, or finished longer ago than finished jobs are kept"
-    )
-
-
-def no_job_here(conn: Connection, id: int, schema: str | None) -> JobNotFoundError:
-    """Return the error of an id that no table has, with the reason as far as the newest id shows it."""
-    if not 0 < id <= LAST_ID:
-        return JobNotFoundError(f"there is no job {id}: the id of a job is a whole number from 1 on")
-    last = dialect_of(conn).health.last_id(conn)
-    if last is None:
-        return no_job(id)
-    if id <= last:
-        return JobNotFoundError(
-            f"there is no job {id}: it ended and is kept no more, it was deleted, or its transaction has not "
-            "committed, or was rolled back"
-        )
-    given = f"the newest id given there is {last}" if last else "no job was ever enqueued there"
-    return JobNotFoundError(
-        f"there is no job {id} in {version.database(conn, schema)}: {given}, so look in another database or "
-        "schema"
+        f"there is no job {id} in this database and schema: it never was, its transaction has not committed, "
+        "or it ended and is kept no more"
     )
 
 

@@ -129,6 +129,19 @@ def counted(number: int, one: str, many: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
+def in_units(number: float) -> str:
+    """Write a number of bytes the way a person would.
+
+    >>> in_units(3 << 20)
+    '3 MiB'
+    """
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if abs(number) < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1024
+    return f"{number:.3g} TiB"
+
+
 def written(moment: datetime, timespec: str = "seconds") -> str:
     """Write a time for a person, in this machine's time zone: "2026-11-22 03:35:07+00:00"."""
     return moment.astimezone().isoformat(sep=" ", timespec=timespec)

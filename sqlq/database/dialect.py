@@ -140,11 +140,10 @@ class Dialect:
     migrations: Migrations
     health: Any
     """The module with the queries about the state of its servers. `burden` returns the causes of a slow
-    database, `indexes` those of our tables, and whether queries can use each; `OWN_INDEXES` are their names.
-    `last_id` returns the newest id that the database has given a job, kept or not; None where that is
-    unknown. `unfit` returns why this server breaks a promise of sqlq's, though it speaks like a supported
-    one. `missing_grant` returns the advice for the role in a URL where an error means that it lacks a right
-    of its kind."""
+    database, `indexes` those of our tables, and whether queries can use each. `OWN_INDEXES` are their names.
+    `unfit` returns why this server breaks a promise of sqlq's, though it speaks like a supported one.
+    `missing_grant` returns the advice for the role in a URL where an error means that it lacks a right of its
+    kind."""
     in_a_file: bool = False
     """Whether a database is a file, without a server, schemas and roles.
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from sqlalchemy import ColumnElement
 
@@ -139,6 +139,10 @@ class TableSize:
     """One of our tables: estimates of its rows, its bytes on disk, and those of its largest indexes. None
     for what this database does not count."""
 
+    COLUMNS: ClassVar = (
+        *("table=name", "rows", "dead=dead_rows", "size=bytes", "indexes=index_bytes"),
+        *("vacuumed=vacuumed_at", "largest indexes=largest_indexes"),
+    )
     name: str
     rows: int | None
     dead_rows: int | None

@@ -356,6 +356,7 @@ class StepDetails:
     each with how it has to end. `result` is decoded JSON; `error` is the error of a failed step, or why one
     was cancelled or skipped."""
 
+    COLUMNS: ClassVar = ("step=id", "task", "label", "state", "after", "error")
     id: int
     task: str
     queue: str

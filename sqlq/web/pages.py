@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from sqlalchemy.exc import SQLAlchemyError
 from werkzeug import Response
 
-from sqlq.admin.doctor.doctor import Doctor
+from sqlq.admin.doctor.doctor import examine
 from sqlq.admin.doctor.finding import Finding, Verdict
 from sqlq.admin.jobs import LOOKED_AT
 from sqlq.admin.storage import Storage, storage
@@ -86,7 +86,7 @@ def overview(view: View) -> Values:
 
 
 def _findings(app: App) -> list[Finding]:
-    return [each for each in Doctor(app.database).examine() if each.verdict is not Verdict.OK]
+    return [each for each in examine(app.database) if each.verdict is not Verdict.OK]
 
 
 # -- jobs ----------------------------------------------------------------------------------------------------

@@ -16,13 +16,12 @@ from markupsafe import Markup
 from werkzeug import Request, Response
 from werkzeug.routing import BuildError, MapAdapter
 
-from sqlq.admin.doctor.finding import in_units
 from sqlq.admin.facet import command_line
 from sqlq.admin.verb import Verb
 from sqlq.admin.verbs import VERBS
 from sqlq.app.app import App
 from sqlq.config.command_hint import command, escaped_lines, shortened
-from sqlq.config.durations import age, span, until, written
+from sqlq.config.durations import age, in_units, span, until, written
 from sqlq.model.flow import StepDetails
 from sqlq.payload.encryption import Unopened
 from sqlq.web.access import FORM_COOKIE, Redaction

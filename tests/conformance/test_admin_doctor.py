@@ -15,7 +15,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 import sqlq
 from sqlq.admin.doctor import finding, postgresql, sqlite
-from sqlq.admin.doctor.doctor import Doctor
+from sqlq.admin.doctor.doctor import examine
 from sqlq.admin.doctor.finding import Case, Finding, Verdict
 from sqlq.admin.doctor.sqlite import filesystem
 from sqlq.database.mariadb import health as mariadb_health
@@ -42,8 +42,8 @@ class Patient:
         self.task = app.task(name="send")(lambda: None)
         self.kind = app.database.dialect.name
 
-    def examine(self, *, deep: bool = False) -> list[Finding]:
-        return Doctor(self.app.database, deep=deep).examine()
+    def examine(self) -> list[Finding]:
+        return examine(self.app.database)
 
     def about(self, check: str) -> Finding:
         (found,) = (finding for finding in self.examine() if finding.check == check)
@@ -237,14 +237,6 @@ def test_the_doctor_finds_failed_jobs(patient: Patient) -> None:
     assert (found.verdict, found.said) == (Verdict.CHECK, "1 job has failed for good")
 
 
-def test_the_doctor_finds_workers_of_another_version(patient: Patient) -> None:
-    patient.serve(version="0.0.9")
-    patient.serve()
-    found = patient.about("workers")
-    assert found.verdict is Verdict.CHECK
-    assert found.said == f"2 workers are alive; some run sqlq 0.0.9, this is {sqlq.__version__}"
-
-
 def test_the_doctor_finds_a_missing_index(patient: Patient, engine: Engine) -> None:
     with engine.begin() as conn:
         on = " ON jobs" if patient.kind == "mariadb" else ""
@@ -317,7 +309,7 @@ def test_the_doctor_checks_the_settings_of_postgresql(
 ) -> None:
     answer(monkeypatch, health.setting, fsync="on")
     app = sqlq.App(make_url(database_url).update_query_dict({"options": options}))
-    (found,) = (finding for finding in Doctor(app.database).examine() if finding.check == check)
+    (found,) = (finding for finding in examine(app.database) if finding.check == check)
     assert found.verdict is verdict
     assert words in found.said
     app.close()
@@ -369,10 +361,10 @@ def test_the_doctor_checks_listen_at_the_listen_url(database_url: str) -> None:
         app.database.require_tables()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(postgresql, "LISTEN_SECONDS", 0.1)
-            (found,) = (each for each in Doctor(app.database).examine() if each.check == "listen")
+            (found,) = (each for each in examine(app.database) if each.check == "listen")
     assert found.verdict is Verdict.CHECK
     with closing(sqlq.App(database_url, listen_url=database_url)) as app:
-        (found,) = (each for each in Doctor(app.database).examine() if each.check == "listen")
+        (found,) = (each for each in examine(app.database) if each.check == "listen")
     assert found.verdict is Verdict.OK
 
 
@@ -380,7 +372,7 @@ def test_the_doctor_checks_listen_at_the_listen_url(database_url: str) -> None:
 def test_a_pool_of_one_connection_is_enough(database_url: str) -> None:
     engine = create_engine(database_url, pool_size=1, max_overflow=0, pool_timeout=1)
     with closing(sqlq.App(engine=engine)) as app:
-        found = Doctor(app.database).examine()
+        found = examine(app.database)
     assert not [finding for finding in found if finding.said.startswith("could not look: ")]
     assert [finding.verdict for finding in found if finding.check == "listen"] == [Verdict.OK]
 
@@ -427,7 +419,7 @@ def test_the_doctor_reports_an_incomplete_count(patient: Patient, monkeypatch: p
 @on_postgresql
 def test_the_doctor_finds_a_driver_that_cannot_listen(database_url: str) -> None:
     app = sqlq.App(make_url(database_url).set(drivername="postgresql+psycopg2"))
-    (found,) = (finding for finding in Doctor(app.database).examine() if finding.check == "listen")
+    (found,) = (finding for finding in examine(app.database) if finding.check == "listen")
     assert found.verdict is Verdict.CHECK
     app.close()
 
@@ -460,7 +452,7 @@ def test_the_doctor_reports_tables_that_its_role_may_not_read(
 ) -> None:
     with engine.connect():  # a session of another role
         app = poor("GRANT SELECT ON sqlq_version")
-        found = Doctor(app.database).examine()
+        found = examine(app.database)
     unseen = {
         finding.check: finding
         for finding in found
@@ -476,7 +468,7 @@ def test_the_doctor_reports_tables_that_its_role_may_not_read(
     assert f"sqlq grants {role} --as reader` prints" in str(remedy)
     with engine.begin() as conn:
         rights.apply(conn, "reader", role, "public")
-    again = Doctor(app.database).examine()
+    again = examine(app.database)
     assert not [finding for finding in again if finding.said.startswith("could not look: ")]
     assert {finding.check for finding in found if finding.verdict is Verdict.OK} > {
         "connection",
@@ -490,7 +482,7 @@ def test_the_doctor_reports_tables_that_its_role_may_not_read(
 def test_the_doctor_reports_a_role_without_rights(poor: Callable[[str], sqlq.App], engine: Engine) -> None:
     with engine.connect() as conn:
         conn.execute(text("SELECT 1"))
-        found = Doctor(poor("").database).examine()
+        found = examine(poor("").database)
     last = found[-1]
     assert (last.check, last.verdict) == ("migrations", Verdict.CHECK)
     assert "may not read" in last.said
@@ -600,13 +592,13 @@ def test_an_account_that_may_only_look_sees_the_queue(database_url: str) -> None
         conn.execute(text(f"GRANT SELECT ON {name}.sqlq_version TO {account}@'%'"))
     try:
         with closing(sqlq.App(make_url(database_url).set(username=account, password=account))) as app:
-            last = Doctor(app.database).examine()[-1]
+            last = examine(app.database)[-1]
             assert (last.check, last.verdict) == ("migrations", Verdict.TO_DO)
             assert "the account lacks the right to see them" in last.said
             with owner.connect() as conn:
                 conn.execute(text(f"GRANT SELECT ON {name}.* TO {account}@'%'"))
         with closing(sqlq.App(make_url(database_url).set(username=account, password=account))) as app:
-            found = Doctor(app.database).examine()
+            found = examine(app.database)
             assert app.queues._vitals()[1].oldest_transaction_seconds is None
         (unseen,) = (each for each in found if each.said.startswith("could not look"))
         assert (unseen.check, unseen.remedy) == (
@@ -709,4 +701,3 @@ def test_the_doctor_finds_a_damaged_file(patient: Patient, monkeypatch: pytest.M
     assert "the file is damaged" in found.said
     monkeypatch.setattr(sqlite, "CHECKED_BYTES", 1)
     assert patient.about("integrity").verdict is Verdict.OK, "a large file is not read"
-    assert [f.verdict for f in patient.examine(deep=True) if f.check == "integrity"] == [Verdict.TO_DO]

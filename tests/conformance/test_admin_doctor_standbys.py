@@ -11,9 +11,8 @@ from sqlalchemy import make_url
 
 import sqlq
 from sqlq.admin.doctor import postgresql
-from sqlq.admin.doctor.doctor import Doctor
+from sqlq.admin.doctor.doctor import examine
 from sqlq.admin.doctor.finding import Finding, Verdict
-from sqlq.admin.storage import storage
 from tests.faults.standby import Pair, pair_of_servers
 from tests.kit import for_each
 from tests.waiting import wait_until
@@ -34,7 +33,7 @@ def pair(servers: Pair) -> Iterator[Pair]:
 
 def about(check: str, url: str) -> list[Finding]:
     with closing(sqlq.App(url)) as app:
-        return [finding for finding in Doctor(app.database).examine() if finding.check == check]
+        return [finding for finding in examine(app.database) if finding.check == check]
 
 
 def tell(pair: Pair, *statements: str) -> None:
@@ -56,10 +55,6 @@ def test_the_doctor_reports_whether_commits_wait_for_a_standby(pair: Pair) -> No
     pair.standby.configure("synchronous_standby_names = '*'")
     wait_until(lambda: said()[0] is Verdict.OK, what="the standby being synchronous")
     assert said()[1] == "commits wait for a standby (synchronous_standby_names is *)"
-    with closing(sqlq.App(pair.primary.url(pair.database))) as app:
-        (reading,) = (each for each in storage(app.database).readings if each.name == "standbys")
-    assert ": streaming, sync" in reading.value
-    assert not reading.findings
     pair.standby.configure("synchronous_standby_names = 'elsewhere'")
     wait_until(lambda: said()[0] is Verdict.TO_DO, what="the standby being none of these")
     assert "a standby that is away (synchronous_standby_names is elsewhere)" in said()[1]
@@ -111,12 +106,3 @@ def durability(pair: Pair) -> list[Finding]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(postgresql.DURABILITY, "fsync", {})
         return about("durability", pair.primary.url(pair.database))
-
-
-def test_the_doctor_reports_the_lag_of_the_replica_in_sqlq_read_url(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SQLQ_READ_URL", pair.standby.url(pair.database))
-    (found,) = about("replica", pair.primary.url(pair.database))
-    assert found.verdict is Verdict.OK
-    assert found.said.endswith(" behind")

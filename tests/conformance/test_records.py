@@ -269,7 +269,7 @@ def test_retry_and_delete_refuse_a_call_that_names_no_jobs(play: Play, name: str
         verb()
     with pytest.raises(ConfigurationError, match="name the failed jobs that are meant"):
         verb([])
-    with pytest.raises(ConfigurationError, match="give one of the two"):
+    with pytest.raises(ConfigurationError, match="or all of them, and not both"):
         verb(ids, all=True)
     with pytest.raises(ConfigurationError, match="give a list"):
         verb(ids[0])

@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session
 
 import sqlq
 import sqlq.alembic
-from sqlq.admin.doctor.doctor import Doctor
+from sqlq.admin.doctor.doctor import examine
 from sqlq.database.migrate import location
 from sqlq.schema import version
 from sqlq.schema.qualify import in_catalog
@@ -306,7 +306,7 @@ def work_through(app: sqlq.App, url: str) -> None:
     app.jobs.prune(finished="0s", failed="0s")
     with app.database.begin() as conn:
         rights.apply(conn, "reader", "mallory", "public")
-    assert not [found.said for found in Doctor(app.database).examine() if "could not look" in found.said]
+    assert not [found.said for found in examine(app.database) if "could not look" in found.said]
     engine.dispose()
 
 

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 
 import sqlq
-from sqlq.admin.doctor.doctor import Doctor
+from sqlq.admin.doctor.doctor import examine
 from sqlq.admin.flows import SKIPPED
 from sqlq.errors import JobNotFoundError
 from tests.faces.command import Command
@@ -180,7 +180,7 @@ def test_the_doctor_names_a_flow_behind_a_failed_step(app: sqlq.App) -> None:
     app.worker(drain=True).run()
 
     def said() -> str:
-        return "\n".join(each.said for each in Doctor(app.database).examine() if each.check == "flows")
+        return "\n".join(each.said for each in examine(app.database) if each.check == "flows")
 
     assert said() == "no flow is blocked by a failed step"
     with app.database.begin() as conn:

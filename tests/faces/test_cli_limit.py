@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 import sqlq
-from sqlq.admin.doctor.doctor import Doctor
+from sqlq.admin.doctor.doctor import examine
 from sqlq.admin.doctor.finding import Finding, Verdict
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
@@ -173,7 +173,7 @@ def test_the_doctor_names_stalled_waiting_lists(app: sqlq.App, call: sqlq.Task[.
 
 
 def of_limits(app: sqlq.App) -> list[Finding]:
-    return [each for each in Doctor(app.database).examine() if each.check == "limits"]
+    return [each for each in examine(app.database) if each.check == "limits"]
 
 
 def said_of_limits(app: sqlq.App) -> str:

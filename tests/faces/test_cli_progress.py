@@ -163,10 +163,7 @@ def test_a_drain_without_a_terminal_logs_a_summary(
     caplog.set_level("INFO", "sqlq.worker")
     with progress.Progress(supervisor, None, drawn=False):
         wait_until(lambda: caplog.messages, what="a summary")
-    assert re.fullmatch(
-        r"90 done, [789]\.\d/s, 3 running, 5 waiting, 2 failed, about (?:\d+ ms|1\.\d+ s) left",
-        caplog.messages[0],
-    )
+    assert re.fullmatch(r"90 done, [789]\.\d/s, 3 running, 5 waiting, 2 failed", caplog.messages[0])
 
 
 def test_the_last_line_has_the_counts_and_the_rate() -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
 import sqlq
 from sqlq.testing import drain
 from tests.faces.command import Command
-from tests.kit import execute, for_each, span
+from tests.kit import for_each, span
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
@@ -151,51 +150,12 @@ def test_why_names_the_live_job_for_which_a_retry_is_refused(sqlq_: Command, app
     assert f"sqlq retry {failed.id}" not in said
 
 
-def test_why_distinguishes_pruned_ids_from_unknown_ids(sqlq_: Command, app: sqlq.App) -> None:
-    assert "no job was ever enqueued there" in sqlq_("why", "1").sentence()
-    id = app.enqueue(app.named("shop.send").new()).id
-    app.jobs.cancel([id])
-    app.jobs.prune(finished="0s")
-    assert f"there is no job {id}: it ended and is kept no more" in sqlq_("why", str(id)).sentence()
-    said = sqlq_("why", "4711").sentence()
-    assert said.startswith("there is no job 4711 in ")
-    assert said.endswith(f": the newest id given there is {id}, so look in another database or schema")
-    with pytest.raises(sqlq.JobNotFoundError, match="look in another database"):
-        app.jobs.why(4711)
-
-
-def test_why_names_the_whole_path_of_a_file_where_the_url_has_a_part(bare: Command, tmp_path: Path) -> None:
-    bare.ok("migrate", "-d", "sqlite:///shop.db")
-    said = bare("why", "1", "-d", "sqlite:///shop.db").sentence()
-    assert said.startswith(
-        f"there is no job 1 in sqlite:///{tmp_path}/shop.db: no job was ever enqueued there"
-    )
-
-
 @on_sqlite
 @for_each("id", ["0", "99999999999999999999"])
 def test_why_refuses_a_number_that_is_no_id(sqlq_: Command, id: str) -> None:
-    assert sqlq_("why", id).sentence() == f"there is no job {id}: the id of a job is a whole number from 1 on"
+    assert sqlq_("why", id).sentence().startswith(f"there is no job {id} in this")
 
 
 @on_sqlite
 def test_why_refuses_a_text_that_is_no_number(sqlq_: Command) -> None:
     assert "'shop.send' is not a valid integer" in sqlq_("why", "shop.send").misuse()
-
-
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_why_is_less_exact_for_a_role_without_the_sequence(
-    sqlq_: Command, app: sqlq.App, tmp_path: Path
-) -> None:
-    role = f"reader_{tmp_path.name}".replace("-", "_").lower()
-    engine = app.database.engine
-    execute(engine, f'CREATE ROLE "{role}" LOGIN')
-    try:
-        sqlq_.ok("grants", role, "--as", "reader", "--apply")
-        url = engine.url.set(username=role).render_as_string(hide_password=False)
-        assert "there is no job 4711: it never was, or finished longer ago" in (
-            sqlq_("why", "4711", "-d", url).sentence()
-        )
-    finally:
-        execute(engine, f'DROP OWNED BY "{role}"')
-        execute(engine, f'DROP ROLE "{role}"')

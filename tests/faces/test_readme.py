@@ -62,7 +62,7 @@ from werkzeug import Request
 from werkzeug.test import Client, EnvironBuilder
 
 import sqlq
-from sqlq.admin.doctor.doctor import Doctor
+from sqlq.admin.doctor.doctor import examine
 from sqlq.cli.context import Context
 from sqlq.cli.root import sqlq as sqlq_command
 from sqlq.model.outcome import ErrorText, Failed, Finished, Released, Retried, Settlement, settlement
@@ -1485,11 +1485,7 @@ def operate_as(url: str) -> None:
         app.schedules.run(schedule)
         app.schedules.remove(schedule)
         look_in(app)
-        unseen = [
-            finding
-            for finding in Doctor(app.database).examine()
-            if finding.said.startswith("could not look: ")
-        ]
+        unseen = [finding for finding in examine(app.database) if finding.said.startswith("could not look: ")]
         assert not unseen, unseen
 
 
@@ -1574,7 +1570,7 @@ class TestGrants:
         with closing(sqlq.App(urls["shop_reader"])) as looking:
             assert [(q.queue, q.scheduled, q.blocked) for q in looking.queues.list()] == [("default", 2, 2)]
             assert [job.state for job in looking.jobs.list(state="scheduled")] == ["scheduled"] * 2
-            assert not [f for f in Doctor(looking.database).examine() if "permission" in f.said]
+            assert not [f for f in examine(looking.database) if "permission" in f.said]
         look_as(urls["shop_reader"])
 
     def test_an_operators_role_can_do_all_that_operators_do(

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import sqlq
-from sqlq.admin.doctor.doctor import Doctor
+from sqlq.admin.doctor.doctor import examine
 from sqlq.model.job import JobDetails
 from tests.faults.processes import WorkerProcess, worker_process
 from tests.waiting import wait_until
@@ -237,7 +237,7 @@ def test_a_silent_process_is_shown_and_not_killed_when_it_goes_on(play: Play) ->
         with play.app.database.begin():  # on SQLite it is not frozen while it holds the write lock
             os.kill(pid, signal.SIGSTOP)
         wait_until(lambda: play.state() == "stuck", timeout=80, what="its state")
-        (found,) = [found for found in Doctor(play.app.database).examine() if found.check == "stuck"]
+        (found,) = [found for found in examine(play.app.database) if found.check == "stuck"]
         assert f"pid {pid} has been stuck for" in found.said
         assert f"job {job} (play.waits)" in found.said
         os.kill(pid, signal.SIGCONT)

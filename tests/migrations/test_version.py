@@ -10,7 +10,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import sqlq
-from sqlq.admin.doctor.doctor import Doctor
+from sqlq.admin.doctor.doctor import examine
 from sqlq.admin.doctor.finding import Verdict
 from sqlq.database import migrate, standing
 from sqlq.errors import SchemaVersionError
@@ -222,7 +222,7 @@ def test_check_names_the_columns_that_tables_lack(empty: Engine, change: str) ->
     ):
         with pytest.raises(SchemaVersionError, match=words):
             fails()
-    (said,) = (each for each in Doctor(app.database).examine() if words in each.said)
+    (said,) = (each for each in examine(app.database) if words in each.said)
     assert (said.check, said.verdict) == ("migrations", Verdict.TO_DO)
     app.close()
 
@@ -236,7 +236,7 @@ def test_older_tables_are_reported_as_older_whatever_they_lack(empty: Engine) ->
         connection.execute(text("ALTER TABLE jobs DROP COLUMN label"))
         connection.execute(text("UPDATE sqlq_version SET version_num = '0000'"))
     with closing(sqlq.App(empty.url)) as app:
-        said = Doctor(app.database).examine()[-1]
+        said = examine(app.database)[-1]
     assert (said.check, said.verdict) == ("migrations", Verdict.TO_DO)
     assert "at revision 0000, older than the 0001 this sqlq needs: run `sqlq migrate" in said.said
 

@@ -12,13 +12,13 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 import sqlq
-from sqlq.admin.doctor.doctor import Doctor
+from sqlq.admin.doctor.doctor import examine
 from sqlq.errors import ConfigurationError
 from sqlq.schema.types import now
 from sqlq.store.workers import workers
 from sqlq.worker.maintain.control import Control
 from sqlq.worker.wait import poller
-from tests.kit import span, working
+from tests.kit import working
 from tests.waiting import wait_until
 
 OBEYED_SECONDS = 2.0
@@ -288,14 +288,10 @@ def test_a_pause_of_all_is_shown_for_each_queue(app: sqlq.App, engine: Engine, q
         assert conn.execute(text("SELECT queue, paused FROM queue_stats")).all() == [("default", 1)]
 
 
-def test_the_doctor_names_long_pauses(app: sqlq.App, engine: Engine) -> None:
+def test_the_doctor_names_a_pause_of_all_queues(app: sqlq.App) -> None:
     def about() -> list[tuple[str, str | None]]:
-        return [(each.said, each.remedy) for each in Doctor(app.database).examine() if each.check == "paused"]
+        return [(each.said, each.remedy) for each in examine(app.database) if each.check == "paused"]
 
-    with app.database.begin() as conn:
-        for state in ("working", "paused"):
-            labels: dict[str, Any] = {"version": "0", "queues": None, "concurrency": 1, "pid": 1}
-            workers.register(conn, id=state, host="here", name=f"the-{state}", state=state, **labels)
     assert about() == [("no queue that holds waiting jobs is paused", None)]
     app.queues.pause(all=True, duration="1h")
     assert about() == [("no queue that holds waiting jobs is paused", None)]
@@ -304,14 +300,6 @@ def test_the_doctor_names_long_pauses(app: sqlq.App, engine: Engine) -> None:
     assert said.startswith("all queues are paused, without an end, since ")
     assert remedy is not None
     assert remedy.startswith("sqlq queues resume --all")
-    with engine.begin() as conn:
-        conn.execute(text(f"UPDATE sqlq_workers SET state_at = state_at - {span(engine, 7_200)}"))
-    assert len(about()) == 1, "it is paused because all are"
-    app.queues.resume(all=True)
-    ((said, remedy),) = about()
-    assert said.startswith("the worker the-paused on here pid 1 has been paused for 2 h")
-    assert remedy is not None
-    assert remedy.startswith("sqlq workers resume the-paused")
 
 
 # -- who is meant --------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
 
 import sqlq
-from sqlq.admin.doctor.doctor import Doctor
+from sqlq.admin.doctor.doctor import examine
 from sqlq.admin.doctor.finding import Finding
 from sqlq.config.constants import MAX_RELEASES
 from sqlq.errors import MissingFileError, SchemaVersionError
@@ -55,7 +55,7 @@ def running(id: int, *, timeout_ms: int | None = None, isolated: bool = False) -
 
 def finding(app: sqlq.App, check: str) -> Finding:
     """Return the finding of the doctor of one check."""
-    return next(found for found in Doctor(app.database).examine() if found.check == check)
+    return next(found for found in examine(app.database) if found.check == check)
 
 
 # -- a database that is not ready ----------------------------------------------------------------------------

@@ -8,7 +8,6 @@ check reports that, and the others go on. Nothing is changed.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from dataclasses import replace
 from importlib import import_module
 
@@ -28,7 +27,7 @@ from sqlq.admin.doctor.finding import (
 )
 from sqlq.config import distribution
 from sqlq.config.durations import span
-from sqlq.config.urls import masked, read_url
+from sqlq.config.urls import masked
 from sqlq.database.database import Database
 from sqlq.database.dialects import missing_grant, refusal
 from sqlq.errors import SqlqError
@@ -37,54 +36,46 @@ from sqlq.schema import version
 from sqlq.store.health import reading
 
 
-class Doctor:
-    """Examines one database."""
-
-    def __init__(self, database: Database, *, deep: bool = False) -> None:
-        self._case = Case(database, deep=deep)
-        # the checks of the other databases are not imported
-        of_place = import_module(f"sqlq.admin.doctor.{database.dialect.name}").CHECKS
-        self._checks: tuple[Check, ...] = (*of_place, *GENERAL, *queue.CHECKS)
-
-    def examine(self) -> list[Finding]:
-        """Return the findings, in the order in which they matter. Raises whatever keeps from connecting at
-        all."""
-        found = [replace(_connection(self._case), check="connection")]
-        for each in self._checks:
-            found += self._findings(each)
-            if each is MIGRATIONS and found[-1].verdict is not Verdict.OK:
-                break
-        return found
-
-    def troubles(self, names: Collection[str]) -> list[Finding]:
-        """Return the findings of these checks, without those where all is well."""
-        found = (self._findings(each) for each in self._checks if each.name in names)
-        return [finding for some in found for finding in some if finding.verdict is not Verdict.OK]
-
-    def _findings(self, each: Check) -> list[Finding]:
-        try:
-            answers = [*each.judge(self._case)] or ([] if each.well is None else [ok(each.well)])
-        except (SQLAlchemyError, SqlqError) as error:
-            answers = [self.unanswered(error)]
-        return [replace(answer, check=each.name) for answer in answers]
-
-    def unanswered(self, error: Exception) -> Finding:
-        """Return the answer of a check whose query the database refused."""
-        said = refusal(error)
-        if "malformed" in said:
-            return to_do(f"the file is damaged: {said}", DAMAGED)
-        grant = missing_grant(error, self._case.database.engine.url, "reader")
-        return check(f"could not look: {said}", grant)
+def examine(database: Database) -> list[Finding]:
+    """Return the findings, in the order in which they matter. Raises whatever keeps from connecting at
+    all."""
+    case = Case(database)
+    rows = [replace(_connection(case), check="connection")]
+    for each in _checks(database):
+        rows += _findings(each, case)
+        if each is MIGRATIONS and rows[-1].verdict is not Verdict.OK:
+            break
+    return rows
 
 
 def findings(database: Database, job: JobDetails) -> list[Finding]:
     """Return what the doctor finds that keeps a job from running, or from ending."""
-    concerns = {
-        "tasks": f"the task {job.task}:",
-        "flows": f"flow {job.flow_id} ",
-    }
-    found = Doctor(database).troubles(_CHECKS.get(job.state, ()))
-    return [each for each in found if concerns.get(each.check, "") in each.said]
+    subjects = {"tasks": f"the task {job.task}:", "flows": f"flow {job.flow_id} "}
+    names, case = _CHECKS.get(job.state, ()), Case(database)
+    rows = [row for each in _checks(database) if each.name in names for row in _findings(each, case)]
+    return [row for row in rows if row.verdict is not Verdict.OK and subjects.get(row.check, "") in row.said]
+
+
+def unanswered(database: Database, error: Exception) -> Finding:
+    """Return the answer of a check whose query the database refused."""
+    text = refusal(error)
+    if "malformed" in text:
+        return to_do(f"the file is damaged: {text}", DAMAGED)
+    return check(f"could not look: {text}", missing_grant(error, database.engine.url, "reader"))
+
+
+def _checks(database: Database) -> tuple[Check, ...]:
+    # the checks of the other databases are not imported
+    module = import_module(f"sqlq.admin.doctor.{database.dialect.name}")
+    return (*module.CHECKS, *GENERAL, *queue.CHECKS)
+
+
+def _findings(each: Check, case: Case) -> list[Finding]:
+    try:
+        answers = [*each.judge(case)] or ([] if each.well is None else [ok(each.well)])
+    except (SQLAlchemyError, SqlqError) as error:
+        answers = [unanswered(case.database, error)]
+    return [replace(answer, check=each.name) for answer in answers]
 
 
 _CHECKS = {
@@ -107,18 +98,8 @@ def _connection(case: Case) -> Finding:
 
 
 def _package(case: Case) -> Answers:
-    if (said := distribution.intruder()) is not None:
-        yield to_do(said, distribution.REMEDY)
-
-
-def _replica(case: Case) -> Answers:
-    url = read_url(of=case.database.engine.url)
-    if url is None:
-        return
-    with Database.open(url, case.database.requested_schema) as other, reading(other) as conn:
-        seconds = other.dialect.health.burden(conn).behind_seconds
-    behind = "" if seconds is None else f", {span(seconds)} behind"
-    yield ok(f"looks read from {masked(url)}{behind}")
+    if (name := distribution.intruder()) is not None:
+        yield to_do(name, distribution.REMEDY)
 
 
 def _migrations(case: Case) -> Answers:
@@ -135,4 +116,4 @@ def _migrations(case: Case) -> Answers:
 
 
 MIGRATIONS = Check("migrations", _migrations, f"the tables are at revision {version.HEAD}, the one needed")
-GENERAL = (Check("package", _package), Check("replica", _replica), MIGRATIONS)
+GENERAL = (Check("package", _package), MIGRATIONS)

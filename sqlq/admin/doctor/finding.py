@@ -59,9 +59,8 @@ to_do = partial(Finding, Verdict.TO_DO)
 class Case:
     """One examination of a database. An answer that several checks need is read once."""
 
-    def __init__(self, database: Database, *, deep: bool = False) -> None:
+    def __init__(self, database: Database) -> None:
         self.database = database
-        self.deep = deep
 
     def ask(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run one query, in a transaction of its own with a limited time."""
@@ -114,16 +113,3 @@ def old_transactions(case: Case, query: Callable[..., Any], remedy: str) -> Answ
             f"transaction open for {span(session.seconds)}: no row that died since then can be removed",
             f"end it where it was begun, or {remedy.format(session.number)}",
         )
-
-
-def in_units(number: float) -> str:
-    """Write a number of bytes the way a person would.
-
-    >>> in_units(3 << 20)
-    '3 MiB'
-    """
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if abs(number) < 1000:
-            return f"{number:.3g} {unit}"
-        number /= 1024
-    return f"{number:.3g} TiB"

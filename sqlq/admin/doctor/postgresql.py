@@ -81,10 +81,10 @@ def durability(case: Case) -> list[Finding]:
 def standbys(case: Case) -> Answers:
     if case.ask(health.is_standby):
         return
-    names, found = case.ask(health.setting, "synchronous_standby_names"), case.ask(health.standbys)
-    if any(each.sync is None for each in found):
+    names, syncs = case.ask(health.setting, "synchronous_standby_names"), case.ask(health.standbys)
+    if None in syncs:
         yield check("could not look at the standbys", MAY_SEE)
-    elif any(each.sync in ("sync", "quorum") for each in found):
+    elif not {"sync", "quorum"}.isdisjoint(syncs):
         yield ok(f"commits wait for a standby (synchronous_standby_names is {names})")
     elif names:
         yield to_do(
@@ -92,9 +92,9 @@ def standbys(case: Case) -> Answers:
             "acknowledged",
             "start it, or take it out of synchronous_standby_names",
         )
-    elif found:
+    elif syncs:
         yield check(
-            f"{counted(len(found), 'standby follows', 'standbys follow')}, and commits wait for none: a "
+            f"{counted(len(syncs), 'standby follows', 'standbys follow')}, and commits wait for none: a "
             "failover loses the jobs acknowledged in its last moments",
             "set synchronous_standby_names; with Patroni synchronous_mode and synchronous_mode_strict",
         )

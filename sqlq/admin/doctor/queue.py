@@ -10,7 +10,7 @@ from sqlq.admin.verbs import who
 from sqlq.admin.why import why
 from sqlq.admin.workers import since_it_said
 from sqlq.config.command_hint import command, word
-from sqlq.config.constants import RESCUE_MS, UNKNOWN_TASK_MS, VERSION
+from sqlq.config.constants import RESCUE_MS, UNKNOWN_TASK_MS
 from sqlq.config.durations import counted, readable, span, written
 from sqlq.model.job import State
 from sqlq.store import health
@@ -19,7 +19,7 @@ from sqlq.store.flows import flows as flow_rows
 from sqlq.store.jobs import lookup
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers as worker_rows
-from sqlq.store.workers.workers import PAUSED, STUCK
+from sqlq.store.workers.workers import STUCK
 
 LONG_MS = 300_000
 """The doctor reports waits of at least this length."""
@@ -27,8 +27,6 @@ LATE_TICK_MS = 60_000
 NAMED = 5
 """The doctor reports at most this many of a kind."""
 STUCK_MS = 2 * RESCUE_MS
-LONG_PAUSE_S = 3_600.0
-"""A worker that has been paused for longer may have been forgotten."""
 
 
 def indexes(case: Case) -> Answers:
@@ -44,33 +42,26 @@ def indexes(case: Case) -> Answers:
 
 
 def workers(case: Case) -> Answers:
-    alive = case.workers
-    silent = len(case.ask(worker_rows.entered)) - len(alive)
-    said = f"{counted(len(alive), 'worker is', 'workers are')} alive"
-    said += f", {silent} fell silent within a day" if silent > 0 else ""
-    others = sorted({worker.version for worker in alive} - {VERSION})
-    if others:
-        remedy = f"finish the deploy: see {command('workers')}"
-        yield check(f"{said}; some run sqlq {', '.join(others)}, this is {VERSION}", remedy)
-    elif alive:
-        yield ok(said)
+    if alive := len(case.workers):
+        silent = len(case.ask(worker_rows.entered)) - alive
+        lost = f", {silent} fell silent within a day" if silent > 0 else ""
+        yield ok(f"{counted(alive, 'worker is', 'workers are')} alive{lost}")
+        return
+    remedy = f"start one with {command('work', needs_app=True)}"
+    if waiting := [queue for queue in case.queues if queue.available and not queue.paused]:
+        due = _number_in(waiting, ("available",), "job is", "jobs are")
+        yield to_do(f"no worker is alive, and {due} due", remedy)
     else:
-        waiting = [queue for queue in case.queues if queue.available and not queue.paused]
-        remedy = f"start one with {command('work', needs_app=True)}"
-        if waiting:
-            due = _held_in(waiting, ("available",), "job is", "jobs are")
-            yield to_do(f"no worker is alive, and {due} due", remedy)
-        else:
-            yield check("no worker is alive; nothing is due", remedy)
+        yield check("no worker is alive; nothing is due", remedy)
 
 
 def stuck(case: Case) -> Answers:
     for worker in case.workers:
         if worker.state == STUCK:
-            held = ", ".join(f"job {job.id} ({job.task})" for job in worker.jobs[:NAMED]) or "no job"
+            jobs = ", ".join(f"job {job.id} ({job.task})" for job in worker.jobs[:NAMED]) or "no job"
             yield check(
                 f"the worker {who(worker)} has been stuck for {span(since_it_said(worker))}: it gives no "
-                f"sign of life, and holds {held}",
+                f"sign of life, and holds {jobs}",
                 "its supervisor kills it, after --stuck-after at the latest; see its log",
             )
 
@@ -79,7 +70,7 @@ def queues(case: Case) -> Answers:
     queues = [queue for queue in case.queues if not queue.paused]
     unserved = [queue for queue in queues if queue.available and not queue.served]
     if unserved and case.workers:
-        names = (f"{queue.queue} ({_held_in([queue], ('available',), 'due', 'due')})" for queue in unserved)
+        names = (f"{queue.queue} ({_number_in([queue], ('available',), 'due', 'due')})" for queue in unserved)
         start = command(f"work -q {word(unserved[0].queue)}", needs_app=True)
         yield to_do(f"no worker serves {', '.join(names)}", f"start one with {start}, or without -q for all")
     longest = max(queues, key=_wait_seconds, default=None)
@@ -95,19 +86,12 @@ def queues(case: Case) -> Answers:
 
 
 def paused(case: Case) -> Answers:
-    if (pause := case.pauses.all) is None:  # else workers are paused for that reason
-        for worker in case.workers:
-            since = since_it_said(worker)
-            if worker.state == PAUSED and since > LONG_PAUSE_S:
-                name = worker.name or f"{worker.host}:{worker.pid}"
-                said = f"the worker {who(worker)} has been paused for {span(since)}"
-                yield check(said, command(f"workers resume {word(name)}"))
-    elif pause.until is None:
-        said = f"all queues are paused, without an end, since {written(pause.since)}"
-        yield check(said, command("queues resume --all"))
+    if (pause := case.pauses.all) is not None and pause.until is None:
+        message = f"all queues are paused, without an end, since {written(pause.since)}"
+        yield check(message, command("queues resume --all"))
     for queue in case.queues:
         if queue.queue in case.pauses.named and queue.available + queue.scheduled:
-            waiting = _held_in([queue], ("available", "scheduled"), "job waits", "jobs wait")
+            waiting = _number_in([queue], ("available", "scheduled"), "job waits", "jobs wait")
             remedy = command(f"queues resume {word(queue.queue)}")
             yield check(f"{queue.queue} is paused, and {waiting} in it", remedy)
 
@@ -181,7 +165,7 @@ def flows(case: Case) -> Answers:
 
 def failed(case: Case) -> Answers:
     if failed := [queue for queue in case.queues if queue.failed]:
-        said = f"{_held_in(failed, ('failed',), 'job has', 'jobs have')} failed for good"
+        said = f"{_number_in(failed, ('failed',), 'job has', 'jobs have')} failed for good"
         lists, prunes = command("jobs --state failed"), command("prune --failed 30d")
         yield check(said, f"{lists}; then retry or delete them, or {prunes}")
 
@@ -205,8 +189,8 @@ def _wait_seconds(queue: QueueStatus) -> float:
     return queue.oldest_wait_seconds or 0.0
 
 
-def _held_in(queues: Sequence[QueueStatus], names: Sequence[str], one: str, many: str) -> str:
-    """Return as text how many jobs queues hold, with "+" where a count was not brought to an end."""
+def _number_in(queues: Sequence[QueueStatus], names: Sequence[str], one: str, many: str) -> str:
+    """Return the number of jobs in queues as text, with "+" where a count was not brought to an end."""
     number = sum(getattr(queue, name) for queue in queues for name in names)
     more = any(name in queue.capped for queue in queues for name in names)
     return f"{number:,}+ {many}" if more else counted(number, one, many)

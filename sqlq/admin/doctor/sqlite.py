@@ -11,7 +11,7 @@ from sqlq.database.sqlite.driver import may_only_be_read
 
 LARGE_LOG_BYTES = 256 * 1024 * 1024
 CHECKED_BYTES = 32 * 1024 * 1024
-"""Up to this size a file is checked each time; larger ones with --deep, since that reads all of it."""
+"""Files up to this size are checked, since that reads all of one."""
 NETWORK_FILESYSTEMS = (
     *("9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4"),
     *("smb3", "smbfs", "vboxsf", "virtiofs"),
@@ -62,8 +62,8 @@ def journal(case: Case) -> Answers:
 
 def integrity(case: Case) -> Answers:
     size = case.ask(health.size)
-    if size > CHECKED_BYTES and not case.deep:
-        yield ok(f"not checked: the file has {size >> 20:,} MiB; --deep reads all of it")
+    if size > CHECKED_BYTES:
+        yield ok(f"not checked: the file has {size >> 20:,} MiB; PRAGMA quick_check reads all of it")
     elif complaints := case.ask(health.quick_check):
         yield to_do(f"the file is damaged: {complaints[0]}", DAMAGED)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-import uuid
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -18,7 +17,6 @@ from sqlq.cli.commands.status import show_queues
 from sqlq.cli.context import Context
 from sqlq.cli.terminal.output import plain
 from sqlq.config.urls import shown
-from sqlq.errors import ConfigurationError
 from sqlq.worker.attempt.context import current_job
 
 ORDERS = 40
@@ -31,38 +29,20 @@ def demo(context: Context) -> None:
 
     Orders are committed with their jobs, one is rolled back, and a worker runs the jobs: one needs a retry,
     and one fails. Then follows what sqlq status shows. It runs on an SQLite file that is deleted afterwards.
-    With -d it runs on a database with sqlq's tables, in a queue of its own, and deletes its jobs afterwards.
     """
     if context.database_url is not None:
-        _on(context.database_url)
-        return
+        raise click.UsageError("demo runs on a database of its own: leave out --database-url")
     os.environ.pop("SQLQ_SCHEMA", None)  # meant for another database
-    with tempfile.TemporaryDirectory(prefix="sqlq-demo-") as directory:
-        _on(f"sqlite:///{Path(directory) / 'demo.db'}", is_new=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="sqlq-demo-") as directory,
+        # not eager, for it shows the queue at work
+        closing(App(f"sqlite:///{Path(directory) / 'demo.db'}", eager=False)) as app,
+    ):
+        app.migrate()
+        _play(app)
 
 
-def _on(url: str, *, is_new: bool = False) -> None:
-    queue = f"demo.{uuid.uuid4().hex[:6]}"
-    # a queue of its own; not eager, for it shows the queue at work
-    app = App(url, eager=False, defaults={"queue": queue})
-    with closing(app):
-        if is_new:
-            app.migrate()
-        if any(worker.queues is None for worker in app.workers.list()):
-            raise ConfigurationError(
-                f"a worker that serves all queues is running on {shown(app.database.engine.url)}, "
-                "and would take the demo's jobs without knowing their tasks: stop it, or run sqlq demo "
-                "without -d"
-            )
-        try:
-            _play(app, queue)
-        finally:
-            if ids := [job.id for job in app.jobs.list(queue=queue, limit=1_000)]:
-                app.jobs.cancel(ids, force=True)
-                app.jobs.delete(ids)
-
-
-def _play(app: App, queue: str) -> None:
+def _play(app: App) -> None:
     @app.task(name="demo.send_receipt")
     def send_receipt(order_id: int) -> str:
         return f"receipt {order_id} sent"
@@ -77,35 +57,32 @@ def _play(app: App, queue: str) -> None:
         raise LookupError("no such country")
 
     engine = app.database.engine
-    orders = Table(queue.replace(".", "_"), MetaData(), Column("id", Integer, primary_key=True))
+    orders = Table("orders", MetaData(), Column("id", Integer, primary_key=True))
     orders.create(engine)
-    try:
-        click.echo(f"Enqueue on {shown(engine.url)}")
-        for id in range(1, ORDERS + 1):
-            with engine.begin() as conn:
-                conn.execute(insert(orders).values(id=id))
-                app.enqueue(send_receipt.new(id), session=conn)
-        click.echo(f"  {ORDERS} transactions committed an order each, and the job to send its receipt")
-        with engine.connect() as conn:
-            conn.execute(insert(orders).values(id=ORDERS + 1))
-            app.enqueue(send_receipt.new(ORDERS + 1), session=conn)
-            conn.rollback()
-            stored = conn.scalar(select(func.count()).select_from(orders))
-        jobs = app.jobs.list(queue=queue, limit=1_000)
-        click.echo(
-            f"  one more order and its job were rolled back: {stored} orders and {len(jobs)} jobs are there"
-        )
-    finally:
-        orders.drop(engine)
+    click.echo(f"Enqueue on {shown(engine.url)}")
+    for id in range(1, ORDERS + 1):
+        with engine.begin() as conn:
+            conn.execute(insert(orders).values(id=id))
+            app.enqueue(send_receipt.new(id), session=conn)
+    click.echo(f"  {ORDERS} transactions committed an order each, and the job to send its receipt")
+    with engine.connect() as conn:
+        conn.execute(insert(orders).values(id=ORDERS + 1))
+        app.enqueue(send_receipt.new(ORDERS + 1), session=conn)
+        conn.rollback()
+        stored = conn.scalar(select(func.count()).select_from(orders))
+    jobs = app.jobs.list(limit=1_000)
+    click.echo(
+        f"  one more order and its job were rolled back: {stored} orders and {len(jobs)} jobs are there"
+    )
     charged, shipped = app.enqueue_many([charge_card.new(1), ship_abroad.new(1)])
     click.echo(
         f"  job {charged.id} will fail the first time, and job {shipped.id} each time\n\n"
         "Work, 4 jobs at a time"
     )
     _narrate()
-    with app.worker([queue], concurrency=4):
+    with app.worker(concurrency=4):
         app.wait_all([*(job.id for job in jobs), charged.id, shipped.id], "1m")
-    states = Counter(job.state.value for job in app.jobs.list(queue=queue, limit=1_000))
+    states = Counter(job.state.value for job in app.jobs.list(limit=1_000))
     click.echo("  " + ", ".join(f"{number} {state}" for state, number in states.items()))
     click.echo("\nsqlq status shows the failed job, and sqlq retry would run it again:\n")
     show_queues(Context(_app=app), app.queues.list(), app.queues.pauses())

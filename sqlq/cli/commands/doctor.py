@@ -5,22 +5,21 @@ from __future__ import annotations
 import click
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqlq.admin.doctor.doctor import Doctor
-from sqlq.admin.doctor.finding import Finding, Verdict, in_units, to_do
+from sqlq.admin.doctor.doctor import examine
+from sqlq.admin.doctor.finding import Finding, Verdict, to_do
 from sqlq.admin.storage import storage
 from sqlq.cli.context import Context
 from sqlq.cli.options import flag, takes_json
 from sqlq.cli.problems import explain
-from sqlq.cli.terminal.output import ago, show_json, show_rows, show_table
+from sqlq.cli.terminal.output import show_json, show_table
 from sqlq.config.durations import counted
 from sqlq.errors import ConfigurationError
 
 
 @click.command()
-@flag("--deep", help="On SQLite, check the whole file, whatever its size.")
 @flag("--sizes", help="Print sizes and the state of the database instead.")
 @takes_json
-def doctor(context: Context, deep: bool, sizes: bool, as_json: bool) -> None:
+def doctor(context: Context, sizes: bool, as_json: bool) -> None:
     """Examine the database and the queue in it.
 
     It prints what to do. It looks at settings, migrations, open transactions, dead rows, LISTEN, stuck
@@ -33,7 +32,7 @@ def doctor(context: Context, deep: bool, sizes: bool, as_json: bool) -> None:
     if sizes:
         _show_sizes(context, as_json)
         return
-    found = _examine(context, deep)
+    found = _examine(context)
     worst = [finding for finding in found if finding.verdict is Verdict.TO_DO]
     if as_json:
         show_json({"well": not worst, "findings": [finding.as_json() for finding in found]})
@@ -54,30 +53,15 @@ def _show_sizes(context: Context, as_json: bool) -> None:
     show_table(found.readings)
     if found.tables:
         click.echo()
-        show_rows(
-            ("table", "rows", "dead", "size", "indexes", "vacuumed", "largest indexes"),
-            [
-                [
-                    each.name,
-                    each.rows,
-                    each.dead_rows,
-                    *map(in_units, (each.bytes, each.index_bytes)),
-                    ago(each.vacuumed_at),
-                    ", ".join(
-                        f"{name} {in_units(size)}" for name, size in (each.largest_indexes or {}).items()
-                    ),
-                ]
-                for each in found.tables
-            ],
-        )
+        show_table(found.tables)
 
 
-def _examine(context: Context, deep: bool) -> list[Finding]:
+def _examine(context: Context) -> list[Finding]:
     """Examine; a database that cannot even be connected to is a finding, too. A URL that is none is bad
     input, as ever."""
 
     database = context.app().database
     try:
-        return Doctor(database, deep=deep).examine()
+        return examine(database)
     except (SQLAlchemyError, ConfigurationError) as error:
         return [to_do(explain(error, context) or str(error), check="connection")]

@@ -9,10 +9,10 @@ import click
 
 from sqlq.cli.context import Context
 from sqlq.cli.options import limit_option, listing, takes_json
-from sqlq.cli.terminal.output import Cell, ago, show_fields, show_json, show_list, show_rows, styled
+from sqlq.cli.terminal.output import ago, show_fields, show_json, show_list, show_table
 from sqlq.config.command_hint import command
 from sqlq.config.durations import counted
-from sqlq.model.flow import FlowDetails, StepDetails
+from sqlq.model.flow import FlowDetails
 
 SHOWN = 1_000
 """The most steps that are printed; --json has all."""
@@ -42,23 +42,12 @@ def show(context: Context, id: int, as_json: bool) -> None:
     state = f"{found.state}, {found.steps_by_state}"
     show_fields({"flow": found.id, "name": found.name, "state": state, "enqueued": ago(found.created_at)})
     click.echo()
-    show_rows(("step", "task", "state", "after", "error"), map(_step, found.steps[:SHOWN]))
+    show_table(found.steps[:SHOWN])
     if len(found.steps) > SHOWN:
         click.echo(f"\nand {counted(len(found.steps) - SHOWN, 'more step')}; --json has all of them")
     if next_ := dict(_next(found)):
         click.echo()
         show_fields(next_)
-
-
-def _step(step: StepDetails) -> list[Cell]:
-    task = step.task if step.label is None else f"{step.task} ({step.label})"
-    return [str(step.id), task, styled(step.state), _after(step), (step.error or "").partition("\n")[0]]
-
-
-def _after(step: StepDetails) -> str:
-    """Return the first steps that a step waits for, and the outcome that it needs if that is not success."""
-    said = [str(id) if when == "success" else f"{id} ({when})" for id, when in list(step.after.items())[:4]]
-    return ", ".join(said) + (f" and {len(step.after) - 4:,} more" if len(step.after) > 4 else "")
 
 
 def _next(found: FlowDetails) -> Iterator[tuple[str, str]]:

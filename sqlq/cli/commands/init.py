@@ -76,14 +76,6 @@ def _refuse_unfit(folder: Path) -> None:
     is_empty = all(each.name.startswith(".") for each in folder.iterdir())
     if not is_empty and next(_sources(folder), None) is None:
         _refuse(f"{folder} holds no Python project: run init where pyproject.toml or manage.py lies")
-    for file in _files(folder, "*.py", "[!.]*/*.py", "src/*/*.py"):
-        text = file.read_text(errors="replace")
-        found = re.search(r"^(\w+) = (?:sqlq\.)?App\(", text, re.MULTILINE)
-        if found and re.search(r"^(?:from|import) sqlq\b", text, re.MULTILINE):  # other libraries have an App
-            module = ".".join(file.relative_to(folder).with_suffix("").parts)
-            module = module.removeprefix("src.").removesuffix(".__init__")
-            line = f'app = "{module}:{found[1]}"'
-            _refuse(f"there is an App already: write {line} under [tool.sqlq] in pyproject.toml")
     if (file := folder / "pyproject.toml").exists():
         tomllib.loads(file.read_text(encoding="utf-8"))
 
@@ -138,14 +130,9 @@ def _plan(folder: Path, kind: str) -> tuple[dict[Path, str], str]:
 
 
 def _write(files: Mapping[Path, str]) -> None:
-    made: list[Path] = []
-    for file, text in files.items():
+    for file, text in reversed(
+        [*files.items()]
+    ):  # pyproject.toml first: nothing is written where it is locked
         gap = "\n" if file.name == "pyproject.toml" and file.exists() else ""
-        try:
-            with file.open("a" if gap else "x", encoding="utf-8") as out:
-                made += [] if gap else [file]
-                out.write(gap + text)
-        except OSError as error:
-            for each in made:
-                each.unlink()
-            _refuse(f"{file}: {error.strerror}")
+        with file.open("a" if gap else "x", encoding="utf-8") as out:
+            out.write(gap + text)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from sqlq.config.command_hint import STEERS, escaped
-from sqlq.config.durations import age, until, written
+from sqlq.config.durations import age, in_units, until, written
 from sqlq.config.json_text import AsJson, document
 from sqlq.errors import SqlqError
 
@@ -196,6 +196,12 @@ def _cell(thing: Any, name: str, value: Any) -> Cell:
         return written(value) if name in ("next", "for") else until(value) if name == "time" else ago(value)
     if name in ("state", "served", "verdict"):
         return styled(value)
+    if name in ("size", "indexes"):
+        return None if value is None else in_units(value)
+    if name == "after":
+        return ", ".join(str(id) if when == "success" else f"{id} ({when})" for id, when in value.items())
+    if isinstance(value, dict):
+        return ", ".join(f"{index} {in_units(size)}" for index, size in value.items())
     if name == "attempts":
         return f"{value}/{thing.max_attempts or '?'}"
     if name == "queue":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 
 from sqlalchemy import make_url
@@ -26,11 +26,7 @@ DRAW_SECONDS = 0.25
 COUNT_SECONDS = 3.0
 COUNTED = 20_000
 """Waiting jobs are counted up to this number."""
-SHARE = 0.05
-"""The part of the time that counting may take."""
 SUMMARY_SECONDS = 60.0
-WINDOW_SECONDS = 15.0
-"""The rate on a terminal is that of the last seconds."""
 FIRST = ("finished", "retried", "failed")
 
 
@@ -43,7 +39,6 @@ class Progress(Loop):
         self._supervisor = supervisor
         self._queues = queues
         self._drawn = drawn
-        self._seen: deque[tuple[float, int]] = deque()
         self._database: Database | None = None
         self._waiting: Waiting | None = None
         self._count_at = 0.0
@@ -60,45 +55,32 @@ class Progress(Loop):
             draw(ERASE)
 
     def _turn(self) -> float:
-        self._count()
+        if time.monotonic() >= self._count_at and self._supervisor.location is not None:
+            self._count(*self._supervisor.location)
         line = self._line()
         if self._drawn:
-            draw(f"{ERASE}{_fitted(line)}\r")
+            draw(f"{ERASE}{line[: console(err=True).width - 1]}\r")
         else:
             log.info("%s", line, extra={"event": "progress"})
         return self.first_wait
 
-    def _count(self) -> None:
-        place, began = self._supervisor.location, time.monotonic()
-        if place is None or began < self._count_at:
-            return
+    def _count(self, url: str, schema: str | None) -> None:
         try:
-            self._database = self._database or Database.open(make_url(place[0]), place[1], use=LOOPS)
+            self._database = self._database or Database.open(make_url(url), schema, use=LOOPS)
             self._waiting = Queues(self._database)._waiting(self._queues, limit=COUNTED)
         except (SQLAlchemyError, SqlqError) as error:  # the workers report it, if it lasts
-            log.debug("what waits could not be counted: %s", error)
+            log.debug("waiting jobs could not be counted: %s", error)
             self._waiting = None
-        took = time.monotonic() - began
-        self._count_at = began + max(COUNT_SECONDS, took / SHARE)
+        self._count_at = time.monotonic() + COUNT_SECONDS
 
     def _line(self) -> str:
-        moment, counts = time.monotonic(), self._supervisor.counts
-        done = counts["finished"]
-        self._seen.append((moment, done))
-        while len(self._seen) > 2 and self._seen[1][0] < moment - WINDOW_SECONDS:
-            self._seen.popleft()
-        since, before = self._seen[0]
-        if not self._drawn or moment == since:
-            since, before = self._supervisor.ready_since or moment, 0
-        rate = (done - before) / (moment - since) if moment > since else 0.0
-        parts = [f"{done:,} done", f"{rate:,.1f}/s", f"{self._supervisor.running:,} running"]
+        now, counts = time.monotonic(), self._supervisor.counts
+        seconds = now - (self._supervisor.ready_since or now)
+        rate = counts["finished"] / seconds if seconds else 0.0
+        parts = [f"{counts['finished']:,} done", f"{rate:,.1f}/s", f"{self._supervisor.running:,} running"]
         if self._waiting is not None:
             parts.append(f"{self._waiting.number:,}{'' if self._waiting.exact else ' or more'} waiting")
-        parts += [f"{counts[name]:,} {name}" for name in ("retried", "failed") if counts[name]]
-        if self._waiting is not None and self._waiting.exact and rate > 0:
-            left = (self._waiting.number + self._supervisor.running) / rate
-            parts.append(f"about {span(left)} left")
-        return ", ".join(parts)
+        return ", ".join(parts + [f"{counts[name]:,} {name}" for name in FIRST[1:] if counts[name]])
 
 
 def stopped(counts: Counter[str], seconds: float | None) -> str:
@@ -109,11 +91,3 @@ def stopped(counts: Counter[str], seconds: float | None) -> str:
         return ended or "no jobs"
     rate = f" ({counts['finished'] / max(seconds, 0.001):,.1f}/s)" if counts["finished"] else ""
     return f"{ended} in {span(seconds)}{rate}"
-
-
-def _fitted(text: str) -> str:
-    from rich.text import Text
-
-    line = Text(text)
-    line.truncate(max(1, console(err=True).width - 1), overflow="ellipsis")
-    return line.plain

@@ -94,11 +94,6 @@ def tables(conn: Connection) -> list[TableSize]:
     return [TableSize(*row) for row in rows]
 
 
-def replicas(conn: Connection) -> int:
-    """Return the number of replicas that read the binary log of this server."""
-    return status(conn, "Slaves_connected")
-
-
 def other_engines(conn: Connection) -> list[tuple[str, str]]:
     """Return those of our tables that are not InnoDB's, and their engines."""
     return _of_tables(

@@ -9,7 +9,7 @@ import getpass
 import os
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import URL, Connection, CursorResult, text
 from sqlalchemy.exc import DBAPIError
@@ -140,50 +140,16 @@ def tables(conn: Connection) -> list[TableSize]:
     return [TableSize(*row) for row in rows]
 
 
-_WRITTEN = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END"
-
-
-class Slot(NamedTuple):
-    """A replication slot, and the bytes of WAL that it keeps."""
-
-    name: str
-    active: bool
-    bytes: int | None
-    transactions: int | None
-    """The number of transactions whose dead rows it keeps from being removed."""
-
-
-def slots(conn: Connection) -> list[Slot]:
+def standbys(conn: Connection) -> list[str | None]:
+    """Return the `sync_state` of each standby that streams from this server. It is "sync" or "quorum" where
+    commits wait for it, and None where the role may not see that."""
     rows = _asked(
         conn,
-        f"SELECT slot_name, active, pg_wal_lsn_diff({_WRITTEN}, restart_lsn)::bigint, "
-        "greatest(age(xmin), age(catalog_xmin)) FROM pg_catalog.pg_replication_slots "
-        "ORDER BY 3 DESC NULLS LAST LIMIT 20",
-    )
-    return [Slot(*row) for row in rows]
-
-
-class Standby(NamedTuple):
-    """A standby that streams from this server, its lag, and whether commits wait for it ("sync" or "quorum").
-    None for what the role may not see."""
-
-    name: str | None
-    state: str | None
-    seconds: float | None
-    bytes: int | None
-    sync: str | None
-
-
-def standbys(conn: Connection) -> list[Standby]:
-    rows = _asked(
-        conn,
-        "SELECT application_name, state, EXTRACT(epoch FROM replay_lag)::float, "
-        f"pg_wal_lsn_diff({_WRITTEN}, replay_lsn)::bigint, sync_state "
-        "FROM pg_catalog.pg_stat_replication r WHERE NOT EXISTS (SELECT 1 "
+        "SELECT sync_state FROM pg_catalog.pg_stat_replication r WHERE NOT EXISTS (SELECT 1 "
         "FROM pg_catalog.pg_replication_slots s WHERE s.active_pid = r.pid AND s.slot_type = 'logical') "
-        "ORDER BY 4 DESC NULLS LAST LIMIT 20",
+        "LIMIT 20",
     )
-    return [Standby(*row) for row in rows]
+    return list(rows.scalars())
 
 
 def indexes(conn: Connection) -> dict[str, bool]:
@@ -198,18 +164,6 @@ def indexes(conn: Connection) -> dict[str, bool]:
         names=_TABLES,
     )
     return {row[0]: bool(row[1]) for row in rows}
-
-
-def last_id(conn: Connection) -> int | None:
-    found: int | None = _asked(
-        conn,
-        "SELECT CASE WHEN has_sequence_privilege(c.oid, 'USAGE, SELECT') "
-        "THEN coalesce(pg_sequence_last_value(c.oid), 0) END "
-        "FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
-        "WHERE n.nspname = :schema AND c.relname = 'jobs_id_seq' AND c.relkind = 'S'",
-        schema=schema_of(conn),
-    ).scalar()
-    return found
 
 
 def behind(conn: Connection) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, text
+from sqlalchemy import URL, Connection
 
 from sqlq.database.values import Burden
 from sqlq.schema.tables import INDEXES
@@ -48,11 +48,6 @@ def quick_check(conn: Connection) -> list[str]:
 def indexes(conn: Connection) -> dict[str, bool]:
     rows = conn.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'index'")
     return dict.fromkeys(rows.scalars(), True)
-
-
-def last_id(conn: Connection) -> int | None:
-    seen = conn.scalar(text("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'"))
-    return int(seen or 0)
 
 
 def burden(conn: Connection) -> Burden:
