@@ -12,7 +12,7 @@ that is not on it, take copies that name it:
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, NoReturn
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -24,11 +24,9 @@ from sqlalchemy import (
     String,
     Table,
     Text,
-    event,
 )
 from sqlalchemy.types import TypeEngine
 
-from sqlq.errors import ConfigurationError
 from sqlq.schema import tables
 from sqlq.schema.types import Moment
 
@@ -95,11 +93,3 @@ minor version."""
 failed_jobs = tables.failed_jobs.to_metadata(_metadata, schema=None)  # type: ignore[arg-type]  # none
 """The table of jobs that failed for good, with their errors. Unlike a view it may change in a minor
 version."""
-
-
-@event.listens_for(_metadata, "before_create")
-@event.listens_for(_metadata, "before_drop")
-def _refuse(*_: Any, **__: Any) -> NoReturn:
-    raise ConfigurationError(
-        "sqlq's tables and views are made and removed by `sqlq migrate`, not by this MetaData"
-    )

@@ -15,7 +15,6 @@ from sqlq.app.declare import Declares
 from sqlq.config.urls import below, database_url, schema_name, supported
 from sqlq.config.urls import listen_url as url_to_listen_at
 from sqlq.database.database import Address, Database, Gate
-from sqlq.database.dialects import dialect_at
 from sqlq.database.profiles import ANY, LOOKS, Use
 from sqlq.enqueue.enqueue import Enqueuer
 from sqlq.errors import ConfigurationError
@@ -215,9 +214,7 @@ class Parts(Declares):
         if url is None:  # guard: a-test-database-is-named
             raise ConfigurationError("the test database's URL is None: name one, as in sqlite:///test.db")
         where = database_url(url)
-        if schema is not None or not dialect_at(where).in_a_file:  # SQLQ_SCHEMA is not meant for SQLite
-            schema = schema_name(schema, on=where)
-        test = Address(where, None, schema, is_test=True, encryption=self._encryption)
+        test = Address(where, None, schema_name(schema), is_test=True, encryption=self._encryption)
         self._test_addresses += (test,)
         self._choose_address()
         try:
@@ -278,14 +275,12 @@ def address_of(
         where = supported(sync.url)
     else:
         where = database_url(None if isinstance(url, Kept) else url)
-    if "schema" in kept and dialect_at(where).in_a_file:
-        schema = None
     if "listen_url" in kept and listen_url and database_url(listen_url).database != where.database:
         listen_url = None  # guard: where-to-listen-goes-with-the-database
     return Address(
         below(Path.cwd(), where),  # a handler may change the directory; guard: files-keep-their-directory
         engine,
-        schema_name(schema, on=where),
+        schema_name(schema),
         url_to_listen_at(listen_url),
         gate=gate,
         encryption=encryption,

@@ -123,11 +123,6 @@ def supported(url: URL) -> URL:
         raise UnsupportedDatabaseError(
             f"sqlq runs on PostgreSQL, MariaDB and SQLite, not on {backend!r} ({masked(url)})"
         )
-    if backend == "sqlite" and (url.host or url.username or url.port):
-        raise ConfigurationError(
-            f"{masked(url)} names a server, which SQLite has not: a file has three slashes before its path, "
-            f"as in sqlite:///{'/'.join(filter(None, (url.host, url.database)))}"
-        )
     title, *drivers = _OWN[backend]
     if (url.drivername.partition("+")[2] or "sqlite3") not in drivers:
         raise UnsupportedDatabaseError(
@@ -241,12 +236,12 @@ def shown(url: URL) -> str:
 _IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,40}")
 
 
-def schema_name(argument: str | None = None, *, on: URL | None = None) -> str | None:
+def schema_name(argument: str | None = None) -> str | None:
     """Return the schema the tables live in, on MariaDB a database of the server: the argument, else
     SQLQ_SCHEMA, else None for the default one.
 
-    Raises `ConfigurationError` for anything but a lower-case identifier of at most 41 characters. Raises it,
-    too, for an argument where the database is one of SQLite.
+    It means nothing on SQLite. Raises `ConfigurationError` for anything but a lower-case identifier of at
+    most 41 characters.
     """
     name: str | None
     what, name = pyproject.setting(argument, "schema", "SQLQ_SCHEMA")
@@ -254,12 +249,4 @@ def schema_name(argument: str | None = None, *, on: URL | None = None) -> str | 
         raise ConfigurationError(
             f"{what} is {name!r}: a schema is named by lower-case letters, digits and _, at most 41 of them"
         )
-    if argument is not None and on is not None and on.get_backend_name() == "sqlite":
-        raise ConfigurationError(no_schemas(what, argument, on))
     return name
-
-
-def no_schemas(what: str, name: str, url: URL) -> str:
-    """Return the sentence about a schema that was named for a database of SQLite; `what` named it."""
-    mend = "leave it out" if what == "schema" else "unset it, or name the database it is meant for"
-    return f"{what} is {name!r}, but SQLite has no schemas ({masked(url)}): {mend}"

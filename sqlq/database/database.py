@@ -24,7 +24,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool, QueuePool, StaticPool
 
 from sqlq.config.constants import ANSWER_SECONDS
-from sqlq.config.urls import in_memory, masked, no_schemas, supported
+from sqlq.config.urls import in_memory, masked, supported
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_at, dialect_named, dialect_of
 from sqlq.database.pool import (
@@ -83,11 +83,7 @@ class Address:
     """Encrypts or signs payloads and results there, and opens them."""
 
     def open(self, *, create: bool = False, use: Use = ANY) -> Database:
-        """Return the database, connected to nothing yet. Raises `ConfigurationError` where SQLQ_SCHEMA is
-        set for a database of SQLite."""
-        if self.schema is not None and dialect_at(self.place).in_a_file:
-            # not earlier: an App that names no database yet is no mistake
-            raise ConfigurationError(no_schemas("SQLQ_SCHEMA", self.schema, self.place))
+        """Return the database, connected to nothing yet."""
         if self.engine is not None:
             database = Database.beside(self.engine, self.schema, self.place, create=create, use=use)
         else:
@@ -168,8 +164,6 @@ class Database:
         elif not dialect_at(url).in_a_file:
             ends = dialect_at(url).driver.ends(url, use.connect_seconds)
             options = {**_RESTS, **_POOL, "connect_args": ends}
-            if use.at_rest is not None:
-                options |= {"pool_size": use.at_rest, "max_overflow": 10}
         try:
             engine = create_engine(url, **options)
         except ModuleNotFoundError as error:
@@ -460,20 +454,18 @@ class Database:
             with self.begin() as conn:
                 return work(ask_on(conn))
         name = self.naming()  # queries before, since the pool may have one connection only
-        if reads:
-            return self._on_driver(lambda ask: work(name(ask)), reads=True)
-        with self._turn:
-            return self._on_driver(lambda ask: self._whole(name(ask), work))
+        begins = "" if reads else self.dialect.driver.begins
 
-    def _whole(self, ask: Ask, work: Callable[[Ask], T]) -> T:
-        """Do `work` as one transaction; on PostgreSQL it is one statement."""
-        begins = self.dialect.driver.begins
-        if not begins:
-            return work(ask)
-        ask(begins, ())
-        done = work(ask)
-        ask("COMMIT", ())
-        return done
+        def transaction(ask: Ask) -> T:
+            if begins:
+                ask(begins, ())
+            result = work(name(ask))
+            if begins:
+                ask("COMMIT", ())
+            return result
+
+        with nullcontext() if reads else self._turn:
+            return self._on_driver(transaction, reads=reads)
 
     def naming(self) -> Callable[[Ask], Ask]:
         """Return a function that wraps an `Ask`, so that statements name the schema of the tables."""

@@ -33,10 +33,10 @@ from sqlalchemy.exc import DBAPIError, PendingRollbackError
 
 from sqlq.config import urls
 from sqlq.database import standing
-from sqlq.database.dialects import NAMES, dialect_named, dialect_of
+from sqlq.database.dialects import dialect_named, dialect_of
 from sqlq.database.postgresql import online
 from sqlq.database.standing import Standing
-from sqlq.errors import ConfigurationError, SchemaVersionError, UnsupportedDatabaseError
+from sqlq.errors import ConfigurationError, SchemaVersionError
 from sqlq.schema import tables, version
 
 
@@ -205,14 +205,7 @@ def downgrade(
 
 
 def render_sql(dialect_name: str, schema: str | None) -> str:
-    """Return the SQL of the whole upgrade of an empty database, as its shell runs it.
-
-    Raises `UnsupportedDatabaseError` for anything but "postgresql", "sqlite" and "mariadb".
-    """
-    if dialect_name not in NAMES:
-        raise UnsupportedDatabaseError(
-            f"sqlq runs on PostgreSQL, MariaDB and SQLite, not on {dialect_name!r}"
-        )
+    """Return the SQL of the whole upgrade of an empty database, as its shell runs it."""
     shell, begin, commit = dialect_named(dialect_name).migrations.script
     script = io.StringIO()
     script.write(f"-- sqlq's tables at revision {version.HEAD}, for {shell} and an empty database\n\n{begin}")
@@ -229,11 +222,6 @@ def render_sql(dialect_name: str, schema: str | None) -> str:
 @contextmanager
 def transaction(engine: Engine, schema: str | None) -> Iterator[Connection]:
     """Open the transaction of a migration, without any other migrator, and on tables of sqlq's or none."""
-    file = standing.sqlite_file(engine)
-    if file and not file.parent.is_dir():
-        raise ConfigurationError(
-            f"{urls.masked(engine.url)} cannot be created: there is no directory {file.parent.absolute()}"
-        )
     dialect = dialect_of(engine)
     level = {} if dialect.in_a_file else {"isolation_level": "READ COMMITTED"}
     with (
@@ -302,9 +290,8 @@ def _prepare(connection: Connection, schema: str | None) -> None:
 def run(connection: Connection, schema: str | None, direction: Direction, revision: str) -> None:
     """Run the revisions up or down to one, in the transaction of a connection that went through `prepare`.
 
-    Raises `ConfigurationError` for a revision that is unknown or not in that direction. Raises it also if a
-    user's object depends on one that a revision drops. Raises `SchemaVersionError` for tables newer than this
-    sqlq, whose revisions it does not have.
+    Raises `ConfigurationError` for a revision that is unknown or not in that direction. Raises
+    `SchemaVersionError` for tables newer than this sqlq, whose revisions it does not have.
     """
     found = version.read(connection, schema)
     if found is not None and found > version.HEAD:
@@ -387,12 +374,6 @@ def _sentences(direction: Direction, revision: str) -> Iterator[None]:
     except (AssertionError, ValueError):  # Alembic's, for a value without the form of a revision
         said = f'{begin}: give the number of a revision, or "base"'
         raise ConfigurationError(said) from None  # guard: unknown-revision-is-reported
-    except DBAPIError as error:
-        if online.sqlstate(error) != online.DEPENDENT_OBJECTS_STILL_EXIST:
-            raise
-        driver: Any = error.orig
-        depends = str(driver.diag.message_detail).splitlines()[0]
-        raise ConfigurationError(f"{begin}, for {depends}: drop that first") from None
 
 
 # ── What stands in the way ──────────────────────────────────────────────────────────────────────────────────

@@ -25,8 +25,6 @@ class Use:
     connect_seconds: int
     pre_ping: bool = False
     """Whether to check a pooled connection before each use. Loops do without, since they retry anyway."""
-    at_rest: int | None = None
-    """The number of idle connections from a URL that stay open; None for SQLAlchemy's default of 5."""
     plan_once: bool = False
     """Whether prepared statements are planned once, and by indexes alone."""
     read_ms: int | None = None
@@ -35,7 +33,6 @@ class Use:
 
 ANY = Use(ANSWER_SECONDS, ANSWER_SECONDS, CONNECT_SECONDS, pre_ping=True)
 LOOPS = Use(LOOP_ANSWER_SECONDS, LOOP_LONGEST_ANSWER_SECONDS, LOOP_CONNECT_SECONDS)
-STANDS_IN = replace(LOOPS, at_rest=1)
 CLAIMS = replace(LOOPS, plan_once=True)
 LOOKS = Use(LOOK_ANSWER_SECONDS, LOOK_ANSWER_SECONDS, LOOP_CONNECT_SECONDS, pre_ping=True, read_ms=LOOK_MS)
 LISTENING = Use(LISTEN_ANSWER_SECONDS, LISTEN_ANSWER_SECONDS, LOOP_CONNECT_SECONDS, plan_once=True)

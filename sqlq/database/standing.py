@@ -25,8 +25,6 @@ class Standing(enum.StrEnum):
     MISSING = "missing"
     AHEAD = "ahead"
     """Newer, and this sqlq works with them: another release has migrated them in a rolling deploy."""
-    DIFFERENT = "different"
-    """At a revision that this sqlq works with, but without some of its columns."""
     NEWER = "newer"
     """Too new for this sqlq."""
     FOREIGN = "foreign"
@@ -54,8 +52,6 @@ def check(engine: Engine, schema: str | None) -> Check:
                 return Check(Standing.FOREIGN, None, foreign(connection, schema, names))
             return Check(Standing.MISSING, None, version.complaint(connection, schema, None))
         revision = found.revision
-        if found.usable and (difference := version.difference(connection, schema)):
-            return Check(Standing.DIFFERENT, revision, difference)
         holds = f"{version.database(connection, schema)} holds sqlq's tables at revision {revision}"
         if revision == version.HEAD:
             return Check(Standing.UP_TO_DATE, revision, f"{holds}, the one needed")

@@ -92,6 +92,10 @@ class _Function(FunctionElement[T]):
     sqlite: str
     mariadb: str
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.inherit_cache = True  # of each class by itself
+
 
 @compiles(_Function)
 def _write(element: _Function[Any], compiler: Any, **kw: Any) -> str:
@@ -103,7 +107,6 @@ class now(_Function[datetime]):
     """The database's clock."""
 
     type = Moment()
-    inherit_cache = True
     postgresql = POSTGRESQL_NOW
     sqlite = f"({SQLITE_NOW})"
     mariadb = MARIADB_NOW
@@ -113,7 +116,6 @@ class after(_Function[datetime]):
     """The database's clock plus a number of milliseconds (minus, where it is negative)."""
 
     type = Moment()
-    inherit_cache = True
     postgresql = in_catalog(f"({POSTGRESQL_NOW} + ({{0}} * interval '1 millisecond'))")
     sqlite = f"({SQLITE_NOW} + {{0}})"
     mariadb = f"({MARIADB_NOW} + INTERVAL ({{0}}) * 1000 MICROSECOND)"
@@ -128,7 +130,6 @@ class moment_after(_Function[datetime]):
     """A time plus a number of milliseconds, both columns of the row, whatever the session's time zone is."""
 
     type = Moment()
-    inherit_cache = True
     postgresql = in_catalog(
         "((({0} AT TIME ZONE 'UTC') + ({1} * interval '1 millisecond')) AT TIME ZONE 'UTC')"
     )
@@ -140,7 +141,6 @@ class far(_Function[datetime]):
     """`FAR`, written out, so that a statement needs no parameter for it."""
 
     type = Moment()
-    inherit_cache = True
     postgresql = f"TIMESTAMP WITH TIME ZONE '{FAR}'"
     sqlite = str(milliseconds_of(FAR))
     mariadb = f"TIMESTAMP '{naive(FAR)}'"
@@ -150,7 +150,6 @@ class epoch_ms(_Function[float]):
     """A time as milliseconds since 1970 with fractions, which a driver reads much faster than a timestamp."""
 
     type = Float()
-    inherit_cache = True
     postgresql = in_catalog("CAST(EXTRACT(EPOCH FROM {0}) * 1000 AS DOUBLE PRECISION)")
     sqlite = "{0}"
     mariadb = "CAST(TIMESTAMPDIFF(MICROSECOND, TIMESTAMP '1970-01-01 00:00:00', {0}) / 1000 AS DOUBLE)"
@@ -160,7 +159,6 @@ class stands_in(_Function[bool]):
     """Whether the first text stands somewhere in the second. (LIKE is no operator that can be qualified.)"""
 
     type = Boolean()
-    inherit_cache = True
     postgresql = in_catalog("(strpos({1}, CAST({0} AS text)) > 0)")
     sqlite = "(instr({1}, {0}) > 0)"
     mariadb = sqlite
@@ -170,7 +168,6 @@ class last_of(_Function[str]):
     """The last characters of a text, up to a number."""
 
     type = Text()
-    inherit_cache = True
     postgresql = in_catalog("right({0}, {1})")
     mariadb = "RIGHT({0}, {1})"
     sqlite = "substr({0}, -({1}))"
@@ -181,7 +178,6 @@ class unblocks_since(_Function[bool]):
     time. MariaDB has an index of such ends alone by a column of their own."""
 
     type: Any = NullType()  # of a Boolean SQLAlchemy would write `= 1`, and no index would fit
-    inherit_cache = True
     sqlite = "({0} > {3} AND ({1} IS NOT NULL OR {2} IS NOT NULL))"
     postgresql = in_catalog(sqlite)
     mariadb = "(unblocks_at > {3})"
@@ -191,7 +187,6 @@ class since_ms(_Function[int]):
     """Whole milliseconds from a time to the database's clock."""
 
     type = BigInteger()
-    inherit_cache = True
     postgresql = in_catalog(f"CAST(EXTRACT(EPOCH FROM {POSTGRESQL_NOW} - {{0}}) * 1000 AS BIGINT)")
     sqlite = f"({SQLITE_NOW} - {{0}})"
     mariadb = f"(TIMESTAMPDIFF(MICROSECOND, {{0}}, {MARIADB_NOW}) DIV 1000)"

@@ -18,7 +18,6 @@ from sqlalchemy import Connection, Engine, TextClause, text
 from sqlq.config import urls
 from sqlq.config.command_hint import command, granting
 from sqlq.errors import ConfigurationError, SchemaVersionError
-from sqlq.schema import tables
 from sqlq.schema.qualify import in_catalog
 
 HEAD: Final = "0001"
@@ -75,15 +74,11 @@ def find(connection: Connection, schema: str | None) -> Found | None:
 
 
 class _Catalog(NamedTuple):
-    """Queries of a database's catalog that cannot fail: whether the version table is there and readable, and
-    the columns of all tables."""
+    """Queries of a database's catalog that cannot fail: whether the version table is there and readable."""
 
     readable: TextClause
-    columns: TextClause
     row: str = "*"
     """The columns of the version's row; the second one is missing before revision 0001."""
-    or_unseen: str = ""
-    """Another reason why a table seems to lack its columns."""
     or_granted: str = ""
     """Another remedy where no table seems to be there."""
 
@@ -100,8 +95,7 @@ SELECT has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELE
 def require(connection: Connection, schema: str | None) -> str:
     """Return the revision of the tables. Raises `SchemaVersionError` unless this sqlq works with them.
 
-    It works with its own revision. It also works with newer ones that are not marked as too new for it and
-    have the columns that it knows.
+    It works with its own revision, and with newer ones that are not marked as too new for it.
     """
     found = find(connection, schema)
     if found is None and urls.in_memory(connection.engine.url):
@@ -111,59 +105,20 @@ def require(connection: Connection, schema: str | None) -> str:
         )
     if found is None or not found.usable:
         raise SchemaVersionError(complaint(connection, schema, found.revision if found else None))
-    if (said := difference(connection, schema)) is not None:
-        raise SchemaVersionError(said)
     return found.revision
 
 
-def difference(connection: Connection, schema: str | None) -> str | None:
-    """Return a sentence about columns that the tables lack though their revision has them; None where all are
-    there. Additional columns do not matter."""
-    catalog = _CATALOGS[connection.dialect.name]
-    rows = connection.execute(catalog.columns, {"schema": effective_schema(connection, schema)})
-    found = {tuple(row) for row in rows}
-    lacking = []
-    for table in tables.metadata.sorted_tables:
-        wanted = [column.name for column in table.columns]
-        missing = [name for name in wanted if (table.name, name) not in found]
-        if missing:  # guard: columns-are-compared
-            lacking.append(f"{table.name} has no {' or '.join(missing) if missing != wanted else 'columns'}")
-    if not lacking:
-        return None
-    return (
-        f"{database(connection, schema)} holds tables that are not those of this sqlq, though their revision "
-        f"says so: {', '.join(lacking)}; {catalog.or_unseen}they are of an unpublished sqlq or were changed "
-        "by hand: go on with the sqlq that made them, or give this one another database or schema"
-    )
-
-
-_COLUMNS = in_catalog(
-    f"""
-SELECT c.relname, a.attname
-  FROM pg_catalog.pg_class c
-  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-  JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid
- WHERE n.nspname = :schema AND c.relname = ANY (ARRAY{[t.name for t in tables.metadata.sorted_tables]})
-   AND a.attnum > 0 AND NOT a.attisdropped
-"""
-)
 _CATALOGS = {
     # A prepared statement with * fails once the columns have changed.
     "postgresql": _Catalog(
-        text(_READABLE), text(_COLUMNS), f"version_num, to_jsonb({TABLE}) ->> 'oldest_code' AS oldest_code"
+        text(_READABLE), f"version_num, to_jsonb({TABLE}) ->> 'oldest_code' AS oldest_code"
     ),
     "sqlite": _Catalog(
         # every query takes both parameters
         text("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = :table AND :schema IS NULL"),
-        text(
-            "SELECT m.name, c.name FROM sqlite_master m CROSS JOIN pragma_table_xinfo(m.name) c "
-            "WHERE m.type = 'table' AND :schema IS NULL"
-        ),
     ),
     "mariadb": _Catalog(
         text("SELECT 1 FROM information_schema.tables WHERE table_schema = :schema AND table_name = :table"),
-        text("SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = :schema"),
-        or_unseen="the account lacks the right to see them (GRANT SELECT on the tables), or ",
         or_granted=", or GRANT SELECT on them to the account in the URL, if others see them",
     ),
 }

@@ -13,7 +13,6 @@ import pytest
 from sqlalchemy import Connection, Engine, event, text
 
 import sqlq
-from sqlq.database.sqlite import driver as sqlite_driver
 from sqlq.errors import JobNotFoundError
 from sqlq.model.job import State
 from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Outcome, Settlement
@@ -204,22 +203,6 @@ def test_async_methods_return_what_the_sync_ones_do(play: Play) -> None:
         assert (await app.jobs.aget(failed)).state is State.AVAILABLE
 
     asyncio.run(all_of_them())
-
-
-@on_sqlite
-def test_a_reader_of_an_immutable_file_sees_a_later_write(
-    play: Play, database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is opened as immutable, and SQLite then looks for no change as long as the connection is open."""
-    play.enqueue()
-    play.app.close()
-    monkeypatch.setattr(sqlite_driver, "is_immutable", lambda url: True)
-    looking = sqlq.App(database_url)
-    assert len(looking.jobs.list()) == 1
-    monkeypatch.undo()
-    play.enqueue(50)
-    assert len(looking.jobs.list()) == 51
-    looking.close()
 
 
 # -- what is read for it -------------------------------------------------------------------------------------

@@ -662,7 +662,8 @@ def test_a_cursor_is_refused_in_a_sentence(
         with closing(driver.connect(dsn(database_url))) as conn:
             wrong = conn.cursor()
             with pytest.raises(
-                sqlq.EnqueueError, match=rf"session is a {driver.__name__}.[Cc]ursor: pass the connection"
+                sqlq.EnqueueError,
+                match=rf"session is a {driver.__name__}.[Cc]ursor: pass a Session or Connection",
             ):
                 app.enqueue(send.new(1), session=wrong)
 

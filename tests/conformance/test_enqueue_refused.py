@@ -198,12 +198,12 @@ BAD: dict[str, tuple[Callable[[Bad], Any], type[Exception], str]] = {
     "a cursor of sqlite3": (
         lambda bad: bad.on_the_drivers_cursor(),
         EnqueueError,
-        r"session is a sqlite3.Cursor: pass the connection that it is of",
+        r"session is a sqlite3.Cursor: pass a Session or Connection of SQLAlchemy, or a connection of a",
     ),
     "a connection of another library": (
         lambda bad: bad.enqueue(bad.task.new(1), Unknown()),
         EnqueueError,
-        r"session is a .*Unknown, of a driver or library that sqlq does not know: run what app.statement",
+        r"session is a .*Unknown: pass a Session or .* on any other run what app.statement",
     ),
     "an engine": (
         lambda bad: bad.enqueue(bad.task.new(1), bad.session.get_bind()),

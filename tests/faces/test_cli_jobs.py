@@ -11,8 +11,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -471,15 +470,6 @@ def obey_permissions() -> None:
         libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
 
 
-@contextmanager
-def read_only(directory: Path) -> Iterator[None]:
-    for file in directory.iterdir():
-        file.chmod(0o444)
-    directory.chmod(0o555)
-    yield
-    directory.chmod(0o755)
-
-
 @pytest.mark.variants
 @on_sqlite
 @pytest.mark.parametrize("journal", ["WAL", "DELETE"])
@@ -514,17 +504,16 @@ def test_commands_read_a_read_only_file(desk: Desk, tmp_path: Path, journal: str
         "    except SystemExit as ended:\n"
         "        if ended.code and arguments != ('doctor',): raise\n"
     )
-    seal: Callable[[Path], Any] = read_only
-    with seal(place):
-        done = subprocess.run(
-            [sys.executable, "-c", script],
-            cwd=tmp_path,
-            env=runner.environment,
-            preexec_fn=obey_permissions if os.geteuid() == 0 else None,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    file.chmod(0o444)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=tmp_path,
+        env=runner.environment,
+        preexec_fn=obey_permissions if os.geteuid() == 0 else None,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert f"job {id}: failed" in done.stdout
     if way == "by its permissions":

@@ -152,15 +152,6 @@ def test_a_users_view_survives_an_unrelated_migration(later: Engine) -> None:
     assert execute(later, "SELECT count(*) FROM shop_jobs") == 2
 
 
-@on_postgresql
-def test_a_users_view_that_blocks_a_downgrade_is_named(later: Engine) -> None:
-    execute(later, "CREATE VIEW shop_queues AS SELECT queue FROM queue_stats")
-    words = r"for view \S*shop_queues depends on view \S*queue_stats: drop that first"
-    migrate.upgrade(later, None)
-    with pytest.raises(ConfigurationError, match=words):
-        migrate.downgrade(later, None, "base", force=True)
-
-
 SHOP = """
 import sqlq
 app = sqlq.App()

@@ -195,38 +195,6 @@ def test_a_missing_grant_does_not_abort_the_transaction(empty: Engine, granted: 
         version.require(connection, "queueing")
 
 
-CHANGES = {
-    "a column": ("ALTER TABLE jobs DROP COLUMN label", "jobs has no label"),
-    "a table": ("DROP TABLE sqlq_limits", "sqlq_limits has no columns"),
-}
-"""Columns and rules that tables of an earlier, unpublished 0001 may lack."""
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_check_names_the_columns_that_tables_lack(empty: Engine, change: str) -> None:
-    statement, words = CHANGES[change]
-    migrate.upgrade(empty, None)
-    with empty.begin() as connection:
-        for view in tables.VIEWS:
-            connection.execute(text(f"DROP VIEW {view}"))
-        connection.execute(text(statement))
-    found = standing.check(empty, None)
-    assert found.standing is standing.Standing.DIFFERENT
-    assert words in found.message
-    app = sqlq.App(empty.url)
-    task = app.task(name="t")(lambda: None)
-    for fails in (
-        lambda: migrate.upgrade(empty, None),
-        lambda: app.worker(drain=True).run(),
-        lambda: app.enqueue(task.new()),
-    ):
-        with pytest.raises(SchemaVersionError, match=words):
-            fails()
-    (said,) = (each for each in examine(app.database) if words in each.said)
-    assert (said.check, said.verdict) == ("migrations", Verdict.TO_DO)
-    app.close()
-
-
 def test_older_tables_are_reported_as_older_whatever_they_lack(empty: Engine) -> None:
     """The next revision may add a column, and who has not migrated yet has no other sqlq to go on with."""
     migrate.upgrade(empty, None)

@@ -28,7 +28,6 @@ from sqlq.config.urls import (
     schema_name,
 )
 from sqlq.database.dialects import dialect_at
-from sqlq.database.postgresql.health import role_in
 from sqlq.testing import inline, on_database
 from tests.kit import for_each
 
@@ -112,9 +111,7 @@ def test_a_text_that_is_no_url_is_refused(given: Any) -> None:
 @for_each(
     ("given", "said"),
     [
-        ("sqlite://shop.db", "three slashes before its path, as in sqlite:///shop.db"),
-        ("sqlite://localhost/shop.db", "as in sqlite:///localhost/shop.db"),
-        ("sqlite://me@/shop.db", "as in sqlite:///shop.db"),
+        ("sqlite://shop.db", "cannot be used: Invalid SQLite URL: sqlite://shop.db"),
         ("sqlite:///shop.db?timeout=soon", "cannot be used: could not convert string to float: 'soon'"),
         ("postgresql://u@/d?host=a,b&port=1", "cannot be used: number of hosts and ports don't match"),
     ],
@@ -308,40 +305,14 @@ def test_a_wrong_schema_is_named_with_its_source(monkeypatch: pytest.MonkeyPatch
         sqlq.App("postgresql://localhost/shop")
 
 
-def test_a_schema_on_sqlite_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    where = f"sqlite:///{tmp_path}/shop.db"
-    no_schemas = r"^schema is 'queue', but SQLite has no schemas \(sqlite:///.*shop.db\): leave it out"
-    app = sqlq.App("postgresql://localhost/shop", schema="queue")
-    for ask in (
-        lambda: sqlq.App(where, schema="queue"),
-        lambda: sqlq.App(engine=create_engine(where), schema="queue"),
-        lambda: app.use(where, schema="queue"),
-        lambda: on_database(app, where, schema="queue").__enter__(),
-    ):
-        with pytest.raises(sqlq.errors.ConfigurationError, match=no_schemas):
-            ask()
-    assert app._connected.address.schema == "queue"
-    with on_database(app, where):  # the schema is the App's own database's
-        assert app.jobs.list() == []
-
-
-def test_a_schema_in_the_environment_is_refused_when_an_sqlite_database_is_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("SQLQ_SCHEMA", "queue")
-    monkeypatch.chdir(tmp_path)
-    app = sqlq.App()  # its database may be set later
-    for ask in (lambda: app.jobs.list(), app.migrate, app.worker):  # noqa: PLW0108 - `jobs` is opened in it
-        with pytest.raises(
-            sqlq.errors.ConfigurationError,
-            match=r"^SQLQ_SCHEMA is 'queue', but SQLite has no schemas \(sqlite:////.*/sqlq.db\): unset it",
-        ):
-            ask()
+def test_a_schema_means_nothing_on_sqlite(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    app = sqlq.App(f"sqlite:///{tmp_path}/sqlq.db", schema="queue")
+    app.migrate()
+    assert app.jobs.list() == []
     app.use("postgresql://localhost/shop")
     assert app.database.requested_schema == "queue"
     with on_database(app, f"sqlite:///{tmp_path}/test.db"):
         assert app.jobs.list() == []
-    assert not (tmp_path / "sqlq.db").exists()
 
 
 def test_the_url_to_listen_at_goes_with_its_database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -360,7 +331,7 @@ def test_the_url_to_listen_at_goes_with_its_database(monkeypatch: pytest.MonkeyP
     assert host() == "env"
 
 
-def test_use_keeps_settings_that_are_not_given(tmp_path: Path) -> None:
+def test_use_keeps_settings_that_are_not_given() -> None:
     """This holds in a factory, too, which knows the session alone."""
     engine = create_engine("postgresql+psycopg://pooler/shop")
     given = {"schema": "queue", "listen_url": "postgresql://direct/shop"}
@@ -388,9 +359,6 @@ def test_use_keeps_settings_that_are_not_given(tmp_path: Path) -> None:
         assert at(app) == ("last", "shop", "other", "by")
         app.use("postgresql://last/other", schema=None)
         assert at(app) == ("last", "other", None, None), "which leads to another database"
-        app.use(schema="queue")
-        app.use(f"sqlite:///{tmp_path}/shop.db")
-        assert app._connected.address.schema is None, "SQLite has none"
         assert getter() is session
         app.close()
 
@@ -477,24 +445,3 @@ def test_another_database_on_the_command_line_drops_the_listen_url(
     assert (address.place, address.schema) == (database_url(url), "q")
     assert address.listen_url is not None
     assert address.listen_url.host == host
-
-
-@pytest.mark.parametrize(
-    ("url", "role"),
-    [
-        ("postgresql://Bob%20B@db/shop", "Bob B"),
-        ("postgresql://user@db/shop", "user"),
-        ("postgresql://a%25b@db/shop", "a%b"),
-        ("postgresql://app@/shop?user=eve", "eve"),
-        ("postgresql://app@db/shop?options=-c%20role%3Downer", "owner"),
-        (r"postgresql://app@db/shop?options=-c%20a%3Db%20-crole%3DThe%5C%20owner", "The owner"),
-        ("postgresql:///shop", "ROLE"),
-    ],
-)
-def test_a_grant_names_the_role_that_lacks_it(url: str, role: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nameless() -> str:
-        raise KeyError("getpwuid(): uid not found: 1000")
-
-    monkeypatch.delenv("PGUSER", raising=False)
-    monkeypatch.setattr("getpass.getuser", nameless)
-    assert role_in(make_url(url)) == role

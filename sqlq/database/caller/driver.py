@@ -8,7 +8,6 @@ a caller without a transaction whose driver commits each statement by itself.
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -23,7 +22,6 @@ from sqlalchemy.util import greenlet_spawn, immutabledict
 
 from sqlq.database.schemas import compiled_for
 from sqlq.database.values import RawRows
-from sqlq.errors import ConfigurationError
 from sqlq.schema.qualify import qualified
 from sqlq.schema.tables import TOKEN_SCHEMA
 
@@ -177,10 +175,6 @@ class DriverConnection:
 
     async def run_sync(self, work: Callable[[Any], T]) -> T:
         """Run synchronous work on an asynchronous driver's connection, awaited on the caller's loop."""
-        if importlib.util.find_spec("greenlet") is None:
-            raise ConfigurationError(
-                "asynchronous connections need greenlet, which is missing: pip install 'sqlq-jobs[async]'"
-            )
         return await greenlet_spawn(work, self)
 
     # -- as a Connection -------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import URL
@@ -88,20 +88,16 @@ class Psycopg(_PostgreSQL):
     """The class of plain cursors: that of the caller may return rows as dicts, or take other parameters."""
 
     def run(self, statement: str, parameters: Any) -> Answer:
-        cursor = self._executed(statement, parameters)
+        kind = getattr(sys.modules["psycopg"], self.plain)
+        cursor = kind(self.connection, row_factory=sys.modules["psycopg.rows"].tuple_row)
+        self._wait(cursor.execute(statement, parameters or None))
         if cursor.pgresult is not None and cursor.description is None:
             return NOTHING
         rows = self._wait(cursor.fetchall())  # in a pipeline the result comes now, with its description
         return answer(cursor.description, rows)
 
     def say(self, command: str) -> None:
-        self._executed(command, ())
-
-    def _executed(self, statement: str, parameters: Any) -> Any:
-        kind = getattr(sys.modules["psycopg"], self.plain)
-        cursor = kind(self.connection, row_factory=sys.modules["psycopg.rows"].tuple_row)
-        self._wait(cursor.execute(statement, parameters or None))
-        return cursor
+        self._wait(self.connection.execute(command))
 
     def _wait(self, result: Any) -> Any:
         return result
@@ -321,38 +317,19 @@ def _aware(value: Any) -> Any:
 
 
 class Django(DriverConnection):
-    """A connection of Django's, `django.db.connection` or one of `connections`.
+    """A connection of Django's, before the class of the driver's connection in it.
 
-    Statements go to the driver's connection in it, as from Django's own cursors. Errors come as Django's, and
-    mark its atomic block, as those of its ORM do.
+    Statements go to that connection, as from Django's own cursors. Errors come as Django's, and mark its
+    atomic block, as those of its ORM do.
     """
 
     is_each_threads_own = True
-
-    def __init__(self, wrapper: Any) -> None:
-        if not hasattr(wrapper, "validate_no_broken_transaction"):  # the proxy for the default connection
-            wrapper = sys.modules["django.db"].connections[wrapper.alias]
-        self.wrapper = wrapper
-        wrapper.ensure_connection()
-        wrapper.validate_thread_sharing()
-        inner = driver_of(wrapper.connection)
-        if inner is None or inner.is_async:
-            raise UnsupportedDatabaseError(
-                f"sqlq runs on PostgreSQL, MariaDB and SQLite; Django's connection {wrapper.alias!r} "
-                f"leads to {wrapper.display_name}"
-            )
-        self._inner = inner
-        self.database, self.driver = inner.database, inner.driver
-        super().__init__(inner.connection)
-
-    @property
-    def errors(self) -> Any:
-        return self._inner.errors
+    wrapper: Any
 
     def run(self, statement: str, parameters: Any) -> Answer:
         try:
             with self.wrapper.wrap_database_errors:
-                names, rows = self._inner.run(statement, parameters)
+                names, rows = super().run(statement, parameters)
         except sys.modules["django.db"].Error:
             if self.wrapper.in_atomic_block:
                 self.wrapper.needs_rollback = True
@@ -361,27 +338,12 @@ class Django(DriverConnection):
             rows = [tuple(map(_aware, row)) for row in rows]
         return Answer(names, rows)
 
-    def identity(self) -> Hashable | None:
-        return self._inner.identity()
-
-    def look(self) -> Place:
-        return self._inner.look()
-
-    def in_transaction(self) -> bool:
-        return self._inner.in_transaction()
-
     def has_begun(self) -> bool:
         return False  # atomic() checks it better: that of a test case does not count
 
-    def commits_at_once(self) -> bool:
-        return self._inner.commits_at_once()
-
-    def begin(self) -> None:
-        self._inner.begin()
-
     def say(self, command: str) -> None:
         with self.wrapper.wrap_database_errors:
-            self._inner.say(command)
+            super().say(command)
 
     def transaction(self) -> Any:
         return sys.modules["django.db.transaction"].atomic(using=self.wrapper.alias, durable=True)
@@ -399,7 +361,24 @@ class Django(DriverConnection):
         if self.wrapper.in_atomic_block:
             self.wrapper.needs_rollback = True
         else:
-            self._inner.cut_off()
+            super().cut_off()
+
+
+def _in_django(wrapper: Any) -> DriverConnection:
+    """Return a connection of Django's, `django.db.connection` or one of `connections`."""
+    if not hasattr(wrapper, "validate_no_broken_transaction"):  # the proxy for the default connection
+        wrapper = sys.modules["django.db"].connections[wrapper.alias]
+    wrapper.ensure_connection()
+    wrapper.validate_thread_sharing()
+    driver: Any = driver_of(wrapper.connection)
+    if driver is None or driver.is_async:
+        raise UnsupportedDatabaseError(
+            f"sqlq runs on PostgreSQL, MariaDB and SQLite; Django's connection {wrapper.alias!r} "
+            f"leads to {wrapper.display_name}"
+        )
+    driver.__class__ = type("Django", (Django, type(driver)), {})
+    driver.wrapper = wrapper
+    return cast("DriverConnection", driver)
 
 
 # -- which one it is -----------------------------------------------------------------------------------------
@@ -427,6 +406,8 @@ def driver_of(session: Any) -> DriverConnection | None:
     if hasattr(session, "driver_connection"):  # one of SQLAlchemy's pool, as from engine.raw_connection()
         session = session.driver_connection
     kind = kind_of(session.__class__)
+    if kind is Django:
+        return _in_django(session)
     return None if kind is None else kind(getattr(session, "__wrapped__", session))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from functools import wraps
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 from sqlalchemy import Connection
@@ -297,7 +296,10 @@ def connection_of(session: Any) -> Connection:
         raise EnqueueError(
             f"this is {_named(session)}: {_AWAIT}, or await session.run_sync(…) of what takes a Session"
         )
-    raise EnqueueError(f"session is {_misfit(session)}")
+    raise EnqueueError(
+        f"session is {_named(session)}: pass a Session or Connection of SQLAlchemy, or a connection of a "
+        "driver that sqlq knows; on any other run what app.statement(task.new(…)) returns, or leave it out"
+    )
 
 
 _AWAIT = "await the call of the same name with an a before it, as in await app.aenqueue(…, session=…)"
@@ -312,12 +314,10 @@ def asynchronous(session: Any) -> Any:
         return session
     if (driver := driver_of(session)) is not None and driver.is_async:
         return driver
-    if driver is None and _is_drivers(session):
-        raise EnqueueError(f"session is {_misfit(session)}")
     raise EnqueueError(
         f"an awaited call takes an AsyncSession, an AsyncConnection or an asynchronous driver's connection, "
-        f"not {_named(session)}: use the call of the same name without the a, as in app.enqueue(…) or "
-        "complete(…)"
+        f"not {_named(session)}: use the call of the same name without the a, as in app.enqueue(…), or run "
+        "what app.statement(task.new(…)) returns"
     )
 
 
@@ -333,20 +333,6 @@ def transaction_of(driver: DriverConnection, block: str = "completing", call: st
     return driver.transaction()
 
 
-def block_of_sessions(method: Callable[..., Iterator[Any]]) -> Callable[..., Any]:
-    """Make a context manager of a method that takes an engine or factory. Asynchronous ones are refused by
-    the call itself, since `async with` would fail before it enters."""
-
-    @wraps(method)
-    def block(self: Any, sessions: Any, *args: Any, **options: Any) -> Any:
-        call, made = method.__name__, getattr(sessions, "class_", sessions)
-        if hasattr(made, "run_sync") or hasattr(made, "sync_engine"):
-            raise ConfigurationError(f"{call} is given {_named(sessions)}: write async with a{call}(…)")
-        return contextmanager(method)(self, sessions, *args, **options)
-
-    return block
-
-
 @contextmanager
 def transaction_in(sessions: Any, block: str, call: str) -> Iterator[Any]:
     """Yield a session of an engine or a factory. Its transaction is committed at the block's end, and rolled
@@ -354,6 +340,9 @@ def transaction_in(sessions: Any, block: str, call: str) -> Iterator[Any]:
     `transaction_of`."""
     from sqlalchemy.orm import Session
 
+    kind = getattr(sessions, "class_", sessions)
+    if hasattr(kind, "run_sync") or hasattr(kind, "sync_engine"):
+        raise ConfigurationError(f"{block} is given {_named(sessions)}: write async with a{block}(…)")
     if (driver := driver_of(sessions)) is not None:
         with transaction_of(driver, block, call):
             yield sessions
@@ -385,25 +374,3 @@ def _named(session: Any) -> str:
     library = kind.__module__.partition(".")[0]
     name = kind.__name__ if library in ("builtins", "sqlalchemy") else f"{library}.{kind.__name__}"
     return f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
-
-
-def _misfit(session: Any) -> str:
-    if hasattr(session, "fetchone"):
-        return f"{_named(session)}: pass the connection that it is of"
-    if _is_drivers(session):
-        return (
-            f"{_named(session)}, of a driver or library that sqlq does not know: run what "
-            "app.statement(task.new(…)) returns on it, or leave session out"
-        )
-    return (
-        f"{_named(session)}: pass a Session or Connection of SQLAlchemy, or a driver's connection, which has "
-        "a transaction to join, or leave it out"
-    )
-
-
-def _is_drivers(session: Any) -> bool:
-    """Whether this is a connection, or cursor, of a driver or another library."""
-    library = type(session).__module__.partition(".")[0]
-    return library != "sqlalchemy" and (
-        library == "asyncpg" or any(hasattr(session, name) for name in ("cursor", "executemany"))
-    )

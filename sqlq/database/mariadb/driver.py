@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
 from typing import Any
 
@@ -119,8 +118,11 @@ class MariaDBDriver(Driver):
             dbapi_connection.use_unicode = True  # PyMySQL's, even if the URL forbids it
             is_first = engine.dialect.server_version_info is None
             if is_first:  # perhaps to MySQL, which has other settings
-                ((said,),) = self.run(dbapi_connection, "SELECT VERSION()", ())
-                _require_mariadb(said, engine.url)
+                ((version,),) = self.run(dbapi_connection, "SELECT VERSION()", ())
+                if "mariadb" not in version.lower():
+                    raise UnsupportedDatabaseError(
+                        f"sqlq runs on MariaDB, and {masked(engine.url)} leads to MySQL {version}"
+                    )
             settle_in(dbapi_connection, record)
             if is_first and self.run(dbapi_connection, "SHOW VARIABLES LIKE 'wsrep_retry_autocommit'", ()):
                 settings[1:] = [_NO_REPETITION]
@@ -160,16 +162,6 @@ def _pymysql() -> Any:
             return Shared.context
 
     return Shared
-
-
-def _require_mariadb(said: str, url: URL) -> None:
-    found = tuple(map(int, re.findall(r"\d+", said)[:2]))
-    is_mariadb = "mariadb" in said.lower()
-    if not is_mariadb or found < OLDEST:
-        raise UnsupportedDatabaseError(
-            f"sqlq needs MariaDB {'.'.join(map(str, OLDEST))} or newer; {masked(url)} is version "
-            f"{said}{'' if is_mariadb else ', and not of MariaDB'}"
-        )
 
 
 _LIMITED = "sqlq_limited"

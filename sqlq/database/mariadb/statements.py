@@ -105,8 +105,10 @@ SELECT limit_key FROM __sqlq__.jobs
 
 def due_in(names: int | None) -> str:
     """The milliseconds until the first job of each queue is due, of a number of queues or of all. A loose
-    scan reads one row for each queue and priority. A row without a queue is added where the server takes no
-    writes, so that its look may be out of date."""
+    scan reads one row for each queue and priority. A recursion as on PostgreSQL took 114 ms instead of 0.8,
+    with 60,000 due jobs in three queues.
+
+    A row without a queue is added where the server takes no writes, so that its look may be out of date."""
     wanted = "" if names is None else f" AND queue IN ({', '.join(['%s'] * names)})"
     return f"""
 SELECT queue, CASE WHEN queue NOT IN (SELECT queue FROM __sqlq__.sqlq_queues WHERE paused_at IS NOT NULL)

@@ -5,8 +5,6 @@ Each function is one query, so that a role without the right to one of them stil
 
 from __future__ import annotations
 
-import getpass
-import os
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -189,8 +187,6 @@ def burden(conn: Connection) -> Burden:
 
 
 _DENIED = re.compile(r"permission denied for (?:schema|relation|table|view) ")
-_TAKES_ROLE = re.compile(r"-c\s*role=((?:\\.|\S)+)")
-"""As libpq reads options, which escapes spaces."""
 
 
 def missing_grant(error: BaseException, url: URL | None, kind: str | None) -> str | None:
@@ -204,19 +200,7 @@ def missing_grant(error: BaseException, url: URL | None, kind: str | None) -> st
         return None
     if kind == "producer" and "DO UPDATE" in (error.statement or ""):
         kind = "replacing-producer"
-    return granting("ROLE" if url is None else role_in(url), url, kind=kind)
-
-
-def role_in(url: URL) -> str:
-    """Return the role that a URL connects as; "ROLE" where neither it nor the environment names one."""
-    given = {name: value for name, value in url.query.items() if isinstance(value, str)}
-    taken = _TAKES_ROLE.findall(given.get("options", ""))  # guard: a-role-that-is-taken-is-granted
-    role = taken[-1].replace("\\ ", " ").replace("\\\\", "\\") if taken else None
-    role = role or given.get("user") or url.username or os.environ.get("PGUSER")
-    try:
-        return role or getpass.getuser()
-    except (KeyError, OSError):  # a user without a name, as in containers
-        return "ROLE"
+    return granting((url and url.username) or "ROLE", url, kind=kind)
 
 
 _TABLES: Sequence[str] = [table.name for table in metadata.tables.values()]

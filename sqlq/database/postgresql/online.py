@@ -37,7 +37,6 @@ MIGRATIONS = int.from_bytes(b"sqlq")
 """The advisory lock of migrations."""
 
 LOCK_NOT_AVAILABLE = "55P03"
-DEPENDENT_OBJECTS_STILL_EXIST = "2BP01"
 
 
 def sqlstate(error: BaseException) -> str:
@@ -101,7 +100,9 @@ def build_index(
         try:
             create(connection)
         except DBAPIError as error:
-            _drop_leftover(connection, name)
+            with suppress(DBAPIError):  # a broken index slows writes, and the next try drops it in any case
+                connection.exec_driver_sql(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
+                connection.exec_driver_sql(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")
             if sqlstate(error) != LOCK_NOT_AVAILABLE:
                 raise
             raise ConfigurationError(
@@ -165,16 +166,6 @@ def _await_builds(connection: Connection, table: str) -> None:
         f"on {table} another session has been building an index, or vacuuming, for {seconds:.0f} s: "
         "look for it in pg_stat_activity, then try again"
     )
-
-
-def _drop_leftover(connection: Connection, name: str) -> None:
-    """Try to drop the index that a failed build left, so that it does not slow writes until the next try. The
-    next try drops it in any case."""
-    try:
-        connection.exec_driver_sql(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
-        connection.exec_driver_sql(f"DROP INDEX CONCURRENTLY IF EXISTS {name}")
-    except DBAPIError as error:
-        log.info("could not drop the index %s, whose build failed: %s", name, error.orig)
 
 
 def _quoted(engine: Engine, name: str) -> str:

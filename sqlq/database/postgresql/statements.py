@@ -54,7 +54,11 @@ def claim_beyond() -> str:
 
 @written
 def due_in(has_window: bool) -> str:
-    """Step through queues and priorities as a claim does, and read the first row of each."""
+    """Step through queues and priorities as a claim does, and read the first row of each.
+
+    Refused forms, as measured with 60,000 due jobs in three queues: GROUP BY took 15 ms instead of 0.5, and
+    min(available_at) of each queue 13.
+    """
     window = """
 each (queue) AS (
       SELECT min(queue)::varchar FROM __sqlq__.jobs WHERE reserved_at IS NULL AND queue > %(after)s
@@ -154,6 +158,7 @@ def _claim_from(levels: str, beyond: str = "", *, order: str = "available_at, id
 
     Refused forms, as measured: through SQLAlchemy, and planned anew each time, a claim took 1.2 ms instead of
     0.4 (decision 10). An index by owner beside the one by id cost 6 to 20 % more (decision 47).
+    One statement for claims from the head and behind a position cost 11 to 22 % more (decision 61).
     """
     dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's own
     # guard: claim-postgresql

@@ -10,10 +10,8 @@ from __future__ import annotations
 import os
 import sqlite3
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import URL, Connection, Engine, event
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
 
 
 BUSY_TIMEOUT_MS = 10_000
-_IMMUTABLE = "sqlq_immutable"
 READ_ONLY = "sqlq_read_only"
 """Execution option of connections that only read, and so need not wait for the write lock."""
 
@@ -75,13 +72,6 @@ class SQLiteDriver(Driver):
     def prepare(self, engine: Engine, patience: Patience, *, plans_once: bool) -> None:
         begin_explicitly(engine, immediate=True)  # guard: sqlite-begins-immediate
 
-        @event.listens_for(engine, "do_connect")
-        def _connects(dialect: Any, record: Any, arguments: Any, options: Any) -> Any:
-            if not is_immutable(engine.url):
-                return None
-            record.info[_IMMUTABLE] = True  # guard: what-is-immutable-is-opened-anew
-            return sqlite3.connect(f"{_file(engine.url).as_uri()}?immutable=1", **{**options, "uri": True})
-
         @event.listens_for(engine, "connect")
         def _connected(dbapi_connection: Any, record: Any) -> None:
             dbapi_connection.text_factory = _text  # guard: bytes-are-read
@@ -92,16 +82,6 @@ class SQLiteDriver(Driver):
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
                     raise
                 # a read-only file keeps its mode
-
-        @event.listens_for(engine, "checkin")
-        def _rests(dbapi_connection: Any, record: Any) -> None:
-            if dbapi_connection is not None and record.info.pop(_IMMUTABLE, False):
-                record.invalidate()  # it sees no changes, and the file may be writable by now
-
-
-def _file(url: URL) -> Path:
-    name = url.database or ""
-    return Path(unquote(urlsplit(name).path) if name.startswith("file:") else name).absolute()
 
 
 def mind_the_file(url: URL, create: bool) -> tuple[int, int] | None:
@@ -123,18 +103,6 @@ def mind_the_file(url: URL, create: bool) -> tuple[int, int] | None:
             f"there is no directory {path.parent} for the database file: create it first"
         )
     return None
-
-
-def is_immutable(url: URL) -> bool:
-    """Whether neither a file nor its directory is writable, and no log lies beside it.
-
-    As far as sqlq can see, no other program uses such a file. SQLite can read it only as immutable: otherwise
-    it first makes a log, in which it registers readers.
-    """
-    file = _file(url)
-    if not file.exists() or not may_only_be_read(url):
-        return False
-    return not os.access(file.parent, os.W_OK) and not file.with_name(f"{file.name}-wal").exists()
 
 
 _LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
@@ -172,14 +140,8 @@ def _text(data: bytes) -> str:
         return "\ufffd" + data.decode(errors="replace")
 
 
-@dataclass
-class _Begins:
-    """The way in which an engine's transactions begin."""
-
-    immediate: bool
-
-
-_BEGINS: WeakKeyDictionary[Engine, _Begins] = WeakKeyDictionary()
+_IMMEDIATE: WeakKeyDictionary[Engine, bool] = WeakKeyDictionary()
+"""Whether the transactions of an engine begin with the write lock."""
 
 
 def begin_explicitly(engine: Engine, *, immediate: bool) -> None:
@@ -189,11 +151,10 @@ def begin_explicitly(engine: Engine, *, immediate: bool) -> None:
     Python's driver opens a transaction only before the first INSERT, UPDATE or DELETE. A SAVEPOINT before
     that opens none, so its RELEASE commits writes that the outer ROLLBACK should undo.
     """
-    known = _BEGINS.get(engine)
-    if known is not None:
-        known.immediate = immediate
+    is_known = engine in _IMMEDIATE
+    _IMMEDIATE[engine] = immediate
+    if is_known:
         return  # guard: a-transaction-is-begun-once
-    _BEGINS[engine] = begins = _Begins(immediate)
 
     @event.listens_for(engine, "connect")
     def _connected(dbapi_connection: Any, record: Any) -> None:
@@ -205,7 +166,7 @@ def begin_explicitly(engine: Engine, *, immediate: bool) -> None:
     @event.listens_for(engine, "begin")
     def _began(conn: Connection) -> None:
         read_only = conn.get_execution_options().get(READ_ONLY, False)
-        conn.exec_driver_sql("BEGIN IMMEDIATE" if begins.immediate and not read_only else "BEGIN")
+        conn.exec_driver_sql("BEGIN IMMEDIATE" if _IMMEDIATE[engine] and not read_only else "BEGIN")
 
 
 def configure_sqlite(engine: Engine | AsyncEngine, *, immediate: bool = False) -> None:

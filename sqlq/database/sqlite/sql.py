@@ -103,6 +103,7 @@ _IN_WINDOW = f"""
       UNION ALL
       SELECT queue, row_number() OVER () FROM (
              SELECT queue FROM each WHERE queue IS NOT NULL LIMIT {LARGEST_WINDOW})"""
+# With 60,000 due jobs in three queues a GROUP BY took 7 ms instead of 0.13.
 _LEVELS = """,
 levels (queue, place, priority, available_at) AS (
       SELECT j.queue, names.place, j.priority, j.available_at FROM names JOIN main.jobs j ON j.id = (

@@ -10,6 +10,7 @@ from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
     asynccontextmanager,
+    contextmanager,
 )
 from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
@@ -22,7 +23,6 @@ from sqlq.database.caller.session import (
     SyncSession,
     asynchronous,
     atransaction_in,
-    block_of_sessions,
     transaction_in,
 )
 from sqlq.errors import ConfigurationError, PayloadKeyError
@@ -348,7 +348,7 @@ class JobContext:
     @overload
     def completing(self, sessions: D, result: Any = None) -> AbstractContextManager[D]: ...
 
-    @block_of_sessions
+    @contextmanager
     def completing(self, sessions: Any, result: Any = None) -> Iterator[Any]:
         """Open a session, run the block in its transaction, complete the job and commit; an exception rolls
         all of it back. With a driver's connection, in a transaction of its own on that.

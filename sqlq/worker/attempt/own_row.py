@@ -28,7 +28,6 @@ from sqlq.database.caller.session import (
     SyncSession,
     asynchronous,
     atransaction_in,
-    block_of_sessions,
     transaction_in,
     transaction_to_complete,
 )
@@ -290,7 +289,7 @@ class Step:
     @overload
     def finishing(self, sessions: D) -> AbstractContextManager[D]: ...
 
-    @block_of_sessions
+    @contextmanager
     def finishing(self, sessions: Any) -> Iterator[Any]:
         """Open a session, run the block in its transaction, finish the step and commit; an exception rolls
         all of it back. With a driver's connection, in a transaction of its own on that.

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlq.database.batch import Right
 from sqlq.database.database import Address, Database
-from sqlq.database.profiles import STANDS_IN
+from sqlq.database.profiles import LOOPS
 from sqlq.errors import SqlqError
 from sqlq.events import JobEvent
 from sqlq.payload.encryption import Encryption
@@ -154,7 +154,7 @@ class Heartbeat(Loop):
         with self._lock:
             if self._database is None:
                 listen = None if facts.listen_url is None else make_url(facts.listen_url)
-                self._database = Address(make_url(facts.url), None, facts.schema, listen).open(use=STANDS_IN)
+                self._database = Address(make_url(facts.url), None, facts.schema, listen).open(use=LOOPS)
             encryption = None if facts.encryption is None else Encryption(*facts.encryption)
             self._database.encryption = encryption  # guard: supervisor-has-the-keys
             self._kept[facts.worker] = link
