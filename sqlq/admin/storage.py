@@ -117,10 +117,6 @@ READINGS: Mapping[str, Mapping[str, Row]] = {
     "sqlite": {
         "file": (sqlite.database_file, str, "All processes must reach it on a local disk."),
         "size": (sqlite.size, in_units, "The database on disk, with the tables of others."),
-        "free pages": (
-            *(sqlite.free_pages, _of_limit),
-            "Pages that deleted rows have left. New rows fill them; VACUUM gives them back.",
-        ),
         "journal mode": (
             *(partial(sqlite.pragma, name="journal_mode"), str),
             "With WAL, readers and the writer do not wait for each other.",

@@ -101,20 +101,10 @@ def shortened(text: str, most: int) -> str:
 
 
 def word(name: str) -> str:
-    """Return a name as a word of a command to paste. It is quoted where a shell needs that. Characters that
-    could steer the terminal are escaped as bash and zsh read it.
+    """Return a name as a word of a command to paste: quoted where a shell needs that, and escaped where it
+    could steer the terminal.
 
-    >>> word("mail"), word("my mail"), word("mail\\n")
-    ('mail', "'my mail'", "$'mail\\\\u000a'")
+    >>> word("mail"), word("my mail")
+    ('mail', "'my mail'")
     """
-    text = str(name)  # SQLite lets in bytes
-    if text.isprintable():  # guard: words-steer-no-terminal
-        return shlex.quote(text)
-    return f"$'{''.join(map(_in_a_word, text))}'"
-
-
-def _in_a_word(letter: str) -> str:
-    if letter.isprintable():
-        return f"\\{letter}" if letter in "\\'" else letter
-    code = ord(letter)
-    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+    return shlex.quote(escaped(name))  # guard: words-steer-no-terminal

@@ -110,8 +110,6 @@ def supported(url: URL) -> URL:
         )
     if isinstance(password := url.query.get("password"), str):  # where drivers mask it, and let it count
         url = url.set(password=password).difference_update_query(["password"])
-    if isinstance(host := url.query.get("host"), str) and _PORT.search(host) and "," in host:
-        url = url.update_query_dict({"host": tuple(host.split(","))})  # the form that SQLAlchemy takes apart
     url = url.set(drivername=_DRIVERS.get(url.drivername, url.drivername))
     backend = url.get_backend_name()
     if backend == "mysql":

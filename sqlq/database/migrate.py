@@ -228,8 +228,7 @@ def transaction(engine: Engine, schema: str | None) -> Iterator[Connection]:
         engine.connect().execution_options(**level) as connection,
         prepared(connection, schema, lock=_begin_locked),
     ):
-        with online.looking_nowhere_else(connection):
-            yield connection
+        yield connection
         connection.commit()
 
 
@@ -263,7 +262,8 @@ def prepared(
     _wait(partial(lock or dialect.migrations.lock, connection, schema), connection, schema)
     try:
         _prepare(connection, schema)
-        yield
+        with online.looking_nowhere_else(connection):
+            yield
     finally:
         if unlocks := dialect.migrations.unlocks:
             with suppress(DBAPIError, PendingRollbackError):  # a lost session holds no lock
@@ -296,11 +296,7 @@ def run(connection: Connection, schema: str | None, direction: Direction, revisi
     found = version.read(connection, schema)
     if found is not None and found > version.HEAD:
         raise SchemaVersionError(version.complaint(connection, schema, found))
-    with (
-        _quiet(),
-        _sentences(direction, revision),
-        online.looking_nowhere_else(connection),
-    ):
+    with _quiet(), _sentences(direction, revision):
         steps = {"fn": _steps(direction, revision)}
         run_in(
             MigrationContext.configure(

@@ -134,7 +134,6 @@ LIST = "postgresql://u@/shop?host=a:5433&host=b&target_session_attrs=read-write"
     ("given", "tried"),
     [
         (LIST, ["a:5433", "b:5432"]),
-        ("postgresql://u@/shop?host=a:5433,b:5434", ["a:5433", "b:5434"]),
         ("postgresql://u@/shop?host=a,b&port=5433,5434", ["a:5433", "b:5434"]),
         ("postgresql://u@a,b:5433/shop", ["a:5433", "b:5433"]),
         ("postgresql://u@a,b/shop", ["a:5432", "b:5432"]),

@@ -59,17 +59,12 @@ class _PostgreSQL(DriverConnection):
     database = "postgresql"
 
     def look(self) -> Place:
-        host, port, user = self.address()
+        _, host, port, _, user, *_ = self.identity() or (None,) * 5
         ((name, number, schema),) = self.run(_LOOK, ()).rows
-        url = URL.create(f"postgresql+{self.driver}", user, host=host, port=port, database=name)
+        url = URL.create(f"postgresql+{self.driver}", user, host=host or None, port=port, database=name)
         return Place(url, (number // 10_000, number % 10_000), schema)
 
-    def address(self) -> tuple[str | None, int | None, str | None]:
-        """Return host, port and user, as far as the driver knows them."""
-        info = self.connection.info
-        return info.host or None, info.port, info.user
-
-    def identity(self) -> Hashable | None:
+    def identity(self) -> tuple[Any, ...] | None:
         info = self.connection.info
         return self.driver, info.host, info.port, info.dbname, info.user, info.options
 
@@ -149,22 +144,13 @@ class Asyncpg(_PostgreSQL):
         rows = await_only(self.connection.fetch(statement, *parameters))
         return Answer(list(rows[0].keys()), [tuple(row.values()) for row in rows]) if rows else NOTHING
 
-    def address(self) -> tuple[str | None, int | None, str | None]:
-        host, port, _, user = self._known() or (None, None, None, None)
-        return host, port, user
-
-    def identity(self) -> Hashable | None:
-        known = self._known()
-        return None if known is None else (self.driver, *known)
-
-    def _known(self) -> tuple[str | None, int | None, str, str] | None:
-        """Return host, port, database and user from asyncpg's private attributes. Without these attributes,
-        each connection is queried."""
+    def identity(self) -> tuple[Any, ...] | None:
+        # asyncpg's private attributes: without them, each connection is queried
         address, given = getattr(self.connection, "_addr", None), getattr(self.connection, "_params", None)
         if given is None or getattr(given, "server_settings", None):
             return None
         host, port = address if isinstance(address, tuple) else (address, None)
-        return host, port, given.database, given.user
+        return self.driver, host, port, given.database, given.user
 
     def in_transaction(self) -> bool:
         return bool(self.connection.is_in_transaction())

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
-from itertools import chain
 from typing import Any
 
 from sqlalchemy import (
@@ -195,9 +194,6 @@ class MariaDBSql(Sql):
             (queue, priority, moment := _time_of(due_us), moment, id)
             for queue, priority, due_us, id in wanted.positions
         ]
-        if len(places) > 1:  # one statement for all finds those that are worth one of their own
-            rows = ask(statements.due_beyond(len(places)), tuple(chain.from_iterable(places)))
-            places = [places[i] for i in sorted(place for (place,) in rows)]
         for place in places:
             if len(due) < wanted.limit:
                 due += ask(statements.due(given_level=True, beyond=True), (*place, wanted.limit - len(due)))

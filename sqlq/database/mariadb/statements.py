@@ -47,16 +47,6 @@ SELECT {columns}, max_attempts FROM __sqlq__.jobs FORCE INDEX (jobs_claim)
 """
 
 
-def due_beyond(positions: int) -> str:
-    """Find the positions, among these, behind which a job is due. It locks nothing."""
-    return "UNION ALL".join(
-        f"""
-(SELECT {place} FROM __sqlq__.jobs FORCE INDEX (jobs_claim)
-  WHERE reserved_at IS NULL AND queue = %s AND priority = %s AND available_at <= {NOW}{_BEYOND} LIMIT 1)"""
-        for place in range(positions)
-    )
-
-
 TOP_LEVEL = "(SELECT MAX(priority) FROM __sqlq__.jobs WHERE reserved_at IS NULL AND queue = %s)"
 """The highest priority of the ready jobs of a queue, by one probe of the index."""
 

@@ -35,11 +35,6 @@ def wal_size(conn: Connection) -> int:
     return burden(conn).wal_bytes or 0
 
 
-def free_pages(conn: Connection) -> tuple[int, int]:
-    """Return the number of pages that hold nothing, and of all."""
-    return int(pragma(conn, "freelist_count")), int(pragma(conn, "page_count"))
-
-
 def quick_check(conn: Connection) -> list[str]:
     """Return the errors that `PRAGMA quick_check` finds, at most ten."""
     return [row[0] for row in conn.exec_driver_sql("PRAGMA quick_check(10)") if row[0] != "ok"]
