@@ -165,7 +165,7 @@ def test_escapes_in_a_row_do_not_reach_the_terminal(desk: Desk, engine: Engine) 
         )
     (line,) = desk("jobs").splitlines()[1:]
     id = line.split()[0]
-    assert "work -q 'q\\u001b[31m\\u000d\\u000a\\u009b2J\\u202e\\u2028q' " in desk("show", id)
+    assert "work -q 'q\\u001b[31m\\r\\n\\u009b2J\\u202e\\u2028q' " in desk("show", id)
     for shown in (desk("jobs"), desk("show", id), desk("status"), desk("show", id, "--json")):
         assert [letter for letter in shown if not letter.isprintable() and letter != "\n"] == []
     found = json.loads(desk("show", id, "--json"), parse_constant=pytest.fail)
