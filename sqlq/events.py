@@ -41,7 +41,7 @@ EventName = Literal[
 NAMES: tuple[EventName, ...] = get_args(EventName)
 
 LARGEST_BATCH = 1_000
-MOST_WAITING = 100_000
+MAX_WAITING = 100_000
 """How many events may wait for one listener; later ones are dropped."""
 GATHER_SECONDS = 0.1
 """How long events gather before a listener gets them."""
@@ -109,7 +109,7 @@ class Listener(Background):
     def put(self, event: JobEvent) -> None:
         """Pass an event to the function soon; returns at once."""
         with self._changed:
-            is_full = len(self._waiting) >= MOST_WAITING
+            is_full = len(self._waiting) >= MAX_WAITING
             if is_full:  # guard: events-are-bounded
                 self._dropped += 1
             else:
@@ -190,7 +190,7 @@ class Events:
     """The listeners of an App."""
 
     _listeners: tuple[Listener, ...] = ()
-    wanted: frozenset[str] = frozenset()
+    subscribed: frozenset[str] = frozenset()
     """The names of the events to which anything listens."""
 
     def add(self, names: Sequence[EventName], function: Receive) -> None:
@@ -200,7 +200,7 @@ class Events:
         if not self._listeners:
             atexit.register(_finish, weakref.ref(self))
         self._listeners = (*self._listeners, Listener(frozenset(names), function))
-        self.wanted |= {*names}
+        self.subscribed |= {*names}
 
     def publish(self, *events: JobEvent) -> None:
         """Publish events to the listeners; returns at once, and raises nothing."""
@@ -213,8 +213,8 @@ class Events:
         """Publish the events of jobs that were enqueued, in a transaction that has committed."""
         for options, job in zip(new, jobs, strict=True):
             if job.created:
-                most = options.max_attempts or MAX_ATTEMPTS
-                self.publish(enqueued(job, most, options.delay_ms, options.label))
+                attempts = options.max_attempts or MAX_ATTEMPTS
+                self.publish(enqueued(job, attempts, options.delay_ms, options.label))
 
     def replayed(self, jobs: Iterable[Any]) -> None:
         """Publish the events of copies that were enqueued."""

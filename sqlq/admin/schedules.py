@@ -20,7 +20,7 @@ from sqlq.errors import ConfigurationError, SqlqError
 from sqlq.model.job import Job, NewJob, State, error_line
 from sqlq.model.schedule import Options, Schedule, checked_template, planned, read
 from sqlq.payload.codec import decoded
-from sqlq.payload.encryption import Encryption, Unopened, looked_into
+from sqlq.payload.encryption import Encryption, Unopened, readable
 from sqlq.store import schedules
 from sqlq.store.jobs import lookup
 from sqlq.store.schedules import follow
@@ -212,7 +212,7 @@ def _last_jobs(conn: Connection, ids: Sequence[int]) -> dict[int, LastJob]:
 def _details(
     row: Row[Any], ids: Sequence[int], found: dict[int, LastJob], encryption: Encryption | None
 ) -> ScheduleDetails:
-    payload, _ = looked_into(encryption, "payload", row.task, row.queue, row.payload)
+    payload, _ = readable(encryption, "payload", row.task, row.queue, row.payload)
     try:
         plan, error = read(row.plan), row.error
     except ConfigurationError as refused:

@@ -163,18 +163,18 @@ class App(Parts, Waits):
         >>> App().use("sqlite:///shop.db")
         """
         more = {"schema": schema, "listen_url": listen_url}
-        said: dict[str, Any] = {name: value for name, value in more.items() if not isinstance(value, Kept)}
+        changes: dict[str, Any] = {name: value for name, value in more.items() if not isinstance(value, Kept)}
         if not isinstance(url, Kept) or engine is not None:
-            said |= {"url": url, "engine": engine}
-        if not said and session is None:  # guard: use-says-something
+            changes |= {"url": url, "engine": engine}
+        if not changes and session is None:  # guard: use-says-something
             raise ConfigurationError(
                 "use() says nothing, and would change nothing: give it a url, an engine or a session, as in "
                 "app.use(engine=engine)"
             )
         getter = self._session if session is None else session_getter(session)
-        if said:
-            arguments = self._arguments | said  # guard: what-is-not-said-stays
-            self._move_to(self._address(**arguments, kept=more.keys() - said.keys()))
+        if changes:
+            arguments = self._arguments | changes  # guard: what-is-not-said-stays
+            self._move_to(self._address(**arguments, kept=more.keys() - changes.keys()))
             self._arguments = arguments
         self._session = getter
 
@@ -231,8 +231,8 @@ class App(Parts, Waits):
         >>> app.enqueue_many([poll.new(id) for id in ids], spread="5m")  # doctest: +SKIP
         """
         enqueuer, joined = self._way(session, commit, eager)
-        done: list[Job[R]] = enqueuer.enqueue(self._completed(spread_over(jobs, spread)), joined)
-        return done
+        added: list[Job[R]] = enqueuer.enqueue(self._completed(spread_over(jobs, spread)), joined)
+        return added
 
     @_refuse_options_of_a_job
     async def aenqueue(
@@ -262,8 +262,8 @@ class App(Parts, Waits):
     ) -> list[Job[R]]:
         """`enqueue_many` with the sessions of `aenqueue`. Without one it works in a thread, as `aenqueue`."""
         enqueuer, joined = self._way(session, commit, eager)
-        done: list[Job[R]] = await enqueuer.aenqueue(self._completed(spread_over(jobs, spread)), joined)
-        return done
+        added: list[Job[R]] = await enqueuer.aenqueue(self._completed(spread_over(jobs, spread)), joined)
+        return added
 
     def statement(self, job: NewJob, *, paramstyle: str | None = None) -> tuple[str, Any]:
         """Return SQL that enqueues a job, and its parameters, for a driver that `enqueue` does not know.
@@ -327,13 +327,13 @@ class App(Parts, Waits):
 
         if current_job(None) is not None:
             return
-        said = (
+        message = (
             f"{task} was called as a function, which runs it here and now: enqueue it with "
             "app.enqueue(task.new(…)), or call task.handler(…) if here and now is meant"
         )
         if self._direct_calls == "refuse":
-            raise ConfigurationError(said)
-        warnings.warn(said, RuntimeWarning, stacklevel=3)
+            raise ConfigurationError(message)
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
 
     def migrate(self) -> str | None:
         """Bring the tables up to this version of sqlq, and return the revision they had before (None: there
@@ -429,9 +429,9 @@ class App(Parts, Waits):
     def _for_looking(self, url: URL | None, use: Use = LOOKS) -> App:
         """Return this App for pages that people look at: each statement ends in time. With a `url` it reads
         from a replica."""
-        found = copy.copy(self)
-        found._connected = self._connected.for_looking(url, use)
-        return found
+        app = copy.copy(self)
+        app._connected = self._connected.for_looking(url, use)
+        return app
 
 
 def _answered(job: JobOrFlow[J], done: Any) -> J:

@@ -166,9 +166,9 @@ class Declares:
         }
         task = replace(task, _elsewhere=elsewhere, _has_start_within=options.get("start_within") is not None)
         plan = None if when is None else planned(when)
-        if plan is not None and (misfit := task._interface.mismatch((), {})) is not None:
+        if plan is not None and (reason := task._interface.mismatch((), {})) is not None:
             raise ConfigurationError(
-                f"schedule is set, but {misfit}: declare it with its arguments, as in "
+                f"schedule is set, but {reason}: declare it with its arguments, as in "
                 'app.schedule("nightly", task.new(…), cron="0 3 * * *")'
             )
         self._tasks.add(task)

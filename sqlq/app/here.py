@@ -52,19 +52,19 @@ class InlineJob:
     def answer(self, *, created: bool) -> Job:
         """Return the answer of `enqueue`."""
         replaced = self.replaced and not created
-        what = (self.id, self.new.queue, self.new.task, self.state)
-        return JobRunHere(*what, created=created, replaced=replaced, seen=self.seen)
+        row = (self.id, self.new.queue, self.new.task, self.state)
+        return JobRunHere(*row, created=created, replaced=replaced, seen=self.seen)
 
     def seen(self) -> Seen:
         """Return its state and result, as its row would have them."""
-        what = (self.id, self.state, self.new.queue, self.new.task, self.attempts)
+        row = (self.id, self.state, self.new.queue, self.new.task, self.attempts)
         if self.state is State.FAILED and self.error is not None:
             error = describe(self.error)
-            return Seen(*what, None, "error", error.exception, error.message, error.traceback)
+            return Seen(*row, None, "error", error.exception, error.message, error.traceback)
         if self.state is not State.FINISHED:
-            return Seen(*what)
+            return Seen(*row)
         done = completion(self.result, self.claimed(), self.task)
-        return Seen(*what, done.result, done.note)
+        return Seen(*row, done.result, done.note)
 
     def claimed(self) -> ClaimedJob:
         """Return the job as a worker would hold it in the attempt that has begun."""

@@ -131,7 +131,7 @@ class Here:
         nothing."""
         raise NotImplementedError
 
-    def goes_on(self, job: InlineJob, error: BaseException) -> bool:
+    def continues(self, job: InlineJob, error: BaseException) -> bool:
         """Whether a job has not failed by an attempt that raised. Where its state stays `running`, the next
         attempt follows at once."""
         raise NotImplementedError
@@ -169,14 +169,14 @@ class Here:
             await self._run_all(jobs, call)
             return
         scope = session if hasattr(session, "registry") else None
-        if not joined.when_over(partial(self._committed, jobs, scope), partial(self._undone, jobs)):
-            self._undone(jobs)
+        if not joined.when_over(partial(self._committed, jobs, scope), partial(self._forget, jobs)):
+            self._forget(jobs)
             raise ConfigurationError(
                 f"no commit on a connection of {joined.conn.driver} is reported: enqueue after the commit, "
                 'without a session, or in an inline block without at="commit", where the job runs at once'
             )
 
-    def _undone(self, jobs: list[InlineJob]) -> None:
+    def _forget(self, jobs: list[InlineJob]) -> None:
         for job in jobs:
             self._known.pop(job.id, None)
 
@@ -239,7 +239,7 @@ class Here:
         job.attempts += 1
         context = contextvars.copy_context()  # so that the handler's current_job() is not the caller's
         try:
-            running = context.run(self._begun, job)
+            running = context.run(self._begin, job)
             result = await call(context, running)
             if running.growth is not None and running.growth.steps:
                 if not running.completed:
@@ -251,7 +251,7 @@ class Here:
             job.state = State.CANCELLED
             return
         except BaseException as error:
-            if self.goes_on(job, error):
+            if self.continues(job, error):
                 return
             job.state = State.FAILED
             job.error = error.__cause__ if isinstance(error, Retry) and error.__cause__ else error
@@ -259,7 +259,7 @@ class Here:
                 raise
         raise job.error
 
-    def _begun(self, job: InlineJob) -> Attempt:
+    def _begin(self, job: InlineJob) -> Attempt:
         """Begin an attempt in this context."""
         job.attempted_at.append(datetime.now(UTC))
         self._last.append(job)
@@ -372,7 +372,7 @@ class EagerEnqueuer(Here):
             extra=_about(job, "failed"),
         )
 
-    def goes_on(self, job: InlineJob, error: BaseException) -> bool:
+    def continues(self, job: InlineJob, error: BaseException) -> bool:
         if isinstance(error, Snooze):
             # Nothing is written, so the job cannot run later. To return would lose it silently.
             error.add_note(f"{job.task.name} ran eagerly, and cannot be run again later")

@@ -29,8 +29,8 @@ def _or_none(text: str) -> str | None:
     return None if text.strip().lower() == "none" else text
 
 
-def _check_headers(value: Any, what: str) -> None:
-    headers.encode(headers.checked(value, what), f"the {what}")
+def _check_headers(value: Any, source: str) -> None:
+    headers.encode(headers.checked(value, source), f"the {source}")
 
 
 OPTIONS: Mapping[str, Check] = {
@@ -76,15 +76,15 @@ class Defaults:
         self._app |= _checked({} if defaults is None else defaults, "defaults")
         self._add_queues({} if queues is None else queues, "queues", "[{!r}]")
 
-    def _add_queues(self, queues: Any, what: str, item: str) -> None:
+    def _add_queues(self, queues: Any, source: str, item: str) -> None:
         """Add options of queues; `item` is how messages name those of one."""
         if not isinstance(queues, Mapping):
             raise ConfigurationError(
-                f"{what} is {queues!r}: it maps names of queues to their options, as in "
+                f"{source} is {queues!r}: it maps names of queues to their options, as in "
                 "{'mail': {'timeout': '30s'}}"
             )
         for name, options in queues.items():
-            checked = _checked(options, what + item.format(name), QUEUE_OPTIONS)
+            checked = _checked(options, source + item.format(name), QUEUE_OPTIONS)
             known = self._queues.setdefault(checked_queue(name), {})
             known |= checked
 
@@ -119,42 +119,45 @@ class Defaults:
         return merged
 
 
-def _checked(options: Any, what: str, known: Mapping[str, Check] = OPTIONS) -> dict[str, Any]:
+def _checked(options: Any, source: str, known: Mapping[str, Check] = OPTIONS) -> dict[str, Any]:
     if not isinstance(options, Mapping):
         raise ConfigurationError(
-            f"{what} is {options!r}: it maps options to values, as in {{'timeout': '5m'}}"
+            f"{source} is {options!r}: it maps options to values, as in {{'timeout': '5m'}}"
         )
     for option, value in options.items():
         if option not in known:
             has = f"{hints([option], known)}it has {', '.join(known)}"
-            raise ConfigurationError(f"{what} has no option {option!r}; {has}")
+            raise ConfigurationError(f"{source} has no option {option!r}; {has}")
         try:
             known[option](value, option)
         except ConfigurationError as error:
-            raise ConfigurationError(f"{what}: {error}") from None
+            raise ConfigurationError(f"{source}: {error}") from None
     return dict(options)
 
 
 DirectCalls = Literal["allow", "warn", "refuse"]
 """How a task takes a call as a function: in silence, with a warning, or not at all."""
 checked_eager = partial(checked_bool, more=", as a variable 1 or 0")
-_BOOLEANS = {"0": False, "false": False, "1": True, "true": True}
+_BOOLEANS = {
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+}
 
 
 def is_eager(argument: bool | None = None) -> bool:
     """Return whether jobs run in the process that enqueues them: the argument, else SQLQ_EAGER, else `eager`
     in [tool.sqlq], else not. Raises `ConfigurationError` for any other value."""
-    what, value = pyproject.setting(argument, "eager", "SQLQ_EAGER", "eager")
-    if what == "SQLQ_EAGER" and isinstance(value, str):
+    source, value = pyproject.setting(argument, "eager", "SQLQ_EAGER", "eager")
+    if source == "SQLQ_EAGER" and isinstance(value, str):
         value = _BOOLEANS.get(value.strip().lower(), value)
-    return value is not None and checked_eager(value, what)
+    return value is not None and checked_eager(value, source)
 
 
 def retention_ms(argument: Duration | None) -> int | None:
     """Return how long finished jobs without a retention are kept, None for ever. It is the argument, else
     SQLQ_RETENTION, else `retention` in [tool.sqlq], else 7 days."""
-    what, value = pyproject.setting(argument, "retention", "SQLQ_RETENTION", "retention")
-    ms = checked_retention("7d" if value is None else value, what)
+    source, value = pyproject.setting(argument, "retention", "SQLQ_RETENTION", "retention")
+    ms = checked_retention("7d" if value is None else value, source)
     return None if ms == FOR_EVER_MS else ms
 
 

@@ -137,7 +137,7 @@ class Enqueuer:
             if (cause := joined.database_error(error)) is not None:
                 self._schemas.pop(conn.engine, None)  # a file or database made anew, perhaps
                 joined.refuse_if_lost(error)
-                _say_why(cause, joined.dialect, conn.engine.url)
+                _explain(cause, joined.dialect, conn.engine.url)
             raise
 
     def _insert(self, batch: Batch, conn: Connection, schema: str | None) -> Any:
@@ -168,7 +168,7 @@ class Enqueuer:
         if self._notifier.notifies or WAITING:
             self._notifier.connect()  # guard: hint-connects-early
             joined.at_the_end(committed=self._notifier.send)
-        if new and "enqueued" in self._events.wanted:
+        if new and "enqueued" in self._events.subscribed:
             joined.at_the_end(committed=partial(self._events.enqueued, new, jobs))
 
     def _committed(self, new: Sequence[NewJob], jobs: list[Job]) -> None:
@@ -188,7 +188,7 @@ class Enqueuer:
                 return [self._insert_one(batch[0], self._schemas[database.engine])]
             answer = database.run(partial(_insert_all, batch))
         except DBAPIError as error:
-            _say_why(error, database.dialect, database.engine.url)
+            _explain(error, database.dialect, database.engine.url)
             raise
         self._notify()
         return answer
@@ -215,7 +215,7 @@ class Enqueuer:
 
     def _publish(self, new: Sequence[NewJob], jobs: list[Job]) -> None:
         """Publish the events of jobs that were enqueued."""
-        if new and "enqueued" in self._events.wanted:
+        if new and "enqueued" in self._events.subscribed:
             self._events.enqueued(new, jobs)
 
     # -- for other drivers -----------------------------------------------------------------------------------
@@ -304,8 +304,10 @@ class Schemas(WeakKeyDictionary[Engine | Place, str | None]):
             name = conn.exec_driver_sql(query).scalar()
             return not own.database or own.database in (theirs.database, name)
         try:
-            with self._database.read() as mine:
-                return tuple(mine.exec_driver_sql(query).one()) == tuple(conn.exec_driver_sql(query).one())
+            with self._database.read() as connection:
+                return tuple(connection.exec_driver_sql(query).one()) == tuple(
+                    conn.exec_driver_sql(query).one()
+                )
         except (DBAPIError, SqlqError):
             return True
 
@@ -370,7 +372,7 @@ def _later(job: NewJob, ms: int) -> NewJob:
     return replace(job, available_at=job.available_at + timedelta(milliseconds=ms))
 
 
-def _say_why(error: BaseException, dialect: Dialect, url: URL) -> None:
+def _explain(error: BaseException, dialect: Dialect, url: URL) -> None:
     """Raise `EnqueueError` where sqlq has advice on a refused write that the database's message lacks. To the
     error of a role that lacks a right, add how to get it."""
     why = dialect.driver.trouble(error).advice  # guard: snapshot-refusal-is-said

@@ -38,10 +38,10 @@ STREAM_JOBS, STREAM_PER_SECOND = 5, 250
 STREAM_PER_SECOND."""
 QUIET_SECONDS = 3 * DEBOUNCE_SECONDS
 """After this time without a job enqueued alone, the next takes its notification along."""
-WATCH_SECONDS, FIRST_WATCH_SECONDS, LONGEST_WATCH_SECONDS = 1.0, 0.001, 0.02
+WATCH_SECONDS, FIRST_WATCH_SECONDS, MAX_WATCH_SECONDS = 1.0, 0.001, 0.02
 """For how long a driver's connection is looked at, until its transaction is over, and with which pauses.
 After that the workers' own looks have to do, which are as far apart."""
-MOST_WATCHED = 100
+MAX_WATCHED = 100
 LAST_WORDS_SECONDS = 0.5
 """How long a process that ends waits for its last notification to leave."""
 CLOSE_SECONDS = 5.0
@@ -57,14 +57,14 @@ class Notifier(Background):
         self._database = database.for_loops
         self.notifies = database.dialect.notifies
         """Whether the database sends notifications."""
-        self._place = place_of(database.engine.url)
+        self._location = place_of(database.engine.url)
         super().__init__()
         if not database.dialect.in_a_file:
             atexit.register(_finish, weakref.ref(self))
 
     def begin_anew(self) -> None:
         super().begin_anew()
-        self._wanted = 0
+        self._requests = 0
         """For how many transactions a notification is still to be sent."""
         self._resting = False
         """Whether the thread pauses, and will see by itself that a notification is wanted."""
@@ -78,7 +78,7 @@ class Notifier(Background):
     def are_needed(self) -> bool:
         """Whether workers do not see commits by themselves."""
         # guard: workers-of-this-process-are-told
-        return self.notifies or self._place in WAITING
+        return self.notifies or self._location in WAITING
 
     def connect(self) -> None:
         """Begin the thread, which takes a connection, before there is anything to send."""
@@ -93,7 +93,7 @@ class Notifier(Background):
             return
         with self._changed:
             known = bool(self._watched)
-            if len(self._watched) < MOST_WATCHED:
+            if len(self._watched) < MAX_WATCHED:
                 self._watched[id(driver)] = (driver, time.monotonic() + WATCH_SECONDS)
                 self._pause = FIRST_WATCH_SECONDS
             self._begin()
@@ -103,9 +103,9 @@ class Notifier(Background):
     def takes_along(self) -> bool:
         """Whether the transaction about to begin should notify by itself, since there was no notification for
         a while."""
-        moment = time.monotonic()
-        quiet = moment - self._last_at > QUIET_SECONDS
-        self._last_at = moment
+        now = time.monotonic()
+        quiet = now - self._last_at > QUIET_SECONDS
+        self._last_at = now
         return quiet
 
     def send(self) -> None:
@@ -113,8 +113,8 @@ class Notifier(Background):
         if not self.are_needed:
             return
         with self._changed:
-            known = self._wanted or self._resting
-            self._wanted += 1
+            known = self._requests or self._resting
+            self._requests += 1
             if self._thread is None:
                 self._begin()
             # to wake the thread for each of many commits would cost the producers more than their
@@ -132,13 +132,13 @@ class Notifier(Background):
             pass  # but connect, which takes ten times as long as a NOTIFY
         while True:
             with self._changed:
-                while not self._wanted and not self._closing:
+                while not self._requests and not self._closing:
                     self._changed.wait(self._pause if self._watched else None)
                     self._look()
-                if not self._wanted:
+                if not self._requests:
                     self._thread = None
                     return
-                self._wanted = 0
+                self._requests = 0
             try:
                 notify.notify(self._database)
             except Exception as error:
@@ -147,18 +147,18 @@ class Notifier(Background):
                 self._resting = True
                 self._changed.wait_for(lambda: self._closing, rest)
                 self._resting = False
-                streams = self._wanted >= max(STREAM_JOBS, rest * STREAM_PER_SECOND)
+                streams = self._requests >= max(STREAM_JOBS, rest * STREAM_PER_SECOND)
                 rest = STREAM_DEBOUNCE_SECONDS if streams else DEBOUNCE_SECONDS
 
     def _look(self) -> None:
         """Request a notification for each watched connection whose transaction is over."""
-        moment = time.monotonic()
+        now = time.monotonic()
         for key, (driver, until) in list(self._watched.items()):
             over = not is_in_transaction(driver)
-            if over or moment > until:
+            if over or now > until:
                 del self._watched[key]
-                self._wanted += over
-        self._pause = min(self._pause * 1.5, LONGEST_WATCH_SECONDS)
+                self._requests += over
+        self._pause = min(self._pause * 1.5, MAX_WATCH_SECONDS)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """Let the last notification leave and end the thread, waiting at most that time. A notification after

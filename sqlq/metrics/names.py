@@ -28,7 +28,7 @@ OF_WORKERS = (
     Described(
         "sqlq_attempts",
         "counter",
-        "Attempts that have ended, by the event that tells of it: finished, retried, failed, snoozed, "
+        "Attempts that have ended, by event: finished, retried, failed, snoozed, "
         "released, cancelled, rescued (its worker died, it runs again), lost (its outcome did not count)",
         ("task", "queue", "outcome"),
     ),
@@ -62,7 +62,7 @@ OF_WORKERS = (
         ("found",),
     ),
     Described("sqlq_slots", "gauge", "How many jobs these worker processes run at a time"),
-    Described("sqlq_slots_busy", "gauge", "How many jobs ran when the processes last told"),
+    Described("sqlq_slots_busy", "gauge", "How many jobs ran at the last report of the processes"),
     Described("sqlq_processes", "gauge", "Worker processes that are at work"),
     Described("sqlq_processes_lost", "counter", "Worker processes that have died"),
     _VERSION,

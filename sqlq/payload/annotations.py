@@ -101,7 +101,7 @@ def _hints_one_by_one(function: Any) -> Iterator[tuple[str, Any]]:
 
 
 def positional_names(signature: inspect.Signature) -> list[str]:
-    """Return the names of the parameters that take an argument by its place."""
+    """Return the names of the parameters that take an argument by its position."""
     parameters = signature.parameters.values()
     return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
@@ -210,16 +210,18 @@ class Conversions:
 
     def __init__(self, signature: inspect.Signature, hints: Mapping[str, Any]) -> None:
         self._names = positional_names(signature)
-        found = {}
+        conversions = {}
         kinds = {}
         for parameter in signature.parameters.values():
             hint = hints.get(parameter.name, Any)
             if parameter.default is None:
                 hint = _or_none(hint)
-            found[parameter.name] = kinds[parameter.kind] = conversion_of(hint)
-        self._any = any(found.values())
-        self._positional = {name: found[name] for name in self._names}
-        self._named = {name: found[name] for name in found if signature.parameters[name].kind in _BY_NAME}
+            conversions[parameter.name] = kinds[parameter.kind] = conversion_of(hint)
+        self._any = any(conversions.values())
+        self._positional = {name: conversions[name] for name in self._names}
+        self._named = {
+            name: conversions[name] for name in conversions if signature.parameters[name].kind in _BY_NAME
+        }
         self._more = kinds.get(inspect.Parameter.VAR_POSITIONAL)
         """The conversion of values in `*args`; the next one is of values in `**kwargs`."""
         self._others = kinds.get(inspect.Parameter.VAR_KEYWORD)
@@ -238,19 +240,19 @@ class Conversions:
         """Return arguments as JSON has them, or those that this JSON stands for; those at the places and of
         the names `but` as they are. Raises as `Converted.encode` or `Converted.decode`."""
 
-        def convert(place: int | str, value: Any) -> Any:
-            name, conversion = self._at(place)
-            if conversion is None or place in but:
+        def convert(position: int | str, value: Any) -> Any:
+            name, conversion = self._at(position)
+            if conversion is None or position in but:
                 return value
             return getattr(conversion, way)(value, where + name)
 
         positional = [convert(i, value) for i, value in enumerate(args)]
         return positional, {name: convert(name, value) for name, value in kwargs.items()}
 
-    def _at(self, place: int | str) -> tuple[str, Conversion | None]:
+    def _at(self, position: int | str) -> tuple[str, Conversion | None]:
         """Return the name of the parameter that takes the argument at a place, or of a name, and its
         conversion."""
-        if isinstance(place, str):
-            return place, self._named.get(place, self._others)
-        name = argument_name(place, self._names)
+        if isinstance(position, str):
+            return position, self._named.get(position, self._others)
+        name = argument_name(position, self._names)
         return name, self._positional.get(name, self._more)

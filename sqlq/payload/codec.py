@@ -44,9 +44,9 @@ def encode(args: Sequence[Any], kwargs: Mapping[str, Any], where: str = "", name
     return json_within(PAYLOAD_BYTES, parts, f"{where}the arguments take", "store the data and pass its id")
 
 
-def argument_name(place: int, names: Sequence[str]) -> str:
+def argument_name(position: int, names: Sequence[str]) -> str:
     """Return the name of the parameter at a place, else the place itself."""
-    return names[place] if place < len(names) else f"args[{place}]"
+    return names[position] if position < len(names) else f"args[{position}]"
 
 
 TEXTS: list[type] = []
@@ -60,13 +60,14 @@ def as_text(value: Any) -> str:
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
-def json_within(most: int, value: Any, what: str, mend: str) -> str:
-    """Return a checked value as JSON text. Raises `ArgumentsError` for one of more than `most` bytes; `what`
+def json_within(limit: int, value: Any, subject: str, mend: str) -> str:
+    """Return a checked value as JSON text. Raises `ArgumentsError` for one of more than `limit` bytes;
+    `subject`
     is the subject of its message, with the verb, and `mend` its advice."""
     text = _encoder.encode(value)
     size = len(text) if text.isascii() else len(text.encode())
-    if size > most:
-        raise ArgumentsError(f"{what} {size:,} bytes as JSON, more than the {most:,} allowed: {mend}")
+    if size > limit:
+        raise ArgumentsError(f"{subject} {size:,} bytes as JSON, more than the {limit:,} allowed: {mend}")
     return text
 
 
@@ -84,20 +85,20 @@ def encode_plain(args: Sequence[Any]) -> str | None:
                 return None
             parts.append(str(value))
         elif kind is str:
-            if len(value) > _LONGEST_PLAIN or not value.isascii() or "\0" in value:
+            if len(value) > _MAX_PLAIN_TEXT or not value.isascii() or "\0" in value:
                 return None
             parts.append(_in_quotes(value))
         elif kind is bool:
             parts.append("true" if value else "false")
         else:
             return None
-    if len(parts) > _MOST_PLAIN:
+    if len(parts) > _MAX_PLAIN_ARGUMENTS:
         return None
     return "{}" if not parts else f'{{"args": [{", ".join(parts)}]}}'
 
 
 _LARGEST_PLAIN = 2**63
-_LONGEST_PLAIN, _MOST_PLAIN = 1_000, 100
+_MAX_PLAIN_TEXT, _MAX_PLAIN_ARGUMENTS = 1_000, 100
 """Far from the largest payload."""
 _in_quotes = json.encoder.encode_basestring
 
@@ -121,11 +122,11 @@ def decode(payload: str | bytes) -> Arguments:
     return args, kwargs
 
 
-def read_json(text: str | bytes, what: str) -> Any:
+def read_json(text: str | bytes, subject: str) -> Any:
     """Return the value of the JSON in a row. Raises `ArgumentsError` for text that is not JSON.
 
-    Raises it also for a value that is nested deeper than an enqueue allows. `what` is its subject, with the
-    verb.
+    Raises it also for a value that is nested deeper than an enqueue allows. `subject` is that of its message,
+    with the verb.
     """
     try:
         value = json.loads(text)
@@ -134,8 +135,8 @@ def read_json(text: str | bytes, what: str) -> Any:
     except RecursionError:
         pass  # too deep for Python's own reader
     except (ValueError, TypeError) as error:
-        raise ArgumentsError(f"{what} not JSON: {error}") from None
-    raise ArgumentsError(f"{what} nested deeper than {_DEEPEST} levels")
+        raise ArgumentsError(f"{subject} not JSON: {error}") from None
+    raise ArgumentsError(f"{subject} nested deeper than {_DEEPEST} levels")
 
 
 def decoded(text: Any) -> Any:

@@ -74,7 +74,7 @@ class Converted:
         except RecursionError:
             raise
         except Exception as error:
-            raise _misfit(error, path) from None
+            raise _refusal(error, path) from None
 
 
 def by_value(value: Any, path: str) -> Any:
@@ -202,18 +202,18 @@ enum."""
 _PYDANTIC_ELSEWHERE = {
     *("missing", "extra_forbidden", "enum", "literal_error", "union_tag_invalid", "union_tag_not_found")
 }
-_MOST_OF_WHY = 200
+_MAX_REASON = 200
 
 
-def _misfit(error: Exception, path: str) -> ArgumentsError:
+def _refusal(error: Exception, path: str) -> ArgumentsError:
     """Return the error for JSON that an annotation does not take. It holds no value: logs show it."""
     if not isinstance(error, msgspec.ValidationError):  # a class's own doing
         return ArgumentsError(f"{path} cannot be read as annotated: {type(error).__name__}: {error}")
-    said = str(error)
+    text = str(error)
     # the path stands last, and a value before it may look like one; guard: errors-hold-no-value
-    why, at, where = said.rpartition(" - at `")
+    why, at, where = text.rpartition(" - at `")
     if not at or not where.endswith("`"):
-        why, where = said, ""
+        why, where = text, ""
     is_key = where.startswith("key` in `")
     where = where.removeprefix("key` in `").removeprefix("$").removesuffix("`")
     elsewhere = why.startswith(_ELSEWHERE)
@@ -225,11 +225,9 @@ def _misfit(error: Exception, path: str) -> ArgumentsError:
         why = "not the tag of a class that is known here"
     elif why.startswith(("Expected", "Invalid", "Object")):
         why = why[0].lower() + why[1:].replace("`", "")
-    at = f"{path}{where[:_MOST_OF_WHY]}".replace("[...]", "[…]")
+    at = f"{path}{where[:_MAX_REASON]}".replace("[...]", "[…]")
     kind = MisfitError if elsewhere else ArgumentsError  # guard: other-fields-are-put-back
-    return kind(
-        f"{at} {'has a key that ' if is_key else ''}does not fit its annotation: {why[:_MOST_OF_WHY]}"
-    )
+    return kind(f"{at} {'has a key that ' if is_key else ''}does not fit its annotation: {why[:_MAX_REASON]}")
 
 
 def _unencodable(value: Any, path: str, error: Exception) -> ArgumentsError:
@@ -262,11 +260,11 @@ def _lost(value: Any, arrived: Any, path: str, *, is_json: bool = False) -> str 
         if isinstance(value, dict) and len(parts) != len(value):
             return f"{path} has two keys that are the same text"
         # of a dict's keys the text may be another than was sent, but not their number and order
-        places = list(there.values()) if isinstance(arrived, dict) and len(there) == len(parts) else []
+        slots = list(there.values()) if isinstance(arrived, dict) and len(there) == len(parts) else []
         for i, (key, (_, part)) in enumerate(parts.items()):
-            if key not in there and not places:
+            if key not in there and not slots:
                 return f"{path} does not fit its annotation: it has the unknown field {key}"
-            suffix, other = there[key] if key in there else places[i]
+            suffix, other = there[key] if key in there else slots[i]
             if is_json and isinstance(arrived, dict):
                 suffix = "[…]"  # keys are values, too
             if lost := _lost(part, other, path + suffix, is_json=is_json):

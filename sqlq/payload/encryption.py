@@ -51,9 +51,9 @@ class Unopened(dict[str, str]):
 class Key:
     """One key, whose id alone is ever shown. Its keys for signing and for encrypting are derived from it."""
 
-    def __init__(self, text: str, what: str) -> None:
+    def __init__(self, text: str, name: str) -> None:
         """Raises `ConfigurationError` for text that is no key, without repeating any of it."""
-        raw = _raw(text, what)
+        raw = _raw(text, name)
         self.id = _derived(raw, "key id")[:4].hex()
         self._signing = _derived(raw, "sign")
         self._encrypting = _derived(raw, "encrypt")
@@ -109,7 +109,7 @@ class Encryption:
         if how == "encrypt" and self._key is not None:
             _ = self._key.cipher
         self.writes = None if self._key is None else _described(_MARKS[how], self._key.id)
-        """How new texts are signed or encrypted, as `looked_into` returns it; None for plain ones."""
+        """How new texts are signed or encrypted, as `readable` returns it; None for plain ones."""
 
     def __repr__(self) -> str:
         return f"Encryption({self.how!r}, keys {', '.join(self.keys)})"
@@ -189,7 +189,7 @@ def is_protected(text: Any) -> bool:
     return isinstance(text, str) and text.startswith(HEAD)
 
 
-def looked_into(
+def readable(
     encryption: Encryption | None, kind: Kind, task: str, queue: str, text: Any
 ) -> tuple[str | Unopened, str | None]:
     """Return a payload or result as it may be shown with these keys, else `Unopened`. Beside it stands how it
@@ -218,7 +218,7 @@ def new_key() -> str:
     return text
 
 
-def _raw(text: Any, what: str) -> bytes:
+def _raw(text: Any, name: str) -> bytes:
     try:
         plain = text.strip().rstrip("=").replace("-", "+").replace("_", "/")
         raw = base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
@@ -226,7 +226,7 @@ def _raw(text: Any, what: str) -> bytes:
         raw = b""
     if len(raw) != KEY_BYTES or len(set(raw)) < _LEAST_DIFFERENT_BYTES:
         raise ConfigurationError(
-            f"{what} is no key: a key is {KEY_BYTES} random bytes in base64, as `sqlq keys new` prints them"
+            f"{name} is no key: a key is {KEY_BYTES} random bytes in base64, as `sqlq keys new` prints them"
         )
     return raw
 

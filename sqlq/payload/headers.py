@@ -21,25 +21,25 @@ OWN = "sqlq."
 CARRY = f"{OWN}carry"
 
 
-def checked(value: Any, what: str) -> dict[str, Any]:
+def checked(value: Any, subject: str) -> dict[str, Any]:
     """Return headers that a user gave as a dict. Raises `ConfigurationError` for anything but a mapping of
     names to JSON, and for a name that is sqlq's own."""
     if not isinstance(value, Mapping):
         raise ConfigurationError(
-            f"{what} is {value!r}: headers are a mapping of names to JSON, as in {{'tenant': 'blue'}}"
+            f"{subject} is {value!r}: headers are a mapping of names to JSON, as in {{'tenant': 'blue'}}"
         )
     headers = dict(value)
     for name, item in headers.items():
         if not isinstance(name, str) or not name:
             raise ConfigurationError(
-                f"{what} has the name {name!r}: a header is named by text, as in 'tenant'"
+                f"{subject} has the name {name!r}: a header is named by text, as in 'tenant'"
             )
         if name.startswith(OWN):
             raise ConfigurationError(
-                f"{what} has the name {name!r}: names that begin with {OWN!r} are sqlq's own"
+                f"{subject} has the name {name!r}: names that begin with {OWN!r} are sqlq's own"
             )
-        check(name, f"{what}, the name {name!r},")
-        check(item, f"{what}[{name!r}]")
+        check(name, f"{subject}, the name {name!r},")
+        check(item, f"{subject}[{name!r}]")
     return headers
 
 
@@ -57,14 +57,14 @@ def _configuring() -> Iterator[None]:
         raise ConfigurationError(str(wrong)) from None
 
 
-def encode(headers: Headers, what: str) -> str | None:
+def encode(headers: Headers, subject: str) -> str | None:
     """Return checked headers as a row has them, None where there are none. Raises `ConfigurationError` for
     more than 16 KiB."""
     if not headers:
         return None
     mend = "pass large things as arguments, or store them and pass an id"
     with _configuring():
-        return json_within(HEADERS_BYTES, headers, f"{what} take", mend)
+        return json_within(HEADERS_BYTES, headers, f"{subject} take", mend)
 
 
 def decode(text: Any) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class AsCompleted(Generic[R]):
         yield from self._ended(self.seen)
         with self._watch(rows) as ends, suppress(TimeoutError):
             for end in as_completed(ends, self._seconds):
-                yield self._found(*end.result())
+                yield self._received(*end.result())
         yield from self._look_at_last(rows)
         self._refuse_pending()
 
@@ -96,7 +96,7 @@ class AsCompleted(Generic[R]):
             yield job
         with self._watch(rows) as ends, suppress(TimeoutError):
             for end in asyncio.as_completed(map(asyncio.wrap_future, ends), timeout=self._seconds):
-                yield self._found(*await end)
+                yield self._received(*await end)
         if any(id not in self.seen for id in rows):
             for job in await asyncio.to_thread(self._look_at_last, rows):
                 yield job
@@ -181,7 +181,7 @@ class AsCompleted(Generic[R]):
                 raise
             return []
         for id in unseen:
-            self._found(id, rows.get(id))
+            self._received(id, rows.get(id))
         return self._ended(unseen)  # guard: timeout-checks-for-an-outcome
 
     def _require_own(self, id: int, seen: Seen | None) -> None:
@@ -189,7 +189,7 @@ class AsCompleted(Generic[R]):
         if isinstance(job, Job):
             job.require_own(None if seen is None else seen.created)
 
-    def _found(self, id: int, seen: Seen | None) -> Job[R]:
+    def _received(self, id: int, seen: Seen | None) -> Job[R]:
         self._require_own(id, seen)
         if seen is None:
             raise JobNotFoundError(
@@ -280,8 +280,8 @@ class Results:
             return result
         try:
             return conversion.decode(result, f"the result of job {job.id}")
-        except ArgumentsError as misfit:
-            raise NoResultError(f"{misfit}: app.jobs.get({job.id}) has it as JSON") from None
+        except ArgumentsError as error:
+            raise NoResultError(f"{error}: app.jobs.get({job.id}) has it as JSON") from None
 
 
 class _End:

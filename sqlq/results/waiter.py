@@ -25,7 +25,7 @@ from sqlq.store.jobs.lookup import Seen
 
 log = logging.getLogger("sqlq")
 
-FIRST_SECONDS, LONGEST_SECONDS = 0.01, 0.25
+FIRST_SECONDS, MAX_SECONDS = 0.01, 0.25
 """The time between the first two polls after a new waiter has come, and the longest between two polls."""
 GROWTH = 1.2
 """By how much each interval is longer: it is about a sixth of the time since the waiter has come."""
@@ -98,15 +98,15 @@ class Waiting(Background):
         """Whether an error of the database may pass."""
         if not isinstance(error, DBAPIError):
             return False
-        trouble = self._database.dialect.driver.trouble(error)
-        return trouble.passes or trouble.is_useless
+        kind = self._database.dialect.driver.trouble(error)
+        return kind.passes or kind.is_useless
 
     # -- the thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         was_up = False
         check_at = time.monotonic() + PRIMARY_SECONDS
-        while self._is_wanted():
+        while self._has_watches():
             began = time.monotonic()
             try:
                 if not was_up:
@@ -123,11 +123,11 @@ class Waiting(Background):
                 else:
                     self._fail(error)
             # not to be interrupted by new waiters, which gather meanwhile
-            time.sleep(min((SHARE - 1) * (time.monotonic() - began), LONGEST_SECONDS))
+            time.sleep(min((SHARE - 1) * (time.monotonic() - began), MAX_SECONDS))
             self._pause(began)
         self._database.close_idle()
 
-    def _is_wanted(self) -> bool:
+    def _has_watches(self) -> bool:
         """Wait until somebody waits. Return False when the thread is to end."""
         with self._changed:
             self._changed.wait_for(lambda: self._watches or self._closing, IDLE_SECONDS)
@@ -142,7 +142,7 @@ class Waiting(Background):
         """Wait for the next poll, after one that began then."""
         with self._changed:
             until = began + self._interval * random.uniform(0.8, 1.0)
-            self._interval = min(self._interval * GROWTH, AWAY_SECONDS if self.is_away else LONGEST_SECONDS)
+            self._interval = min(self._interval * GROWTH, AWAY_SECONDS if self.is_away else MAX_SECONDS)
             if self._watches and not self._closing:
                 self._changed.wait(max(0.0, until - time.monotonic()))
 
@@ -153,24 +153,24 @@ class Waiting(Background):
             next(iter(watch.waits_for.values())).set_exception(error)
 
     def _poll(self, *, checks_primary: bool) -> None:
-        wanted: dict[int, bool] = {}
+        ids: dict[int, bool] = {}
         with self._changed:
             for watch in self._watches:
-                wanted |= {id: watch.whole or wanted.get(id, False) for id in watch.waits_for}
-        if not wanted:
+                ids |= {id: watch.whole or ids.get(id, False) for id in watch.waits_for}
+        if not ids:
             return
         with self._database.read() as conn:
-            rows = lookup.look(conn, wanted)
-            if checks_primary or rows.keys() != wanted.keys():
+            rows = lookup.look(conn, ids)
+            if checks_primary or rows.keys() != ids.keys():
                 refuse_standby(conn)  # guard: waiters-leave-a-demoted-primary
         ends: list[tuple[Future[End], End]] = []
         with self._changed:
             for watch in self._watches:
-                for id in watch.waits_for.keys() & wanted.keys():
+                for id in watch.waits_for.keys() & ids.keys():
                     seen = rows.get(id)
                     if seen is not None and not seen.is_over:
                         watch.seen[id] = seen
-                    elif wanted[id] or not watch.whole:  # a watch that was added meanwhile may want more
+                    elif ids[id] or not watch.whole:  # a watch that was added meanwhile may want more
                         ends.append((watch.waits_for.pop(id), (id, seen)))
             self._watches = {watch for watch in self._watches if watch.waits_for}
         for future, end in ends:

@@ -26,7 +26,7 @@ from sqlq.errors import ConfigurationError, ScheduleNotFoundError
 from sqlq.model import schedule
 from sqlq.model.job import Job, NewJob
 from sqlq.model.schedule import MENDED_LOOK, Declared, Schedule, Turn, options_text, template
-from sqlq.payload.encryption import Encryption, looked_into
+from sqlq.payload.encryption import Encryption, readable
 from sqlq.schema.tables import MOST_COUNTED, jobs, schedules
 from sqlq.schema.types import Moment, ago, epoch_ms, now
 from sqlq.store.apart import REFUSED, apart, lately, noted
@@ -284,7 +284,7 @@ def _changed(row: Row[Any], new: Declared, encryption: Encryption | None) -> dic
     values = {name: value for name, value in _job_columns(new.job).items() if getattr(row, name) != value}
     if encryption is not None:
         values.pop("payload", None)
-        payload, how = looked_into(encryption, "payload", new.job.task, new.job.queue, row.payload)
+        payload, how = readable(encryption, "payload", new.job.task, new.job.queue, row.payload)
         is_stale = payload != new.job.payload or encryption.writes not in (None, how)
         if is_stale:  # guard: a-protected-schedule-stays
             values["payload"] = new.job._protected_by(encryption).payload

@@ -222,8 +222,8 @@ def _bound(task: Known, call: Call) -> Any:
     args, kwargs = call
     if isinstance(task, str):
         return _listed([args, {**kwargs}])
-    if (misfit := task._interface.mismatch(args, kwargs)) is not None:
-        raise ArgumentsError(misfit)
+    if (reason := task._interface.mismatch(args, kwargs)) is not None:
+        raise ArgumentsError(reason)
     bound = task._interface.signature.bind(*args, **kwargs)
     bound.apply_defaults()
     return _listed(dict(bound.arguments))

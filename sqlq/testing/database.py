@@ -96,8 +96,8 @@ def create_tables(connection: SyncSession, *, schema: str | None = None) -> None
             f"this is an {type(connection).__name__}: write await connection.run_sync(create_tables)"
         )
     conn, schema = connection_of(connection), urls.schema_name(schema)
-    found = version.find(conn, schema)
-    if found is not None and found.usable:
+    tables = version.find(conn, schema)
+    if tables is not None and tables.usable:
         return  # without waiting for another test, which may have the migrators' lock until it ends
     with migrate.prepared(conn, schema):
         migrate.run(conn, schema, "up", "head")
@@ -118,7 +118,7 @@ def drain(app: App, queues: Sequence[str] | None = None) -> Counts:
 
     >>> assert sqlq.testing.drain(app) == sqlq.testing.Counts(finished=2)  # doctest: +SKIP
     """
-    _refuse_what_cannot_be_drained(app)
+    _refuse_undrainable(app)
     return app.worker(queues, drain=True).run()
 
 
@@ -131,12 +131,12 @@ async def adrain(app: App, queues: Sequence[str] | None = None) -> Counts:
 
     >>> assert (await sqlq.testing.adrain(app)).finished == 1  # doctest: +SKIP
     """
-    await asyncio.to_thread(_refuse_what_cannot_be_drained, app)
+    await asyncio.to_thread(_refuse_undrainable, app)
     return await app.worker(queues, drain=True)._arun()  # noqa: SLF001 - of no use outside of tests
 
 
-def _refuse_what_cannot_be_drained(app: App) -> None:
-    _refuse_what_is_no_tests(app)
+def _refuse_undrainable(app: App) -> None:
+    _refuse_real_database(app)
     try:
         with app.database.begin():
             pass  # on SQLite this takes the write lock, or finds that another connection keeps it
@@ -166,17 +166,17 @@ def tick(app: App, at: datetime, *, since: datetime | None = None) -> list[JobDe
     >>> noon = datetime(2026, 3, 28, 12, tzinfo=UTC)  # doctest: +SKIP
     >>> [job] = sqlq.testing.tick(app, noon + timedelta(days=1), since=noon)  # doctest: +SKIP
     """
-    _refuse_what_is_no_tests(app, "tick() reads and writes schedules on connections of its own, which")
+    _refuse_real_database(app, "tick() reads and writes schedules on connections of its own, which")
     at, since = aware(at, "at"), None if since is None else aware(since, "since")
     write_declared(app)
     return [app.jobs.get(job.id) for job in tick_all(app.database, at=at, since=since)]
 
 
-def _refuse_what_is_no_tests(app: App, what: str = "drain() runs a worker, whose threads") -> None:
+def _refuse_real_database(app: App, subject: str = "drain() runs a worker, whose threads") -> None:
     where = app.database.engine.url
     if urls.in_memory(where):
         raise ConfigurationError(
-            f"{what} cannot share an SQLite database in memory: run the jobs "
+            f"{subject} cannot share an SQLite database in memory: run the jobs "
             'with sqlq.testing.inline(app, at="commit"), or put the test on a file'
         )
     in_tests = [other for other in _current if other._connected.address.is_test]

@@ -28,11 +28,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session")
-def sqlq_test_place() -> Iterator[App]:
+def sqlq_test_server() -> Iterator[App]:
     """An App without tasks on the server of SQLQ_TEST_DATABASE_URL. The tables belong to this test run; on
     PostgreSQL they are in a schema of it, on MariaDB in a database."""
-    with _place(os.environ["SQLQ_TEST_DATABASE_URL"]) as place:
-        yield place
+    with _server_app(os.environ["SQLQ_TEST_DATABASE_URL"]) as test_app:
+        yield test_app
 
 
 @pytest.fixture
@@ -86,13 +86,13 @@ def sqlq_app(request: pytest.FixtureRequest, tmp_path: Path, sqlq_metadata: Meta
 
     app = _app(request)
     if os.environ.get("SQLQ_TEST_DATABASE_URL"):
-        place: App = request.getfixturevalue("sqlq_test_place")
-        with on_database(app, place.url, schema=place.schema):
+        test_app: App = request.getfixturevalue("sqlq_test_server")
+        with on_database(app, test_app.url, schema=test_app.schema):
             try:
-                with _own_tables(place, sqlq_metadata):
+                with _own_tables(test_app, sqlq_metadata):
                     yield app
             finally:
-                _empty(place)
+                _empty(test_app)
     else:
         url = URL.create("sqlite", database=str(tmp_path / "sqlq-test.db"))
         with on_database(app, url), _own_tables(app, sqlq_metadata):
@@ -109,7 +109,7 @@ def _app(request: pytest.FixtureRequest) -> App:
     if not named and (project := pyproject.find(request.config.rootpath)) is not None:
         named = project.app or ""
     try:
-        found = pkgutil.resolve_name(named.removesuffix("()"))
+        app = pkgutil.resolve_name(named.removesuffix("()"))
     except (ValueError, ImportError, AttributeError) as error:
         raise pytest.UsageError(
             f"the fixture sqlq_app does not know your App: sqlq_app is {named!r} ({error}). Name it in "
@@ -117,15 +117,15 @@ def _app(request: pytest.FixtureRequest) -> App:
             'configuration, where pythonpath = ["."] adds the folder of its module; or define a fixture '
             "sqlq_app of your own with sqlq.testing.on_database"
         ) from error
-    if named.endswith("()") and callable(found):
-        found = found()
-    if not isinstance(found, App):
-        raise pytest.UsageError(f"sqlq_app = {named!r} is not a sqlq.App, but a {type(found).__name__}")
-    return found
+    if named.endswith("()") and callable(app):
+        app = app()
+    if not isinstance(app, App):
+        raise pytest.UsageError(f"sqlq_app = {named!r} is not a sqlq.App, but a {type(app).__name__}")
+    return app
 
 
 @contextmanager
-def _place(url: str) -> Iterator[App]:
+def _server_app(url: str) -> Iterator[App]:
     from sqlalchemy import create_engine, text
 
     from sqlq.app.app import App
@@ -144,15 +144,15 @@ def _place(url: str) -> Iterator[App]:
             where = where.set(database=schema)
         else:
             where = _into(where, schema)
-    place = App(where, schema=schema)
-    with place._on_test_database(where, schema=schema):
-        place.migrate()
+    test_app = App(where, schema=schema)
+    with test_app._on_test_database(where, schema=schema):
+        test_app.migrate()
         try:
-            _refuse_rows(place)
-            yield place
+            _refuse_rows(test_app)
+            yield test_app
         finally:
             if schema:
-                with place.database.engine.begin() as conn:
+                with test_app.database.engine.begin() as conn:
                     cascade = "" if dialect.schemas_are_databases else " CASCADE"
                     conn.execute(text(f"DROP SCHEMA {schema}{cascade}"))
 
@@ -168,7 +168,7 @@ def _into(url: URL, schema: str) -> URL:
 
 
 @contextmanager
-def _own_tables(place: App, metadata: MetaData | None) -> Iterator[None]:
+def _own_tables(test_app: App, metadata: MetaData | None) -> Iterator[None]:
     """Create the user's tables, and drop them at the end. Those that are there already may be no test's."""
     from sqlalchemy import create_engine, inspect
     from sqlalchemy.pool import NullPool
@@ -176,7 +176,7 @@ def _own_tables(place: App, metadata: MetaData | None) -> Iterator[None]:
     if metadata is None:
         yield
         return
-    engine = create_engine(place.url, poolclass=NullPool)
+    engine = create_engine(test_app.url, poolclass=NullPool)
     present = {*inspect(engine).get_table_names()}
     others = [name for name, table in metadata.tables.items() if table.schema or table.name in present]
     if others:  # guard: only-a-tests-own-tables-are-dropped
@@ -190,35 +190,35 @@ def _own_tables(place: App, metadata: MetaData | None) -> Iterator[None]:
     finally:
         with engine.begin() as conn:
             # a test may have left a transaction open
-            place.database.dialect.driver.limit_time(conn, lock_ms=10_000)
+            test_app.database.dialect.driver.limit_time(conn, lock_ms=10_000)
             metadata.drop_all(conn)
 
 
-def _refuse_rows(place: App) -> None:
+def _refuse_rows(test_app: App) -> None:
     """Refuse a database with anything of sqlq's in it: a test would run it, or delete it afterwards."""
     from sqlalchemy import func, select
 
     from sqlq.schema.tables import metadata
 
-    with place.database.read() as conn:
+    with test_app.database.read() as conn:
         counts = {
             table.name: conn.scalar(select(func.count()).select_from(table))
             for table in metadata.sorted_tables
         }
-    held = [f"{count} in {name}" for name, count in counts.items() if count]
-    if held:  # guard: only-what-was-empty-is-emptied
+    rows = [f"{count} in {name}" for name, count in counts.items() if count]
+    if rows:  # guard: only-what-was-empty-is-emptied
         raise pytest.UsageError(
-            f"the database of SQLQ_TEST_DATABASE_URL holds rows of sqlq's ({', '.join(held)}), and tests run "
+            f"the database of SQLQ_TEST_DATABASE_URL holds rows of sqlq's ({', '.join(rows)}), and tests run "
             "jobs and delete them: name another, or remove the file if it is a test's"
         )
 
 
-def _empty(place: App) -> None:
-    """Delete what a test left, in the place that the session found empty or made itself, and nowhere else."""
+def _empty(test_app: App) -> None:
+    """Delete what a test left, in the test_app that the session app empty or made itself, and nowhere else."""
     from sqlalchemy import delete
 
     from sqlq.schema.tables import metadata
 
-    with place.database.begin() as conn:
+    with test_app.database.begin() as conn:
         for table in metadata.tables.values():
             conn.execute(delete(table))

@@ -93,7 +93,7 @@ class InlineEnqueuer(Here):
         self.errors: list[Exception] = []
         """Exceptions of jobs that ran when a transaction had committed; the commit is not to raise them."""
 
-    def goes_on(self, job: InlineJob, error: BaseException) -> bool:
+    def continues(self, job: InlineJob, error: BaseException) -> bool:
         if isinstance(error, Snooze):
             job.state = State.SCHEDULED
             return True

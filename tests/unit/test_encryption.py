@@ -15,7 +15,7 @@ import pytest
 import sqlq
 from sqlq.app.options import encryption_of
 from sqlq.errors import ConfigurationError, PayloadKeyError
-from sqlq.payload.encryption import HEAD, Encryption, Unopened, looked_into, new_key
+from sqlq.payload.encryption import HEAD, Encryption, Unopened, new_key, readable
 from tests.kit import for_each
 
 KEY = "wnIgP-EjW0kBhPaSnlOcSLPyLWxJupaY4uQcInb7QdY"  # names tests, so it is the same in all processes
@@ -39,7 +39,7 @@ def keyed(*keys: str, how: str = "sign", plain: Any = None) -> Encryption:
 @for_each("text", PAYLOADS)
 def test_a_signed_or_encrypted_text_is_opened(how: str, text: str) -> None:
     protected = keyed(how=how).protect("payload", "t", "q", text)
-    assert looked_into(keyed(), "payload", "t", "q", protected) == (text, keyed(how=how).writes)
+    assert readable(keyed(), "payload", "t", "q", protected) == (text, keyed(how=how).writes)
     assert "signature" in json.loads(protected)
     assert keyed(OTHER, KEY).opened("payload", "t", "q", protected) == text
 
@@ -160,15 +160,15 @@ def test_the_first_key_signs_and_read_writes_plain_rows() -> None:
 def test_a_payload_that_cannot_be_opened_is_not_shown() -> None:
     protected = keyed().protect("payload", "t", "q", '{"args": ["secret"]}')
     for found in (
-        looked_into(None, "payload", "t", "q", protected),
-        looked_into(keyed(OTHER), "payload", "t", "q", protected),
-        looked_into(keyed(), "payload", "t", "q", protected[:-1]),
-        looked_into(keyed(), "result", "t", "q", "7"),
+        readable(None, "payload", "t", "q", protected),
+        readable(keyed(OTHER), "payload", "t", "q", protected),
+        readable(keyed(), "payload", "t", "q", protected[:-1]),
+        readable(keyed(), "result", "t", "q", "7"),
     ):
         assert isinstance(found[0], Unopened)
         assert "secret" not in json.dumps(found[0])
-    assert looked_into(keyed(), "payload", "t", "q", protected)[0] == '{"args": ["secret"]}'
-    assert looked_into(None, "payload", "t", "q", "{}") == ("{}", None)
+    assert readable(keyed(), "payload", "t", "q", protected)[0] == '{"args": ["secret"]}'
+    assert readable(None, "payload", "t", "q", "{}") == ("{}", None)
 
 
 def test_a_signature_made_by_the_guide_is_accepted() -> None:

@@ -423,7 +423,7 @@ def test_a_worker_stops_after_its_grace_time_despite_a_hung_listener(
 def test_events_beyond_the_maximum_are_dropped_and_counted(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(events, "MOST_WAITING", 3)
+    monkeypatch.setattr(events, "MAX_WAITING", 3)
     go_on, told = threading.Event(), []
 
     def slow(batch: list[JobEvent]) -> None:
@@ -612,4 +612,4 @@ def test_a_wrong_listener_is_refused(given: Any, sentence: str) -> None:
     app = sqlq.App("sqlite://")
     with pytest.raises(sqlq.errors.ConfigurationError, match=sentence):
         app.on("failed")(given)
-    assert "failed" not in app._events.wanted
+    assert "failed" not in app._events.subscribed

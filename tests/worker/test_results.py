@@ -371,7 +371,7 @@ def test_a_thousand_waiters_share_their_queries(app: sqlq.App, tasks: dict[str, 
         return sum(bool(w.seen) for each in list(watches(app).values()) for w in list(each)) == 1000
 
     def polls_are_rare() -> bool:
-        return app._connected.results.waiter._interval == waiting.LONGEST_SECONDS
+        return app._connected.results.waiter._interval == waiting.MAX_SECONDS
 
     async def main() -> tuple[int, float]:
         waiters = [asyncio.create_task(app.aresult(job, "60s")) for job in jobs]
@@ -387,7 +387,7 @@ def test_a_thousand_waiters_share_their_queries(app: sqlq.App, tasks: dict[str, 
         return len(sent), took
 
     sent, took = asyncio.run(main())
-    assert sent <= 2 * took / (0.8 * waiting.LONGEST_SECONDS) + 4, f"{sent} statements in {took:.1f} s"
+    assert sent <= 2 * took / (0.8 * waiting.MAX_SECONDS) + 4, f"{sent} statements in {took:.1f} s"
     assert watched(app) == set()
     assert sum(thread.name == "sqlq-results" for thread in set(threading.enumerate()) - others) == 1
 
@@ -399,12 +399,12 @@ def test_polls_become_rare_until_a_new_waiter_comes(app: sqlq.App, tasks: dict[s
     def wait_for(number: int) -> None:
         watch = waiting.Watch([jobs[number].id], whole=False)
         waiter.watch(watch)
-        assert waiter._interval < waiting.LONGEST_SECONDS
+        assert waiter._interval < waiting.MAX_SECONDS
         wait_until(lambda: watch.seen, what="a poll")
 
     for number in (0, 1):
         wait_for(number)
-        wait_until(lambda: waiter._interval == waiting.LONGEST_SECONDS, what="rare polls")
+        wait_until(lambda: waiter._interval == waiting.MAX_SECONDS, what="rare polls")
 
 
 # -- trouble -------------------------------------------------------------------------------------------------

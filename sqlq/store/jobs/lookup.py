@@ -41,7 +41,7 @@ from sqlq.model import history
 from sqlq.model.history import AttemptRecord
 from sqlq.model.job import LARGE, Job, JobDetails, NewJob, Progress, State
 from sqlq.payload.codec import decoded
-from sqlq.payload.encryption import Encryption, Unopened, looked_into
+from sqlq.payload.encryption import Encryption, Unopened, readable
 from sqlq.schema.tables import IS_RESERVED, IS_UNRESERVED, failed_jobs, finished_jobs, jobs
 from sqlq.schema.types import now, stands_in
 from sqlq.store.jobs.rows import COLUMNS, ENDED_AT, FIELDS, OVER, TABLES, in_all_tables, slices
@@ -218,7 +218,7 @@ def _selected(
 
 def _job(row: RowMapping, encryption: Encryption | None = None) -> JobDetails:
     values: dict[str, Any] = {str(name): value for name, value in row.items()}
-    payload, how = looked_into(encryption, "payload", row.task, row.queue, row.payload)
+    payload, how = readable(encryption, "payload", row.task, row.queue, row.payload)
     started_at = history.started_at(row.reserved_at, values.pop("start_ms"))
     lines = records(row.errors)
     progress, of, note = (values.pop(name) for name in ("progress", "progress_of", "progress_note"))
@@ -247,7 +247,7 @@ def _job(row: RowMapping, encryption: Encryption | None = None) -> JobDetails:
 
 def result_shown(encryption: Encryption | None, task: str, queue: str, text: Any) -> Any:
     """Return a result as it may be shown: decoded, or `Unopened`."""
-    return _shown(looked_into(encryption, "result", task, queue, text)[0])
+    return _shown(readable(encryption, "result", task, queue, text)[0])
 
 
 def _shown(text: Any) -> Any:

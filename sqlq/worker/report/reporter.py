@@ -169,7 +169,7 @@ class Reporter:
 
     def hears(self, name: str) -> bool:
         """Return whether listeners want events of this name."""
-        return name in self._events.wanted
+        return name in self._events.subscribed
 
     def started(self, job: Attempt) -> None:
         """Report to listeners that the handler of a job is about to run."""
