@@ -47,6 +47,7 @@ VARIABLES: Mapping[str, Callable[[str], Any]] = {
 }
 """Those that an operator may set by variables of the environment, SQLQ_TIMEOUT and so on."""
 
+RETENTION = "7d"
 QUEUE_OPTIONS = {name: check for name, check in OPTIONS.items() if name != "queue"} | {
     "order": partial(checked_word, choice=Literal["fifo", "lifo"])
 }
@@ -157,7 +158,7 @@ def retention_ms(argument: Duration | None) -> int | None:
     """Return how long finished jobs without a retention are kept, None for ever. It is the argument, else
     SQLQ_RETENTION, else `retention` in [tool.sqlq], else 7 days."""
     source, value = pyproject.setting(argument, "retention", "SQLQ_RETENTION", "retention")
-    ms = checked_retention("7d" if value is None else value, source)
+    ms = checked_retention(RETENTION if value is None else value, source)
     return None if ms == FOR_EVER_MS else ms
 
 

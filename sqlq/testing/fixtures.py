@@ -214,7 +214,7 @@ def _refuse_rows(test_app: App) -> None:
 
 
 def _empty(test_app: App) -> None:
-    """Delete what a test left, in the test_app that the session app empty or made itself, and nowhere else."""
+    """Delete what a test left, in the database that the session found empty or made itself, and nowhere else."""
     from sqlalchemy import delete
 
     from sqlq.schema.tables import metadata
