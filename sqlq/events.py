@@ -228,13 +228,10 @@ class Events:
 
 def checked_names(names: Sequence[Any]) -> Sequence[EventName]:
     """Return names of events. Raises `ConfigurationError` for those that are none."""
-    known = ", ".join(NAMES)
-    if not names:
-        raise ConfigurationError(f"on() names no event: name some of {known}")
-    for name in names:
-        if name not in NAMES:
-            hint = ", as in @app.on('failed')" if callable(name) else ""
-            raise ConfigurationError(f"on() got {name!r}, which is no event: name some of {known}{hint}")
+    unknown = [name for name in names if name not in NAMES]
+    if unknown or not names:
+        subject = f"got {unknown[0]!r}, which is no event" if unknown else "names no event"
+        raise ConfigurationError(f"on() {subject}: name some of {', '.join(NAMES)}, as in @app.on('failed')")
     return names
 
 

@@ -71,10 +71,19 @@ def hints_of(handler: Callable[..., Any], *, include_extras: bool = True) -> dic
     be evaluated, an `Unusable`."""
     function = _function_of(handler)
     try:
-        return typing.get_type_hints(function, include_extras=include_extras)
+        annotations = annotations_of(function)
     except Exception:
-        # one name that only type checkers know spoils no other annotation
-        return dict(_hints_one_by_one(function))
+        return {}
+    names = getattr(inspect.unwrap(function), "__globals__", {})
+    hints: dict[str, Any] = {}
+    # one by one: a name that only type checkers know spoils no other annotation
+    for name, annotation in annotations.items():
+        alone = types.SimpleNamespace(__annotations__={name: annotation})
+        try:
+            hints |= typing.get_type_hints(alone, names, include_extras=include_extras)
+        except Exception as error:
+            hints[name] = Unusable(str(error))
+    return hints
 
 
 def _function_of(handler: Any) -> Any:
@@ -84,20 +93,6 @@ def _function_of(handler: Any) -> Any:
     if isinstance(handler, type):
         return vars(handler).get("__init__", handler)
     return handler if inspect.isroutine(handler) else type(handler).__call__
-
-
-def _hints_one_by_one(function: Any) -> Iterator[tuple[str, Any]]:
-    try:
-        annotations = annotations_of(function)
-    except Exception:
-        return
-    names = getattr(inspect.unwrap(function), "__globals__", {})
-    for name, annotation in annotations.items():
-        alone = types.SimpleNamespace(__annotations__={name: annotation})
-        try:
-            yield from typing.get_type_hints(alone, names, include_extras=True).items()
-        except Exception as error:
-            yield name, Unusable(str(error))
 
 
 def positional_names(signature: inspect.Signature) -> list[str]:

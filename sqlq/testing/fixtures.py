@@ -214,7 +214,7 @@ def _refuse_rows(test_app: App) -> None:
 
 
 def _empty(test_app: App) -> None:
-    """Delete what a test left, in the database that the session found empty or made itself, and nowhere else."""
+    """Delete the rows of a test, in the database that the session found empty or made itself."""
     from sqlalchemy import delete
 
     from sqlq.schema.tables import metadata

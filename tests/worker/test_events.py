@@ -586,7 +586,7 @@ async def coroutine(events: list[JobEvent]) -> None: ...
 
 def test_an_unknown_event_is_refused() -> None:
     app = sqlq.App("sqlite://")
-    known = ", ".join(NAMES)
+    known = f"{', '.join(NAMES)}, as in @app.on('failed')"
     refused: list[tuple[list[Any], str]] = [
         ([], f"on() names no event: name some of {known}"),
         (["failed", "finnished"], f"on() got 'finnished', which is no event: name some of {known}"),
