@@ -197,7 +197,7 @@ class Reporter:
         if is_line and name == "finished" and job.trace_id is None and job.claimed.label is None:
             self._finished.append(job)
             is_line = False
-        if not (is_line or name in self._events.wanted):  # guard: events-are-free
+        if not (is_line or name in self._events.subscribed):  # guard: events-are-free
             return
         error: ErrorText | None = getattr(outcome, "error", None)
         delay_ms: int | None = getattr(outcome, "delay_ms", None)
