@@ -420,7 +420,6 @@ class App(Parts, Waits):
             declares=["limit"] if self._limits else [],
             newest_first=self._defaults.newest_first,
         )
-        options = options if supervision is None else options.jittered()
         return Worker(parts, options, supervision=supervision, isolates=isolates)
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
 """The decisions of a worker's loop, as values. Nothing here does I/O, waits, locks or reads a clock.
 
     Turn ──┬─► Claim ──► Claimed ──┬─► AWAIT_WORK, REPORT_MORE ──► the next Turn
-           ├─► Retire, Stop        └─► Claim (a drain's last), Retire
+           ├─► Retire              └─► Claim (a drain's last), Retire
            └─► PAUSE, AWAIT_SETTLING, AwaitRoom ──► the next Turn
 
 The loop of `Worker` reports an event, and does what `decide` returns for it.
@@ -40,8 +40,6 @@ class Turn(NamedTuple):
     """For how long it has had no work."""
     resident: int = 0
     """The memory of its process, in bytes."""
-    fault: str | None = None
-    """Why no thread of it can go on."""
 
 
 class Claim(NamedTuple):
@@ -73,12 +71,6 @@ class Retire(NamedTuple):
     """Whether another worker takes its place."""
 
 
-class Stop(NamedTuple):
-    """Stop in good order, because of a fault."""
-
-    fault: str
-
-
 class AwaitRoom(NamedTuple):
     """Wait until a slot is free and few jobs wait."""
 
@@ -100,7 +92,7 @@ class Act(Enum):
 
 
 Event: TypeAlias = Turn | Claimed
-Action: TypeAlias = Claim | Retire | Stop | AwaitRoom | Act
+Action: TypeAlias = Claim | Retire | AwaitRoom | Act
 
 
 def decide(options: WorkerOptions, event: Event) -> Action:
@@ -117,8 +109,6 @@ def decide(options: WorkerOptions, event: Event) -> Action:
 
 
 def _begin_turn(options: WorkerOptions, turn: Turn) -> Action:
-    if turn.fault is not None:
-        return Stop(turn.fault)
     if options.max_rss is not None and turn.resident > options.max_rss:  # guard: large-processes-are-replaced
         size, most = readable_bytes(turn.resident), readable_bytes(options.max_rss)
         return Retire(f"it has {size} in use, more than {most}")

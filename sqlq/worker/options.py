@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -170,7 +169,7 @@ class WorkerOptions:
     processes: int = _option("N", "Number of worker processes", WORK, 1, letter="-p")
     drain: bool = _option("flag", "Exit when no job is available", default=False)
     max_jobs: int | None = _option(
-        *("N", "Replace each worker process after about this number of jobs", WORK),
+        *("N", "Replace each worker process after this number of jobs", WORK),
         check=partial(_whole, maximum=1_000_000_000),
     )
     isolate: bool = _option("flag", "Run each job in a subprocess, which is reused", default=False)
@@ -249,13 +248,6 @@ class WorkerOptions:
             values["weights"] = checked_weights(queues) if isinstance(queues, Mapping) else None
             values["queues"] = tuple(checked_queue(name) for name in queues)
         return cls(**values)
-
-    def jittered(self) -> WorkerOptions:
-        """Return these options with up to a tenth fewer jobs, so that workers started together do not end
-        together."""
-        if self.max_jobs is None:
-            return self
-        return replace(self, max_jobs=self.max_jobs - int(self.max_jobs * random.uniform(0, 0.1)))
 
 
 OPTIONS: Mapping[str, Option] = {

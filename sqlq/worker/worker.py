@@ -44,7 +44,6 @@ from sqlq.worker.decide import (
     Claimed,
     Event,
     Retire,
-    Stop,
     Turn,
     decide,
 )
@@ -289,12 +288,10 @@ class Worker(Background):
     def _stuck(self, job: Attempt) -> None:
         """Retire this process under a supervisor: a thread cannot be killed, only its process. It ends when
         its other jobs have."""
-        text = "%s goes on past its timeout, and a thread cannot be stopped; %s"
+        text = "%s goes on past its timeout, and a thread cannot be stopped: its slot is lost until it ends"
+        job.log_error("stuck", text, job.task)
         if self._supervision.supervised:
-            job.log_error("stuck", text, job.task, "this process ends when its other jobs have")
             self._retire(Retire("a handler does not stop"))
-        else:
-            job.log_error("stuck", text, job.task, "its slot is lost until it ends")
 
     def _another_file(self) -> None:
         """Leave at once, and write no outcome. Jobs in another file may have the ids and tokens of those that
@@ -343,7 +340,7 @@ class Worker(Background):
         event: Event | None = None
         quiet = False
         while not self._ends:
-            action = decide(self._options, event or self._turn(outage))
+            action = decide(self._options, event or self._turn())
             event = None
             match action:
                 case Claim():
@@ -364,16 +361,16 @@ class Worker(Background):
                     self._wake.wait()
                 case Retire():
                     self._retire(action)
-                case Stop(fault):
-                    self._stop_for(ExecutionError(fault))
             self._control.look()
+            if (fault := outage.fault()) is not None:
+                self._stop_for(ExecutionError(fault))
 
     @property
     def _ends(self) -> bool:
         """Whether this worker claims no more."""
         return self._retirement is not None or self._grace.stopping.is_set()
 
-    def _turn(self, outage: Outage) -> Turn:
+    def _turn(self) -> Turn:
         """Show that the loop turns, and release the jobs that have waited for long. Return the state of this
         worker."""
         self._supervision.pulse()
@@ -393,7 +390,6 @@ class Worker(Background):
             paused=self._control.is_paused,
             idle_ms=self._idle_ms(),
             resident=self._bounds.resident(),
-            fault=outage.fault(),
         )
 
     def _try_to_claim(self, claim: Claim, outage: Outage, *, quiet: bool) -> Claimed | None:

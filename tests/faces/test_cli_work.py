@@ -18,7 +18,7 @@ from sqlalchemy import text
 import sqlq
 from sqlq.model.job import State
 from sqlq.store.workers import workers
-from sqlq.worker.supervise import health_file
+from sqlq.worker.supervise.supervisor import touch
 from tests.faces.command import Command
 from tests.waiting import wait_until
 
@@ -126,44 +126,34 @@ def test_a_health_file_that_cannot_be_written_is_reported_in_one_sentence(sqlq_:
     assert sqlq_.log().count("WARNING the health file cannot be touched") == 1
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_another_file_is_no_health_file(sqlq_: Command) -> None:
-    other = sqlq_.directory / "other"
-    other.write_text("root:x:0:0\n")
-    assert sqlq_.shop("health", "other").sentence().startswith("other is no health file")
-    said = sqlq_.shop("work", "--drain", "--health-file", "other").sentence()
-    assert said.startswith("--health-file other: it is another file, and no health file")
-    assert other.read_text() == "root:x:0:0\n"
-
-
-@pytest.mark.parametrize("target", ["none", "empty", "health"])
+@pytest.mark.parametrize("target", ["none", "empty"])
 def test_a_health_file_is_refused_when_it_is_a_symlink(tmp_path: Path, target: str) -> None:
     there, alive = tmp_path / target, tmp_path / "alive"
     if target != "none":
-        there.write_bytes(health_file.MARK if target == "health" else b"")
+        there.touch()
     before = there.read_bytes() if there.exists() else None
     alive.symlink_to(there)
     with pytest.raises(OSError, match="symbolic"):
-        health_file.touch(alive)
+        touch(alive)
     assert (there.read_bytes() if there.exists() else None) == before
 
 
 def test_a_health_file_is_refused_when_it_is_a_pipe(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "alive")
-    with pytest.raises(OSError, match="another file"):
-        health_file.touch(tmp_path / "alive")
+    with pytest.raises(OSError, match="No such device"):
+        touch(tmp_path / "alive")
 
 
 def test_health_imports_neither_sqlalchemy_nor_asyncio(tmp_path: Path) -> None:
     """It is run every few seconds, on the machine of the worker."""
     alive = tmp_path / "alive"
-    health_file.touch(alive)
+    touch(alive)
     for arguments, code in (([], 0), (["--max-age", "0s"], 1)):
         asked = [sys.executable, "-X", "importtime", "-m", "sqlq", "health", str(alive), *arguments]
         done = subprocess.run(asked, capture_output=True, text=True, check=False)
         assert done.returncode == code, done.stderr
         imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-        assert "sqlq.worker.supervise.health_file" in imported
+        assert "sqlq.cli.root" in imported
         assert not imported & {"sqlalchemy", "asyncio", "psycopg", "alembic"}
         alive.touch()
 

@@ -159,7 +159,7 @@ def test_a_process_that_holds_the_interpreter_past_a_timeout_is_killed(play: Pla
         assert pid != stuck
         assert play.ended(behind).state == "finished"
         lines = [line for line in worker.log.read_text().splitlines() if f"worker process {stuck}" in line]
-        assert f"it runs job {job} (play.late_once, past its timeout)" in lines[0]
+        assert f"it runs jobs [{job}]" in lines[0]
         assert "it is killed" in lines[1]
         assert all("WARNING" in line for line in lines[:2])
 
@@ -181,7 +181,7 @@ def test_a_frozen_process_is_killed_whose_job_has_no_timeout(play: Play) -> None
         done = play.ended(job)
         assert (done.state, done.attempts, reasons(done)) == ("finished", 2, ["worker_lost"])
         assert "gave no sign of life" in done.errors[0]["message"]
-        assert worker.said(f"it runs job {job} (play.holds)")
+        assert worker.said(f"it runs jobs [{job}]")
 
 
 @pytest.mark.parametrize("how", ["kills", "holds"])
@@ -241,7 +241,7 @@ def test_a_silent_process_is_shown_and_not_killed_when_it_goes_on(play: Play) ->
         assert f"pid {pid} has been stuck for" in found.said
         assert f"job {job} (play.waits)" in found.said
         os.kill(pid, signal.SIGCONT)
-        assert worker.said("gives no sign of life")
+        assert worker.said("interpreter lock")
         wait_until(lambda: play.state() == "busy", what="its state again")
         (play.folder / "go").touch()
         assert play.ended(job).attempts == 1

@@ -14,7 +14,6 @@ from sqlq.worker.decide import (
     Claimed,
     Event,
     Retire,
-    Stop,
     Turn,
     claim_size,
     compare_renewal,
@@ -45,8 +44,6 @@ TEN = {"max_jobs": 10}
         (Turn(can_settle=False), {}, Act.AWAIT_SETTLING),
         (Turn(paused=True), {}, Act.PAUSE),
         (Turn(paused=True), DRAIN, Act.PAUSE),
-        # it ends by a fault, before all else
-        (Turn(fault="it fails", paused=True, resident=3_000_000), SMALL, Stop("it fails")),
         # a process that has grown is replaced, though it is paused
         (Turn(resident=3_000_000, paused=True), SMALL, Retire("it has 3 MB in use, more than 2 MB")),
         (Turn(resident=2_000_000), SMALL, Claim(5)),

@@ -24,12 +24,8 @@ def health(file: Path, max_age: str) -> None:
 
     It makes no query: a worker that waits for its database is alive, and killing it would help nobody.
     """
-    from sqlq.worker.supervise import health_file
-
     allowed_ms = milliseconds(max_age, "--max-age")
     try:
-        if not health_file.is_one(file):
-            raise ConfigurationError(f"{file} is no health file: name the one of sqlq work --health-file")
         age_ms = max(0.0, time.time() - file.stat().st_mtime) * 1000
     except OSError as error:
         remedy = f"start the worker with sqlq work --health-file {shlex.quote(str(file))}"

@@ -26,8 +26,7 @@ from sqlq.errors import ConfigurationError
 from sqlq.worker.ipc import forkserver
 from sqlq.worker.ipc.pipe import keep_standard_numbers, serve_signals
 from sqlq.worker.options import OPTIONS, WORK, WorkerOptions
-from sqlq.worker.supervise.health_file import HealthFile, touch
-from sqlq.worker.supervise.supervisor import Supervisor
+from sqlq.worker.supervise.supervisor import Supervisor, touch
 
 log = logging.getLogger("sqlq.worker")
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -117,8 +116,8 @@ def work(
         "options": asdict(replace(checked, max_idle_ms=None)),
         "is_metered": metrics_port is not None,
     }
-    command = [*context.program, "work", "--child"]
-    supervisor = Supervisor(command, checked, setup, _touched(health_file))
+    _refuse_unwritable(health_file)
+    supervisor = Supervisor([*context.program, "work", "--child"], checked, setup, health_file)
     if metrics_port is not None:
         require_client("--metrics-port")
         from sqlq.metrics.collectors import WorkCollector
@@ -173,16 +172,15 @@ def _as_module() -> None:
 _IMPORTED = ("psycopg", "sqlq.app.app", "sqlq.cli.worker_process", "sqlq.worker.worker")
 
 
-def _touched(file: Path | None) -> HealthFile | None:
-    if file is None:
-        return None
+def _refuse_unwritable(health_file: Path | None) -> None:
     try:
-        touch(file)
+        if health_file is not None:
+            touch(health_file)
     except OSError as error:
         raise ConfigurationError(
-            f"--health-file {file}: {error.strerror}; name a file in a directory that the worker may write to"
+            f"--health-file {health_file}: {error.strerror}; name a file in a directory that the worker may "
+            "write to"
         ) from None
-    return HealthFile(file)
 
 
 def _stop_on_signals(supervisor: Supervisor) -> list[int]:

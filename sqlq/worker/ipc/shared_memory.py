@@ -26,8 +26,6 @@ poller, and the last beat."""
 _FACTS_BYTES = 5 * 8
 _CELL = struct.Struct("<qqd")
 """A right, and the deadline of its attempt by the monotonic clock."""
-_ID = struct.Struct("<q")
-_DEADLINE, _DEADLINE_AT = struct.Struct("<d"), struct.calcsize("<qq")
 _SIZE = _FACTS_BYTES + CELLS * _CELL.size
 READS = math.nan
 """The deadline of an attempt whose handler has not begun: its arguments are read, or its process starts."""
@@ -65,18 +63,17 @@ class SharedMemory:
 
     def started(self, right: Right, deadline: float | None = None) -> None:
         """Note that an attempt starts, or the deadline of one noted before."""
-        until = math.inf if deadline is None else deadline
-        if (cell := self._taken.get(right)) is not None:  # no other thread writes there before its end
-            _DEADLINE.pack_into(self._memory, _offset(cell) + _DEADLINE_AT, until)
-            return
         with self._lock:
-            if not self._free:
-                self._facts[_OVERFLOW] = True  # guard: shared-memory-overflow-is-marked
-                return
-            cell = self._taken[right] = self._free.pop()
-            self._facts[_STARTED] = len(self._taken)
+            cell = self._taken.get(right)
+            if cell is None:
+                if not self._free:
+                    self._facts[_OVERFLOW] = True  # guard: shared-memory-overflow-is-marked
+                    return
+                cell = self._taken[right] = self._free.pop()
+                self._facts[_STARTED] = len(self._taken)
         # The attempt starts after this. A kill in the middle leaves a right that no worker has; its job has
         # not started.
+        until = math.inf if deadline is None else deadline
         _CELL.pack_into(self._memory, _offset(cell), *right, until)
 
     def ended(self, rights: Iterable[Right]) -> None:
@@ -85,7 +82,7 @@ class SharedMemory:
             for right in rights:
                 cell = self._taken.pop(right, None)
                 if cell is not None:
-                    _ID.pack_into(self._memory, _offset(cell), 0)
+                    _CELL.pack_into(self._memory, _offset(cell), 0, 0, 0.0)
                     self._free.append(cell)
             self._facts[_STARTED] = len(self._taken)
 

@@ -10,6 +10,7 @@ facts of the database. The fork server (see there) forks children, or
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import queue
@@ -17,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -28,10 +30,10 @@ from sqlq.worker.options import WorkerOptions
 from sqlq.worker.report.meter import Totals
 from sqlq.worker.supervise.child import FAILED_STARTS, LAST_SECONDS, TICK_SECONDS, Child, RestartPolicy, Stage
 from sqlq.worker.supervise.dispatch import Dispatcher
-from sqlq.worker.supervise.health_file import HealthFile
 from sqlq.worker.supervise.heartbeat import Heartbeat
 from sqlq.worker.threads.log import log
 
+TOUCH_SECONDS = 1.0
 SHORTAGE_SECONDS = 1.0
 """How long the supervisor waits where the machine has no process, memory or file for a child."""
 SHORTAGES = (OSError, RuntimeError, MemoryError)
@@ -40,6 +42,16 @@ SILENT_SECONDS = 30.0
 """After this time without a sign of life a process is stuck, however busy the machine is."""
 MAX_TICK_SECONDS = 1.0
 """The longest time between two looks that counts: after a longer one the supervisor did not run itself."""
+
+
+def touch(file: Path) -> None:
+    """Make a health file, or make it young. Raises `OSError`."""
+    # in /tmp others may make a symlink or a pipe; guard: no-health-file-behind-a-symlink
+    fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    try:
+        os.utime(fd)
+    finally:
+        os.close(fd)
 
 
 class Watchdog:
@@ -128,6 +140,9 @@ class Supervisor:
     _stopping_since: float | None = None
     """Since when the children are to end."""
     _is_paused = False
+    _touch_at = 0.0
+    """When the health file is next touched."""
+    _touch_failed = False
     ready_since: float | None = None
     """Since when a child is at work, by the monotonic clock."""
     lost = 0
@@ -140,7 +155,7 @@ class Supervisor:
         command: Sequence[str],
         options: WorkerOptions,
         setup: Message | None = None,
-        health_file: HealthFile | None = None,
+        health_file: Path | None = None,
     ) -> None:
         """`command` starts a child; `setup` has its options."""
         self._command = command
@@ -370,7 +385,19 @@ class Supervisor:
             if monotonic() > self._stopping_since + self._options.grace_ms / 1000 + LAST_SECONDS:
                 log.error("worker processes did not end in time and are killed; their jobs are given back")
                 self.kill()
-        elif self._health_file is not None:
-            self._health_file.tick(is_well=self._watchdog.all_is_well(self._children))
+        elif self._health_file is not None and monotonic() >= self._touch_at:
+            self._touch_at = monotonic() + TOUCH_SECONDS
+            if self._watchdog.all_is_well(self._children):
+                self._touch(self._health_file)
         if os.getpid() == 1:
             bury_orphans()
+
+    def _touch(self, file: Path) -> None:
+        try:
+            touch(file)
+        except OSError as error:
+            level = logging.DEBUG if self._touch_failed else logging.WARNING
+            log.log(level, "the health file cannot be touched: %s", error)
+            self._touch_failed = True
+        else:
+            self._touch_failed = False
