@@ -19,6 +19,7 @@ from sqlq.cli import context, problems
 from sqlq.cli.terminal import output
 from sqlq.config import command_hint
 from sqlq.model import limit, retry
+from sqlq.payload import encryption
 from sqlq.schema import qualify
 from sqlq.web import access
 
@@ -77,7 +78,11 @@ KILLERS: dict[str, list[tuple[str, str, str]]] = {
     "pass|secret|token|scram": [("", "pas", "")],
     r":\d+(,|$)": [(":", "1", "x"), ("", ":1", "x")],
     r"[a-z_][a-z0-9_]{0,40}": [("", "a", "")],
-    r"(s1|e1)\.([0-9a-f]{8})\.": [("", "s1.", ""), ("s1.", "0", "")],
+    encryption._ROW.pattern: [
+        *[("", encryption.HEAD, ""), (f"{encryption.HEAD}s1.", "0", "")],
+        (f"{encryption.HEAD}s1.00000000.", "A", ""),
+        (f'{encryption.HEAD}s1.00000000.{"A" * 44}", "text": ', "a}", " "),
+    ],
     access.SECRET_NAMES: [("", "password", "x"), ("", "api_", ""), ("", "private_", "")],
     r"[^\0-\x7f]+": [("", "é", ""), ("", "a", "")],
     r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?": [("", "1", "x"), ("1.", "1", "x"), ("1", " ", "x")],
