@@ -93,7 +93,8 @@ def exact(conn: Connection) -> list[QueueStatus]:
     """Return the counts of each queue, by name; reads every job that waits, runs or has failed."""
     names = ("queue", *_COUNTED, "oldest_wait_seconds", "paused")
     statement = f"SELECT {', '.join(names)} FROM {TOKEN_SCHEMA}.queue_stats ORDER BY queue"
-    return [QueueStatus(*row[:-1], bool(row[-1]), served=False) for row in run_text(conn, statement)]
+    rows = run_text(conn, statement).mappings()
+    return [QueueStatus(**{**row, "paused": bool(row["paused"]), "served": False}) for row in rows]
 
 
 _COUNTED = ("available", "scheduled", "blocked", "running", "failed")
