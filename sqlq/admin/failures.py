@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from sqlq.config.json_text import AsJson
 from sqlq.model.job import error_line
 from sqlq.model.traceback_lines import users_line
-from sqlq.store.jobs.failed import FailedRow, traces
+from sqlq.store.jobs.lookup import FailedRow, traces
 
 PARTS = 24
 """In how many parts the time of a group's jobs is counted."""

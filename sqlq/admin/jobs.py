@@ -43,7 +43,7 @@ from sqlq.schema.tables import failed_jobs, finished_jobs
 from sqlq.schema.types import milliseconds_of
 from sqlq.store import health
 from sqlq.store.health import Pace, pace_of
-from sqlq.store.jobs import failed, insert, lookup, operate
+from sqlq.store.jobs import insert, lookup, operate
 from sqlq.store.jobs import prune as pruning
 from sqlq.store.jobs.lookup import Selection
 from sqlq.store.jobs.operate import JobChange
@@ -211,14 +211,14 @@ class Jobs(Facet):
         counted. Unless `exact`, it reads the newest 10,000."""
         within = None if exact else health.MOST
         with self._read() as conn:
-            rows = failed.errors(conn, Selection(task=task, queue=queue, batch=batch), within=within)
+            rows = lookup.failed_rows(conn, Selection(task=task, queue=queue, batch=batch), within=within)
             found = grouped(rows, self._marks.of(conn, rows))
-            return found, within is None or not failed.more_than(conn, within)
+            return found, within is None or not lookup.more_failed_than(conn, within)
 
     def failed_alike(self, fingerprint: str) -> builtins.list[int]:
         """Return the ids of the failed jobs with the error of a fingerprint, among the newest 10,000."""
         with self._read() as conn:
-            rows = failed.errors(conn, Selection(), within=health.MOST)
+            rows = lookup.failed_rows(conn, Selection(), within=health.MOST)
             marks = self._marks.of(conn, rows)
         return [row.id for row, mark in marks.items() if mark.fingerprint == fingerprint]
 

@@ -223,9 +223,8 @@ _put_back_at: dict[tuple[str, str], float] = {}
 def _is_news(reason: str, task: str) -> bool:
     """Whether the log has had no such line for a task lately; note it."""
     now = time.monotonic()
-    for key, at in list(_put_back_at.items()):
-        if now - at >= PUT_BACK_SECONDS:
-            _put_back_at.pop(key, None)
+    if now - min(list(_put_back_at.values()), default=now) >= PUT_BACK_SECONDS:
+        _put_back_at.clear()
     if (reason, task) in _put_back_at or len(_put_back_at) >= PUT_BACK_NAMES:
         return False
     _put_back_at[reason, task] = now

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack
@@ -175,9 +175,9 @@ class Schedule:
     def as_text(self) -> str:
         """Return the schedule as a row has it: JSON of the options that differ from their defaults."""
         options = {
-            field.name: _stored(value)
-            for field in fields(self)
-            if (value := getattr(self, field.name)) != field.default
+            option.name: _stored(value)
+            for option in fields(self)
+            if (value := getattr(self, option.name)) != option.default
         }
         return json.dumps(options, sort_keys=True, ensure_ascii=False)
 
@@ -217,9 +217,8 @@ def turn(plan: Schedule, *, last_at: datetime, now: datetime, ticks: int, alive:
     # the others of a queue are decided when it is their turn
     decided = chosen[-1] if chosen and plan.overlap == "queue" else runs[-1]
     skipped = sum(run <= decided for run in runs) - len(chosen)
-    if _is_spent(plan, ticks + len(chosen)):
-        return Turn(chosen, skipped, decided, None)
-    return Turn(chosen, skipped, decided, later if decided == runs[-1] else now + QUEUE_LOOK)
+    next_at = later if decided == runs[-1] else now + QUEUE_LOOK
+    return Turn(chosen, skipped, decided, None if _is_spent(plan, ticks + len(chosen)) else next_at)
 
 
 def _caught_up(plan: Schedule, runs: list[datetime], now: datetime) -> list[datetime]:
@@ -320,12 +319,12 @@ class Declared:
     job: NewJob
 
 
+@dataclass(eq=False)
 class Declarations:
     """The schedules that the code of an App declares, and the name of the service that it is."""
 
-    def __init__(self, service: str | None = None) -> None:
-        self.service = service
-        self.declared: dict[str, Declared] = {}
+    service: str | None = None
+    declared: dict[str, Declared] = field(default_factory=dict)
 
     def add(self, new: Declared) -> None:
         """Declare a schedule. Raises `ConfigurationError` where another one has its name."""
@@ -344,10 +343,9 @@ def options_text(job: NewJob) -> str:
     """Return the options of a job beside its task, queue and payload, as a schedule's row has them."""
     plain = NewJob("", "", "", None)
     options = {
-        field.name: value
-        for field in fields(job)
-        if field.name not in _NOT_IN_OPTIONS
-        and (value := getattr(job, field.name)) != getattr(plain, field.name)
+        name: value
+        for name in (option.name for option in fields(job))
+        if name not in _NOT_IN_OPTIONS and (value := getattr(job, name)) != getattr(plain, name)
     }
     return json.dumps(options, sort_keys=True, ensure_ascii=False)
 

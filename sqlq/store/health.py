@@ -8,7 +8,7 @@ other. Samples of bounded size measure the pace, however many jobs end.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -100,12 +100,6 @@ def exact(conn: Connection) -> list[QueueStatus]:
 _COUNTED = ("available", "scheduled", "blocked", "running", "failed")
 
 
-def levels(conn: Connection) -> Sequence[Any]:
-    """Return the queues in which jobs wait with their priorities, the highest first."""
-    dialect = dialect_of(conn)
-    return sorted(run_text(conn, dialect.sql.levels), key=lambda level: (level.queue, -level.priority))
-
-
 def capped(conn: Connection, preferred: Collection[str] = ()) -> tuple[list[QueueStatus], int]:
     """Return the counts of each queue, by name, each at most `MOST`; a number that reaches it is named in
     `capped`. It returns at most `MOST_QUEUES` queues, those of `preferred` before others, and the
@@ -114,7 +108,7 @@ def capped(conn: Connection, preferred: Collection[str] = ()) -> tuple[list[Queu
     No index finds failed jobs by their queue, so only the newest are counted. Beyond that number every
     queue's count of failed jobs is marked as capped.
     """
-    rows = levels(conn)
+    rows = run_text(conn, dialect_of(conn).sql.levels).all()
     # in the order of an index, which the planner takes then for a table without statistics, too
     running = select(jobs.c.queue).where(IS_RESERVED).order_by(jobs.c.reserved_by, jobs.c.id)
     failed = select(failed_jobs.c.queue).order_by(failed_jobs.c.id.desc())
@@ -212,10 +206,9 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The parts, from the oldest to the newest, and the same for each queue seen in the samples."""
+    """The parts, from the oldest to the newest."""
 
     parts: Sequence[Part]
-    queues: Mapping[str, Sequence[Part]]
 
     def latest(self, name: str) -> float | None:
         """Return the newest known value of a percentile."""
@@ -229,13 +222,7 @@ def pace_of(conn: Connection, length: timedelta, number: int) -> Pace:
     bounds = [now - length + length / number * i for i in range(number + 1)]
     finished = _samples(conn, finished_jobs, finished_jobs.c.finished_at, bounds)
     failed = _samples(conn, failed_jobs, failed_jobs.c.failed_at, bounds)
-
-    def parts(queue: str | None) -> list[Part]:
-        spans = zip(bounds, bounds[1:], finished, failed, strict=False)
-        return [_part(*span, queue) for span in spans]
-
-    names = sorted({job.queue for jobs in (*finished, *failed) for job in jobs})
-    return Pace(parts(None), {name: parts(name) for name in names})
+    return Pace([_part(*part) for part in zip(bounds, bounds[1:], finished, failed, strict=False)])
 
 
 def _samples(
@@ -246,8 +233,7 @@ def _samples(
     looks = []
     for i in range(len(bounds) - 1):
         within = (ended_at >= bounds[i], ended_at < bounds[i + 1])
-        look = select(literal(i).label("part"), table.c.queue, *times)
-        look = look.where(table.c.expires_at.is_(null()), *within)
+        look = select(literal(i).label("part"), *times).where(table.c.expires_at.is_(null()), *within)
         looks.append(select(look.order_by(ended_at).limit(SAMPLE).subquery()))
     samples: list[list[Any]] = [[] for _ in looks]
     for row in conn.execute(union_all(*looks)):
@@ -255,30 +241,25 @@ def _samples(
     return samples
 
 
-def _share(jobs: Sequence[Any], since: datetime, until: datetime) -> float:
-    """Return how many jobs a second each job of a sample stands for."""
-    if len(jobs) < SAMPLE:
-        return 1 / (until - since).total_seconds()
-    seen: float = (max(job.ended_at for job in jobs) - since).total_seconds()
-    return 1 / max(seen, 0.001)
+def _rate(jobs: Sequence[Any], since: datetime, until: datetime) -> float:
+    """Return how many jobs a second ended. A full sample counts up to its last job."""
+    if len(jobs) == SAMPLE:
+        until = max(job.ended_at for job in jobs)
+    return len(jobs) / max((until - since).total_seconds(), 0.001)
 
 
-def _part(
-    since: datetime, until: datetime, done: Sequence[Any], lost: Sequence[Any], queue: str | None
-) -> Part:
-    """Measure a part by its samples; with `queue` what is of that queue."""
-    good, bad = _share(done, since, until), _share(lost, since, until)
-    if queue is not None:
-        done, lost = ([job for job in jobs if job.queue == queue] for jobs in (done, lost))
+def _part(since: datetime, until: datetime, finished: Sequence[Any], failed: Sequence[Any]) -> Part:
+    """Measure a part by its samples."""
     waits, runs = [], []
-    for job in done:
+    for job in finished:
         if job.reserved_at is None:
             continue
         started = job.reserved_at + timedelta(milliseconds=job.start_ms or 0)
         runs.append(max(0.0, (job.ended_at - started).total_seconds()))
         if job.available_at is not None:
             waits.append(max(0.0, (started - job.available_at).total_seconds()))
-    return Part(since, len(done) * good, len(lost) * bad, *_percentiles(waits), *_percentiles(runs))
+    rates = _rate(finished, since, until), _rate(failed, since, until)
+    return Part(since, *rates, *_percentiles(waits), *_percentiles(runs))
 
 
 def _percentiles(values: Iterable[float]) -> tuple[Any, Any]:

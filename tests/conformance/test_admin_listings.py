@@ -17,7 +17,7 @@ from sqlq.errors import JobNotFoundError
 from sqlq.model.job import State
 from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Outcome, Settlement
 from sqlq.store import health
-from sqlq.store.jobs import failed, lookup, settle
+from sqlq.store.jobs import lookup, settle
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
 from tests import claims as claim
@@ -125,9 +125,9 @@ def test_failures_are_counted_by_their_error(play: Play) -> None:
     assert [each.error for each in play.app.jobs.failures(queue="other")[0]] == ["ValueError: no van"]
     assert play.app.jobs.failures(task="pack") == ([], True)
     with play.app.database.read() as conn:
-        assert len(list(failed.errors(conn, lookup.Selection(), within=2))) == 2
-        assert failed.more_than(conn, 3)
-        assert not failed.more_than(conn, 5)
+        assert len(list(lookup.failed_rows(conn, lookup.Selection(), within=2))) == 2
+        assert lookup.more_failed_than(conn, 3)
+        assert not lookup.more_failed_than(conn, 5)
 
 
 # -- listing -------------------------------------------------------------------------------------------------
@@ -262,7 +262,6 @@ def crowded(app: sqlq.App) -> sqlq.App:
 
 
 LOOKS: dict[str, Callable[[Connection], Any]] = {
-    "levels": health.levels,
     "capped": health.capped,
     "listing": lambda conn: lookup.listing(conn, limit=20, within=1_000),
     "listing_queue": lambda conn: lookup.listing(
@@ -270,7 +269,7 @@ LOOKS: dict[str, Callable[[Connection], Any]] = {
     ),
     "listing_available": lambda conn: lookup.listing(conn, state=State.AVAILABLE, limit=20, within=1_000),
     "listing_running": lambda conn: lookup.listing(conn, state=State.RUNNING, limit=20, within=1_000),
-    "failures": lambda conn: list(failed.errors(conn, lookup.Selection(), within=1_000)),
+    "failures": lambda conn: list(lookup.failed_rows(conn, lookup.Selection(), within=1_000)),
     "reserved": workers.reserved,
     "stuck": lambda conn: health.stuck(conn, longer_than_ms=1_000),
     "unknown": health.unknown_tasks,

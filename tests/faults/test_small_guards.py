@@ -189,7 +189,7 @@ def test_an_interrupted_claim_keeps_no_lock(
     with closing(Database.beside(engine)) as database:
         claimer = Claimer(database, "me", WorkerOptions(("default",), 1, 60_000))
         with monkeypatch.context() as patched:
-            patched.setattr("sqlq.store.jobs.claim.ClaimedJob._make", lambda *_, **__: 1 // 0)
+            patched.setattr("sqlq.store.jobs.lease.ClaimedJob._make", lambda *_, **__: 1 // 0)
             with pytest.raises(ZeroDivisionError):
                 claimer.claim(1)
         assert len(claimer.claim(1)) == 1

@@ -90,8 +90,8 @@ def insert(conn: Connection, new: Sequence[NewJob]) -> list[Job]:
     sql = dialect_of(conn).sql
     parts = (part for some in slices(plain, _ROWS_AT_ONCE) for part in portions(sql, some, texts_of))
     done = iter([job for part in parts for job in _insert_plain(conn, part)])
-    found = insert_keyed(conn, new, keyed) if keyed else {}
-    return [found[i] if i in found else next(done) for i in range(len(new))]
+    jobs = insert_keyed(conn, new, keyed) if keyed else {}
+    return [jobs[i] if i in jobs else next(done) for i in range(len(new))]
 
 
 def _insert_plain(conn: Connection, new: Sequence[NewJob]) -> list[Job]:
@@ -99,15 +99,13 @@ def _insert_plain(conn: Connection, new: Sequence[NewJob]) -> list[Job]:
     statement, parameters = insert_of_many(dialect_of(conn), new)
     # ids rise in the order of the rows: the statement sorts them before it numbers them
     rows = sorted(conn.execute(statement, parameters).all(), key=itemgetter(0))
-    if len(rows[0]) == 1:  # all are due at once
-        return [_job(job, id, State.AVAILABLE) for job, (id,) in zip(new, rows, strict=True)]
-    return [_job(job, id, state) for job, (id, state) in zip(new, rows, strict=True)]
+    return [_job(job, *row) for job, row in zip(new, rows, strict=True)]
 
 
 def created(conn: Any, ids: Sequence[int]) -> dict[int, int]:
     """Return the creation times of jobs, as SQLite stores them."""
-    asked = ({"ids": list(part)} for part in slices(ids, _ROWS_AT_ONCE))
-    return {id: milliseconds_of(at) for each in asked for id, at in conn.execute(_CREATED, each)}
+    parts = ({"ids": list(part)} for part in slices(ids, _ROWS_AT_ONCE))
+    return {id: milliseconds_of(at) for part in parts for id, at in conn.execute(_CREATED, part)}
 
 
 _CREATED = select(jobs.c.id, jobs.c.created_at).where(jobs.c.id.in_(bindparam("ids", expanding=True)))
@@ -132,7 +130,7 @@ def insert_statement(job: NewJob, dialect: Any, schema: str | None) -> tuple[str
 def inserted(job: NewJob, row: Sequence[Any]) -> Job:
     """Return the job from the row that an `insert_statement` returned."""
     is_due = job.available_at is None and not job.delay_ms
-    return _job(job, row[0], State.AVAILABLE if is_due else row[1])
+    return _job(job, row[0]) if is_due else _job(job, row[0], row[1])
 
 
 def foreign_statement(job: NewJob, kind: str, style: str, schema: str | None) -> tuple[str, Any]:
@@ -184,7 +182,7 @@ def _insert_for_others(
     return SingleInsert(insert, dialect.driver.sqlalchemy(paramstyle=style), schema or TOKEN_SCHEMA, options)
 
 
-def _job(job: NewJob, id: int, state: str) -> Job:
+def _job(job: NewJob, id: int, state: str = State.AVAILABLE) -> Job:
     return Job(id, job.queue, job.task, _STATES[state], True)  # noqa: FBT003 - by name it takes half as long again
 
 
@@ -200,7 +198,7 @@ def insert_keyed(conn: Connection, new: Sequence[NewJob], keyed: Iterable[int]) 
     places: dict[JobKey, list[int]] = defaultdict(list)
     for i in keyed:
         places[new[i].queue, new[i].unique_key].append(i)
-    lasting = [key for key, found in places.items() if any(new[i].unique_until == "pruned" for i in found)]
+    lasting = [key for key, its in places.items() if any(new[i].unique_until == "pruned" for i in its)]
     several = (len(places) > 1 or bool(lasting)) and not dialect_of(conn).in_a_file
     missed: list[JobKey] = []
     # Another producer's job can end between the insert that met it and the lookup. Then the key is free, and
@@ -233,7 +231,7 @@ def _insert_in_order(
     """Insert one job of each key, or let it replace the waiting one, or find the live one. Return the jobs by
     their places, and the keys that had neither. For a permanent key it also finds a job that has ended."""
     dialect = dialect_of(conn)
-    counting = {key: _that_counts(new, found) for key, found in places.items()}
+    counting = {key: _that_counts(new, its) for key, its in places.items()}
     holders = held(conn, lasting)  # guard: what-has-ended-keeps-its-key
     changing = [key for key, i in counting.items() if key not in holders and new[i].on_conflict != "keep"]
     live = held(conn, changing, live=True)
@@ -243,16 +241,16 @@ def _insert_in_order(
     ordered = sorted(waiting, key=lambda key: (key[0], key[1] or ""))  # guard: keys-in-one-order
     for conflict, run in groupby(ordered, key=lambda key: _conflict_of(new[counting[key]])):
         chosen = [new[counting[key]] for key in run]
-        said = said_by_any(chosen)
-        given = [row_of(job, said) for job in chosen]
-        statement = _statement(dialect, said, conflict)
-        parts = portions(dialect.sql, given, lambda row: row.values())
+        options = said_by_any(chosen)
+        values = [row_of(job, options) for job in chosen]
+        statement = _statement(dialect, options, conflict)
+        parts = portions(dialect.sql, values, lambda row: row.values())
         rows = (row for part in parts for row in conn.execute(statement, part))
         for met, queue, key, id, task, state in rows:
             if met is None:
                 met = CHANGED if (queue, key) in live else NEW
-            its = Job(id, queue, task, State(state), created=met == NEW, replaced=met == CHANGED)
-            holders[queue, key] = its
+            job = Job(id, queue, task, State(state), created=met == NEW, replaced=met == CHANGED)
+            holders[queue, key] = job
     holders |= held(conn, [key for key in ordered if key not in holders], live=True, met=True)
     done = {
         i: job if i == counting[key] else replace(job, created=False, replaced=False)
@@ -346,25 +344,23 @@ def require_read_committed(conn: Connection, new: Iterable[NewJob]) -> None:
 
 
 def held(
-    conn: Connection, keys: Sequence[JobKey], *, live: bool = False, met: bool = False
+    conn: Connection, keys: Sequence[JobKey], *, live: bool | None = False, met: bool = False
 ) -> dict[JobKey, Job]:
     """Return the ended jobs that hold these keys, the newest of each; or the `live` ones, or those that an
-    insert has `met`."""
+    insert has `met`; with None the live ones before the ended."""
     dialect = dialect_of(conn)
-    found: dict[JobKey, Job] = {}
-    for some in slices(keys, _ROWS_AT_ONCE):
-        given = dialect.sql.batch_parameters(_KEYS, some)
-        rows = conn.execute(_holders_of(dialect, live, met), given)
-        for queue, key, id, task, state in sorted(rows.all(), key=lambda row: row[2]):
-            found[queue, key] = Job(id, queue, task, State(state), created=False)
-    return found
+    jobs: dict[JobKey, Job] = {}
+    for part in slices(keys, _ROWS_AT_ONCE):
+        rows = conn.execute(_holders_of(dialect, live, met), dialect.sql.batch_parameters(_KEYS, part))
+        for queue, key, id, task, state in sorted(rows, key=lambda row: (row[4] not in OVER, row[2])):
+            jobs[queue, key] = Job(id, queue, task, State(state), created=False)
+    return jobs
 
 
 def holder(conn: Connection, queue: str, key: str) -> int | None:
     """Return the job that holds a key in one snapshot: a live one, or the newest ended one."""
-    dialect = dialect_of(conn)
-    rows = conn.execute(_holders_of(dialect, None), dialect.sql.batch_parameters(_KEYS, [(queue, key)]))
-    return max(((state not in OVER, id) for _, _, id, _, state in rows), default=(False, None))[1]
+    job = held(conn, [(queue, key)], live=None).get((queue, key))
+    return None if job is None else job.id
 
 
 _KEYS = Batch(in_queue=Text, held_key=Text)

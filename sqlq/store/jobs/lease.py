@@ -1,4 +1,5 @@
-"""The writes of a job's owner before its end, each fenced by id and token, and how a claim ended.
+"""The claim of jobs, the writes of their owner before their end, each fenced by id and token, and how a claim
+ended.
 
 It renews leases, notes progress, and saves cursors in the transactions of handlers.
 """
@@ -8,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
 from functools import cache
+from itertools import groupby, zip_longest
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -27,9 +30,32 @@ from sqlq.database.batch import RIGHT, Batch, Change, Expression, Right, Values,
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of, refuse_standby
 from sqlq.database.sql import held
+from sqlq.database.values import Ask, Claimant, ClaimRequest
+from sqlq.model.job import ClaimedJob
 from sqlq.schema.tables import IS_RESERVED, jobs
 from sqlq.schema.types import after
 from sqlq.store.jobs.rows import in_all_tables
+
+# -- claim ---------------------------------------------------------------------------------------------------
+
+
+def claim(ask: Ask, dialect: Dialect, wanted: ClaimRequest, by: Claimant) -> list[ClaimedJob]:
+    """Claim jobs, and return them in their starting order: queue by queue, or with "evenly" one job of each
+    queue in turn."""
+    names, limit, order, _ = wanted
+    claimed = [ClaimedJob._make(row) for row in dialect.sql.claim(ask, wanted, by)]
+    if len(claimed) > limit:  # guard: claim-respects-its-limit
+        raise AssertionError(f"claimed {len(claimed)} jobs instead of at most {limit}")
+    place = {name: i for i, name in enumerate(names)}
+    sign = -1 if order == "newest" else 1
+    claimed.sort(key=lambda job: (place[job.queue], -job.priority, sign * job.due_ms, sign * job.id))
+    if order == "evenly" and claimed and claimed[0].queue != claimed[-1].queue:
+        queues = [list(group) for _, group in groupby(claimed, attrgetter("queue"))]
+        claimed = [job for turn in zip_longest(*queues) for job in turn if job is not None]
+    return claimed
+
+
+# -- extend --------------------------------------------------------------------------------------------------
 
 HOLD = Batch.of_claims()
 """Rights, and nothing else."""
@@ -62,9 +88,6 @@ def _change_held(
     waits: bool,
 ) -> Change:
     return Change(held(dialect.sql, batch), values, returning=returning, waits=waits)
-
-
-# -- extend --------------------------------------------------------------------------------------------------
 
 
 def extend(conn: Connection, wanted: Iterable[Right], *, lease_ms: int) -> dict[Right, bool]:

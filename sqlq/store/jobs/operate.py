@@ -59,9 +59,9 @@ def live(
     conn: Connection, chosen: Selection, *, after_id: int, up_to_id: int, waiting: bool = False
 ) -> list[int]:
     """Return the next live or `waiting` jobs of a selection by their ids, ascending, at most a batch."""
-    among = [chosen.where(jobs), jobs.c.id > after_id, jobs.c.id <= up_to_id]
-    among += [IS_UNRESERVED] if waiting else []
-    return list(conn.scalars(select(jobs.c.id).where(*among).order_by(jobs.c.id).limit(BATCH)))
+    query = select(jobs.c.id).where(chosen.where(jobs), jobs.c.id > after_id, jobs.c.id <= up_to_id)
+    query = query.where(IS_UNRESERVED) if waiting else query
+    return list(conn.scalars(query.order_by(jobs.c.id).limit(BATCH)))
 
 
 def _locked(

@@ -24,7 +24,7 @@ from sqlq.model.retry import describe, given_back, put_off_without_key
 from sqlq.model.task import Task
 from sqlq.payload.encryption import HEAD, NO_KEYS, Encryption
 from sqlq.store.flows.flows import Filled, filled, takes_results
-from sqlq.store.jobs import claim as claiming
+from sqlq.store.jobs import lease as leases
 from sqlq.store.workers import look
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.lifespan import Lifespan
@@ -231,7 +231,7 @@ class Claimer:
     def _run(self, request: ClaimRequest) -> list[ClaimedJob]:
         dialect = self._database.dialect
         by = Claimant(self._owner, self._options.lease_ms, self._attempts())
-        return self._database.run_raw(lambda execute: claiming.claim(execute, dialect, request, by))
+        return self._database.run_raw(lambda execute: leases.claim(execute, dialect, request, by))
 
     def _attempts(self) -> str:
         """The attempts of each task, for rows without a number of them."""

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, event, text
 
 import sqlq
 from sqlq.store import health
-from sqlq.store.jobs.failed import TRACE_CHARACTERS, traces
+from sqlq.store.jobs.lookup import TRACE_CHARACTERS, traces
 from sqlq.web import pages
 from tests.faces.web.visitor import Finished, Visitor, end, failed
 
