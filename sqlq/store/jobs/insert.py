@@ -346,8 +346,8 @@ def require_read_committed(conn: Connection, new: Iterable[NewJob]) -> None:
 def held(
     conn: Connection, keys: Sequence[JobKey], *, live: bool | None = False, met: bool = False
 ) -> dict[JobKey, Job]:
-    """Return the ended jobs that hold these keys, the newest of each; or the `live` ones, or those that an
-    insert has `met`; with None the live ones before the ended."""
+    """Return the ended jobs that hold these keys, the newest of each. With `live` return the live ones, and
+    with None both, the live ones first. `met` are those that an insert has met."""
     dialect = dialect_of(conn)
     jobs: dict[JobKey, Job] = {}
     for part in slices(keys, _ROWS_AT_ONCE):
