@@ -14,7 +14,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from sqlq.config.command_hint import escaped
+
 log = logging.getLogger("sqlq.worker")
+
+
+def entitle(name: str | None, role: str) -> None:
+    """Show the role of this process in ps and top, as in "sqlq: mail-1 worker", if setproctitle is
+    installed."""
+    with suppress(ImportError):
+        from setproctitle import setproctitle
+
+        setproctitle(escaped(f"sqlq: {role}" if name is None else f"sqlq: {name} {role}"))
 
 
 def conceal(text: str) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlq.app.app import App
 from sqlq.cli import root
 from sqlq.cli.context import Context
-from sqlq.cli.processes import bear_broken_streams, leave, leave_in_time
+from sqlq.cli.processes import bear_broken_streams, entitle, leave, leave_in_time
 from sqlq.cli.terminal import logs
 from sqlq.cli.terminal.output import naming_options
 from sqlq.config.durations import counted
@@ -40,7 +40,9 @@ def run(context: Context, fd: int) -> NoReturn:
     if setup is None:
         sys.exit(1)
     context.app_option, context.database_url = setup["app"], setup["database_url"]
-    if "box" in setup:
+    is_worker = "box" in setup
+    entitle(setup["options"]["name"], "worker" if is_worker else "isolate")
+    if is_worker:
         _work(context, link, setup)
     forkserver.show("sqlq-isolate")
     _serve(context, link, setup)

@@ -145,8 +145,19 @@ def test_a_bound_below_the_size_of_a_worker_process_is_reported_in_one_sentence(
     assert "give more than that, and room for what jobs need" in done.err
 
 
+@on_sqlite
+def test_titles_of_processes_show_their_roles(sqlq_: Command, app: sqlq.App) -> None:
+    with sqlq_.working("--name", "mail-1", anew=True) as worker:
+        wait_until(lambda: _pids(app))
+        titles = {pid: " ".join(psutil.Process(pid).cmdline()).strip() for pid in (worker.pid, *_pids(app))}
+    assert sorted(titles.values()) == ["sqlq: mail-1 supervisor", "sqlq: mail-1 worker"]
+
+
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_no_process_shows_the_url_of_its_database(sqlq_: Command, app: sqlq.App) -> None:
+@pytest.mark.parametrize("titled", [True, False])
+def test_no_process_shows_the_url_of_its_database(sqlq_: Command, app: sqlq.App, titled: bool) -> None:
+    if not titled:
+        (sqlq_.directory / "setproctitle.py").write_text("raise ModuleNotFoundError('setproctitle')\n")
     url = make_url(app.url).set(password="geheim-7").render_as_string(hide_password=False)
     with sqlq_.working("-d", url, "--isolate", anew=True) as worker:
         wait_until(lambda: "working on" in sqlq_.log(), timeout=60)

@@ -77,7 +77,7 @@ NOT_ASKED_FOR = (
     ),
 )
 EXTRAS = (
-    *("prometheus_client", "opentelemetry", "cryptography"),
+    *("prometheus_client", "opentelemetry", "cryptography", "setproctitle"),
     *("jinja2", "werkzeug", "a2wsgi", "waitress"),
 )
 

@@ -580,6 +580,8 @@ GUARDS = [
     Guard("what-is-settled-is-let-go", "finally:", "except KeyError:\n            raise\n        else:", "tests/worker/test_events.py::test_a_settled_job_is_let_go_when_its_report_raises[sqlite]"),
     Guard("a-log-handler-may-raise", "except Exception as error:", "except KeyError as error:", "tests/worker/test_events.py::test_a_worker_goes_on_when_a_log_handler_raises[sqlite]"),
     # the program around
+    Guard("unwritten-failures-keep-no-locals", None, "pass", "tests/worker/test_forgets.py::test_the_locals_of_older_failures_are_dropped_while_none_can_be_written[postgresql]"),
+    Guard("fork-server-is-waited-for-once", None, "pass", "tests/worker/test_forkserver.py::test_a_process_starts_anew_when_the_fork_server_stands_still"),
     Guard("an-ended-attempt-keeps-no-frames", None, "pass", "tests/worker/test_forgets.py::test_a_forgotten_attempt_keeps_no_locals_of_its_handler"),
     Guard("pipes-have-no-timeout", None, "pass", HABITS + "test_a_worker_bears_what_programs_do[sockets and signals-sqlite]"),
     Guard("forked-children-take-signals", "if signal.getsignal(number) is handler:", "if False:", HABITS + "test_a_child_that_a_handler_forks_is_a_usual_process[sqlite]"),

@@ -180,6 +180,22 @@ def test_a_job_is_completed_once_in_a_block_that_does_so(
     assert "which completes it at its end: leave" in (done.message or "")
 
 
+def test_a_result_returned_after_a_completion_without_one_is_warned_of(
+    app: sqlq.App, shop: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    def handler(result: Any) -> str:
+        with sqlq.current_job().completing(shop, result):
+            pass
+        return "lost"
+
+    task = app.task(name="shop.url")(handler)
+    lost, kept = (app.enqueue(task.new(result)).id for result in (None, "kept"))
+    drain(app)
+    assert [app.jobs.get(id).result for id in (lost, kept)] == [None, "kept"]
+    (warning,) = (line for line in caplog.messages if "complete(session, result)" in line)
+    assert warning.startswith(f"job {lost}: shop.url returned a result after it was completed without one")
+
+
 def test_blocks_refuse_asynchronous_sessions_in_a_sentence(app: sqlq.App, shop: Engine) -> None:
     engine = create_async_engine("sqlite+aiosqlite://")
     refused: list[str] = []

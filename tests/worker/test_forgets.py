@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import gc
 import json
+import threading
 import weakref
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Failed
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.call import execute
+from sqlq.worker.settle.settle import MAX_WITH_LOCALS
 from tests.faults.processes import worker_process
+from tests.kit import working
 from tests.waiting import wait_until
 
 MODULE = """
@@ -164,3 +167,42 @@ def test_a_forgotten_attempt_keeps_no_locals_of_its_handler() -> None:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+def test_the_locals_of_older_failures_are_dropped_while_none_can_be_written(
+    app: sqlq.App, engine: Engine
+) -> None:
+    jobs, gone = 3 * MAX_WITH_LOCALS, list[int]()
+    started, go_on = threading.Semaphore(0), threading.Event()
+
+    class Thing: ...
+
+    @app.task(name="t", max_attempts=1)
+    def fails(number: int) -> None:
+        thing = Thing()
+        weakref.finalize(thing, gone.append, number)
+        started.release()
+        assert go_on.wait(30)
+        try:
+            raise ValueError(str(number))
+        except ValueError as error:
+            raise LookupError from error
+
+    app.enqueue_many(fails.new(number) for number in range(jobs))
+    with working(app, concurrency=jobs):
+        try:
+            for _ in range(jobs):
+                assert started.acquire(timeout=30)
+            with engine.begin() as conn:
+                conn.execute(text("SELECT id FROM jobs ORDER BY id FOR UPDATE"))
+                go_on.set()
+                wait_until(lambda: len(gone) == jobs - MAX_WITH_LOCALS, what="the older ones gone")
+        finally:
+            go_on.set()
+        wait_until(
+            lambda: len(app.jobs.list(state="failed", limit=jobs)) == jobs, what="the failures written"
+        )
+    failed = app.jobs.list(state="failed", limit=jobs)
+    assert {job.exception for job in failed} == {"LookupError"}
+    assert all("raise ValueError(str(number))" in (job.traceback or "") for job in failed)

@@ -123,10 +123,11 @@ def test_a_process_starts_anew_when_the_fork_server_stands_still() -> None:
         "waiting = spawn([*PROGRAM, 'wait'], [])\n"
         "os.kill(int(server), signal.SIGSTOP)\n"
         "process = spawn([sys.executable, '-m', 'sqlq', '--version'], [])\n"
-        "print(type(process).__name__, process.wait(60))\n"
+        "print(type(process).__name__, process.wait(60), forkserver.current)\n"
         "waiting.kill()\n"
         "print('code', waiting.wait(30))\n"
         "os.kill(int(server), signal.SIGKILL)\n"
     )
-    assert "Popen 0" in output
+    assert "Popen 0 None" in output
+    assert output.count("the fork server does not answer") == 1
     assert "code -9" in output

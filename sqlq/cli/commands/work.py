@@ -18,7 +18,7 @@ import click
 from sqlq.cli.commands.metrics import HOST, require_client
 from sqlq.cli.context import Context
 from sqlq.cli.options import file_option, flag, options, port_option, worker_option
-from sqlq.cli.processes import leave
+from sqlq.cli.processes import entitle, leave
 from sqlq.cli.terminal import logs
 from sqlq.cli.terminal.output import naming_options, on_terminal
 from sqlq.cli.terminal.progress import Progress, stopped
@@ -117,6 +117,7 @@ def work(
         "is_metered": metrics_port is not None,
     }
     _refuse_unwritable(health_file)
+    entitle(checked.name, "supervisor")
     supervisor = Supervisor([*context.program, "work", "--child"], checked, setup, health_file)
     if metrics_port is not None:
         require_client("--metrics-port")

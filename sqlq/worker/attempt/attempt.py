@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partialmethod
 from time import monotonic
-from traceback import walk_tb
+from traceback import clear_frames, walk_tb
 from typing import Any
 
 from sqlq.database.batch import Right
@@ -65,6 +65,8 @@ class Attempt:
     """The exception of the handler, or of its timeout; None where another process raised it."""
     completed = False
     """Whether the handler called `complete()`."""
+    has_result = False
+    """Whether it gave that a result."""
     ended = False
     """Whether the outcome is known, or the job was released without waiting for its handler."""
     ended_at: float | None = None
@@ -203,6 +205,20 @@ class Attempt:
         if self.context is not None:
             self.__dict__.pop("context", None)  # a thread that goes on makes another
         self.arguments = NO_ARGUMENTS
+
+    def drop_locals(self) -> None:
+        """Drop the arguments, and the locals in the frames of the exception and of those that led to it. The
+        lines of their tracebacks stay."""
+        self.arguments = NO_ARGUMENTS
+        errors, known = [self.error], set[int]()
+        with suppress(Exception):  # an exception may have code of its own
+            while errors:
+                error = errors.pop()
+                if error is not None and id(error) not in known:
+                    known.add(id(error))
+                    clear_frames(error.__traceback__)
+                    errors += [error.__cause__, error.__context__]
+                    errors += error.exceptions if isinstance(error, BaseExceptionGroup) else ()
 
     def cancel(self) -> None:
         """Request a stop of the handler. A coroutine or a process can be forced to stop, a thread cannot."""

@@ -261,6 +261,13 @@ def _canceller() -> Callable[[], object]:
 def _ended(attempt: Attempt, result: Any) -> Outcome:
     """Return the outcome of a handler that returned."""
     if attempt.completed:
+        if result is not None and not attempt.has_result:
+            attempt.log_warning(
+                "result_dropped",
+                "%s returned a result after it was completed without one; null is stored: give it to "
+                "complete(session, result)",
+                attempt.task,
+            )
         text = "complete() was called, but its transaction did not commit"
     elif attempt.growth is not None and attempt.growth.steps:  # guard: growth-is-not-dropped
         text = UNWRITTEN_GROWTH

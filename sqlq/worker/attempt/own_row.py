@@ -98,6 +98,7 @@ def complete(attempt: Attempt, session: SyncSession, result: Any) -> None:
     encryption = attempt.target.encryption
     joined = transaction_to_complete(session)
     done = completion(result, attempt.claimed, attempt.task_found)
+    attempt.has_result = result is not None
     if attempt.growth is not None:
         attempt.growth._is_closed = True
     if attempt.has_row:

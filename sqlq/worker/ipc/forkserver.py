@@ -161,6 +161,13 @@ def start(
         os._exit(0)
 
 
+def give_up() -> None:
+    """Start processes without the server from now on: each would wait for it anew."""
+    global current  # noqa: PLW0603 - as in `start`
+    current = None
+    log.warning("the fork server does not answer: from now on processes start without it")
+
+
 def _must_not_be_shared(own: Collection[int]) -> str | None:
     """Name what an import of the App has opened and two processes must not share: a thread's locks, a
     connection, a database file. Datagrams, as of the system's log, may be shared."""
@@ -212,6 +219,8 @@ def _serve(inside: socket.socket, ends: int, run: Callable[[], None], program_le
             except OSError:  # the machine has no process to spare
                 pid = -1
             if pid == 0:
+                if _is_gone(owner):  # meanwhile: two processes would have one pipe
+                    os._exit(1)
                 for end in (inside, owner, *(owner for _, owner in children.values())):
                     end.close()
                 for fd in (ends, *children):

@@ -11,12 +11,13 @@ import os
 import random
 import re
 import socket
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, NamedTuple
+from weakref import ref
 
 from sqlq.database.batch import Right
 from sqlq.database.database import Database
@@ -54,6 +55,7 @@ SUSPECT_SECONDS = 60.0
 MOST_TRIES = 10
 """How often one outcome is tried alone before it is tried with others again."""
 MOST_NAMED = 20
+MAX_WITH_LOCALS = 10
 MOST_UNWRITTEN, MOST_UNWRITTEN_IN_A_FILE = 2_000, 200
 """The most outcomes that may wait to be written before a worker starts no more jobs. After a crash all of
 these run again."""
@@ -120,10 +122,20 @@ class Settler(Loop):
         self._pending: dict[Right, Item] = {}
         self._refused_at: dict[str, float] = {}
         """When the database last refused an outcome of a task."""
+        self._with_locals: deque[ref[Attempt]] = deque()
+        """The newest failures, whose exceptions have the locals of their frames."""
         self.counts = Counts()
 
     def settle(self, job: Attempt, outcome: Outcome) -> None:
-        """Take an outcome to write; returns at once."""
+        """Take an outcome to write; returns at once.
+
+        The exceptions of older unwritten failures lose the locals of their frames, which may be large."""
+        if job.error is not None:
+            self._with_locals.append(ref(job))
+            if len(self._with_locals) > MAX_WITH_LOCALS:
+                oldest = self._with_locals.popleft()()
+                if oldest is not None:
+                    oldest.drop_locals()  # guard: unwritten-failures-keep-no-locals
         job.ended_at = monotonic()
         self._items.put((job, outcome))
 
