@@ -57,7 +57,7 @@ def commands() -> str:
 OBJECTS: Final = (
     *("sqlq.admin.jobs.Jobs", "sqlq.admin.queues.Queues", "sqlq.admin.workers.Workers"),
     *("sqlq.admin.flows.Flows", "sqlq.admin.limits.Limits", "sqlq.admin.schedules.Schedules"),
-    *("sqlq.admin.audit.Audit", "sqlq.worker.worker.Worker"),
+    *("sqlq.admin.facet.Audit", "sqlq.worker.worker.Worker"),
 )
 """Classes that have no public name: an App returns their objects."""
 

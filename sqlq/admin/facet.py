@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import inspect
 import logging
 from collections.abc import Callable, Coroutine, Iterator
@@ -14,10 +15,11 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.command_hint import word
+from sqlq.config.durations import Duration, milliseconds
 from sqlq.database.caller.session import asynchronous
 from sqlq.database.database import Database
 from sqlq.errors import SqlqError
-from sqlq.model.checks import checked_name, checks_arguments
+from sqlq.model.checks import Rows, checked_name, checks_arguments
 from sqlq.model.job import NewJob
 from sqlq.schema import version
 from sqlq.store import audit
@@ -174,3 +176,28 @@ def for_asyncio(method: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
     twin.__qualname__ = method.__qualname__.replace(name, twin.__name__)
     twin.__doc__ = f"`{name}` for asynchronous code."
     return cast("Callable[P, Coroutine[Any, Any, T]]", twin)
+
+
+class Audit(Facet):
+    """The actions of operators on a database, by the command line or by `app.acting_as`: `app.audit`."""
+
+    def list(
+        self,
+        *,
+        limit: Rows = 100,
+        before: int | None = None,
+        actor: str | None = None,
+        action: str | None = None,
+    ) -> builtins.list[audit.Action]:
+        """Return the newest actions, at most `limit`. `before` is the id of the oldest one seen, for the next
+        page. `actor` and `action` choose, as in action="queues pause"."""
+        return [*self._query(audit.listing, limit=limit, before=before, actor=actor, action=action)]
+
+    alist = for_asyncio(list)
+
+    def prune(self, older_than: Duration) -> int:
+        """Delete the actions that began longer ago than that, as in "90d"; return how many. On PostgreSQL
+        this takes the owner of the tables: no operator takes traces away."""
+        work = partial(audit.prune, older_than_ms=milliseconds(older_than, "older_than"))
+        self._database.require_tables()
+        return self._to_the_end(work, audit.BATCH)

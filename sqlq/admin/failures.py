@@ -57,16 +57,16 @@ class Marks:
         """Return the mark of each row."""
         known = self._known
         new = {row.id: row for row in rows if row not in known}  # guard: tracebacks-are-read-once
-        found = {row: known[row] for row in rows if row in known}
+        marks = {row: known[row] for row in rows if row in known}
         for id, trace in traces(conn, list(new)):
             line = users_line(trace, or_last=True)
-            found[new[id]] = _mark(new[id], line and f"{line.file} in {line.function}")
-        if len(rows) <= MOST_KNOWN:
-            self._known = found if len(known) > MOST_KNOWN else known | found
-        return found
+            marks[new[id]] = _mark(new[id], line and f"{line.file} in {line.function}")
+        if len(rows) <= CACHED:
+            self._known = marks if len(known) > CACHED else known | marks
+        return marks
 
 
-MOST_KNOWN = 10_000
+CACHED = 10_000
 """It remembers at most twice as many."""
 
 
@@ -107,8 +107,8 @@ def _mark(row: FailedRow, where: str | None) -> Mark:
 
     The traceback's last line in the user's code counts, without its number, which the next release changes.
     """
-    said = (row.task, row.reason, row.exception or "", alike(row.message or ""), where or "")
-    text = hashlib.sha256("\0".join(said).encode("utf-8", "replace")).hexdigest()[:12]
+    parts = (row.task, row.reason, row.exception or "", alike(row.message or ""), where or "")
+    text = hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()[:12]
     return Mark(text, where)
 
 

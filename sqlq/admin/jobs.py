@@ -50,7 +50,7 @@ from sqlq.store.jobs.operate import JobChange
 
 LOOKED_AT = 100_000
 """A command that searches for jobs reads at most this many of the newest of each table."""
-TEXTS_LOOKED_AT = 10_000
+TEXT_SEARCH_LIMIT = 10_000
 """A search in their texts reads at most this number."""
 
 
@@ -165,9 +165,9 @@ class Jobs(Facet):
             whole=whole,
             encryption=self._database.encryption,
         )
-        found = JobList(jobs)
-        found.complete = complete
-        return found
+        result = JobList(jobs)
+        result.complete = complete
+        return result
 
     alist = for_asyncio(list)
 
@@ -212,8 +212,8 @@ class Jobs(Facet):
         within = None if exact else health.MOST
         with self._read() as conn:
             rows = lookup.failed_rows(conn, Selection(task=task, queue=queue, batch=batch), within=within)
-            found = grouped(rows, self._marks.of(conn, rows))
-            return found, within is None or not lookup.more_failed_than(conn, within)
+            failures = grouped(rows, self._marks.of(conn, rows))
+            return failures, within is None or not lookup.more_failed_than(conn, within)
 
     def failed_alike(self, fingerprint: str) -> builtins.list[int]:
         """Return the ids of the failed jobs with the error of a fingerprint, among the newest 10,000."""
@@ -248,9 +248,9 @@ class Jobs(Facet):
 
     # -- cancel ----------------------------------------------------------------------------------------------
 
-    def _meant(self, ids: AnyJobs, what: str, **chosen: Unpack[Chosen]) -> Sequence[Selection]:
+    def _meant(self, ids: AnyJobs, noun: str, **chosen: Unpack[Chosen]) -> Sequence[Selection]:
         """Return the jobs that a call means, once it is known that the tables are there."""
-        meant = selections(ids_of(ids, self._read), what, **chosen)
+        meant = selections(ids_of(ids, self._read), noun, **chosen)
         self._database.require_tables()
         return meant
 
@@ -438,7 +438,7 @@ class Jobs(Facet):
 
 
 def _within(rows: int, selection: Selection) -> int:
-    return rows if selection.text is None else min(rows, TEXTS_LOOKED_AT)
+    return rows if selection.text is None else min(rows, TEXT_SEARCH_LIMIT)
 
 
 def enqueued(

@@ -54,13 +54,13 @@ class Queues(Facet):
             pauses = pause_rows.paused(conn)
             named = _named(alive)
             first = named | pauses.named.keys()
-            held, others = (health.exact(conn), 0) if exact else health.capped(conn, first)
+            rows, others = (health.exact(conn), 0) if exact else health.capped(conn, first)
         everything = any(worker.queues is None for worker in alive)
-        empty = first - {s.queue for s in held}
-        held += [
+        empty = first - {s.queue for s in rows}
+        rows += [
             QueueStatus(name, 0, 0, 0, 0, 0, None, paused=name in pauses, served=False) for name in empty
         ]
-        found = [replace(each, served=everything or each.queue in named) for each in held]
+        found = [replace(each, served=everything or each.queue in named) for each in rows]
         found.sort(key=lambda s: (s.queue not in first, s.queue))
         statuses = QueueStatuses(sorted(found[:MOST_QUEUES], key=lambda s: s.queue))
         statuses.others = others + len(found) - len(statuses)

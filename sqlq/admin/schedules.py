@@ -185,8 +185,8 @@ class Schedules(Facet):
         with self._read() as conn:
             rows = schedules.rows(conn)
             last = {row.name: schedules.recent(row.recent_jobs)[-1:] for row in rows}
-            found = _last_jobs(conn, [id for ids in last.values() for id in ids])
-        return [_details(row, last[row.name], found, self._database.encryption) for row in rows]
+            last_jobs = _last_jobs(conn, [id for ids in last.values() for id in ids])
+        return [_details(row, last[row.name], last_jobs, self._database.encryption) for row in rows]
 
     # -- the same for asynchronous code ----------------------------------------------------------------------
 
@@ -201,16 +201,16 @@ class Schedules(Facet):
 
 def _last_jobs(conn: Connection, ids: Sequence[int]) -> dict[int, LastJob]:
     """Return those of the last jobs of schedules that are kept."""
-    found: dict[int, LastJob] = {}
+    last_jobs: dict[int, LastJob] = {}
     for job in lookup.of_ids(conn, ids):
         failed = job.state is State.FAILED
         error = error_line(job.reason, job.exception, job.message) if failed else job.reason
-        found[job.id] = LastJob(job.id, job.state.value, job.scheduled_for, error)
-    return found
+        last_jobs[job.id] = LastJob(job.id, job.state.value, job.scheduled_for, error)
+    return last_jobs
 
 
 def _details(
-    row: Row[Any], ids: Sequence[int], found: dict[int, LastJob], encryption: Encryption | None
+    row: Row[Any], ids: Sequence[int], last_jobs: dict[int, LastJob], encryption: Encryption | None
 ) -> ScheduleDetails:
     payload, _ = readable(encryption, "payload", row.task, row.queue, row.payload)
     try:
@@ -237,7 +237,7 @@ def _details(
         payload=payload.why if isinstance(payload, Unopened) else payload,
         is_declared=row.declared_at is not None,
         upcoming=upcoming,
-        jobs=tuple(found.get(id, LastJob(id, "gone")) for id in reversed(ids)),
+        jobs=tuple(last_jobs.get(id, LastJob(id, "gone")) for id in reversed(ids)),
         error=error,
     )
 

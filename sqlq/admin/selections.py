@@ -54,7 +54,7 @@ selection = checks_arguments(Selection)
 @checks_arguments
 def selections(
     ids: Sequence[int],
-    what: str,
+    noun: str,
     *,
     task: str | None = None,
     queue: str | None = None,
@@ -65,7 +65,7 @@ def selections(
     if is_named == all:
         both = ", and not both" if all else ""
         raise ConfigurationError(
-            f"name the {what} that are meant: by id, task, queue or batch, or all of them{both}"
+            f"name the {noun} that are meant: by id, task, queue or batch, or all of them{both}"
         )
     return portions(sorted(set(ids)), task, queue, batch)
 
@@ -113,10 +113,10 @@ def ids_of(jobs: AnyJob | AnyJobs, read: Callable[[], AbstractContextManager[Con
     return [id_of(job) for job in jobs]
 
 
-def ended(time: datetime | Duration | None, what: str) -> ColumnElement[Any] | None:
+def ended(time: datetime | Duration | None, noun: str) -> ColumnElement[Any] | None:
     """Return a time, or the time an age ago by the database's clock."""
     if time is None:
         return None
     if isinstance(time, datetime):
-        return literal(aware(time, what), Moment)
-    return after(literal(-milliseconds(time, what), BigInteger))
+        return literal(aware(time, noun), Moment)
+    return after(literal(-milliseconds(time, noun), BigInteger))

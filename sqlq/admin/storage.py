@@ -79,8 +79,8 @@ def _tables(tables: Sequence[TableSize]) -> str:
 def _oldest(sessions: Sequence[Session]) -> str:
     if not sessions:
         return "none is open"
-    number, who, state, seconds, *_ = sessions[0]
-    return f"open for {span(seconds)}: {number} ({who or 'no name'}, {state})"
+    number, program, state, seconds, *_ = sessions[0]
+    return f"open for {span(seconds)}: {number} ({program or 'no name'}, {state})"
 
 
 Row: TypeAlias = tuple[Callable[[Connection], Any], Callable[[Any], str], str]

@@ -60,7 +60,7 @@ def of(options: Mapping[str, Any]) -> str:
     return "".join(f" {words} {options[name]}" for name, words in names.items() if options.get(name))
 
 
-def who(worker: Any) -> str:
+def worker_name(worker: Any) -> str:
     """Return the name of a worker, where it has one, with its host and process."""
     return f"{'' if worker.name is None else worker.name + ' on '}{worker.host} pid {worker.pid}"
 
@@ -385,7 +385,7 @@ def stop_workers(app: Any, names: Sequence[str], **options: Any) -> Outcome:
 
 
 def _requested(method: str, done: str, workers: Sequence[Any]) -> Outcome:
-    lines = [f"asked {who(worker)} to {method}" for worker in workers]
+    lines = [f"asked {worker_name(worker)} to {method}" for worker in workers]
     lines += [f"{counted(len(workers), 'worker')} will be {done} within 2 seconds; what runs may finish"]
     return Outcome([worker._asdict() for worker in workers], lines if workers else ["no worker is running"])
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import builtins
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from sqlalchemy import Connection, Row
 
 from sqlq.admin.facet import Facet, audited
-from sqlq.admin.verbs import who
+from sqlq.admin.verbs import worker_name
 from sqlq.config.command_hint import command
 from sqlq.config.json_text import AsJson
 from sqlq.errors import ConfigurationError
@@ -49,7 +49,7 @@ class WorkerStatus(AsJson):
 
     @property
     def worker(self) -> str:
-        return who(self)
+        return worker_name(self)
 
     @property
     def served(self) -> str:
@@ -117,40 +117,40 @@ class Workers(Facet):
 
         >>> app.workers.pause("mail-1")  # doctest: +SKIP
         """
-        return self._ask("pause", names, all)
+        return self._request("pause", names, all)
 
     @audited("workers resume")
     def resume(self, *names: str, all: bool = False) -> builtins.list[WorkerRequest]:
         """Have these workers, or `all` of them, claim again."""
-        return self._ask("resume", names, all)
+        return self._request("resume", names, all)
 
     @audited("workers stop")
     def stop(self, *names: str, all: bool = False) -> builtins.list[WorkerRequest]:
         """Have these workers, or `all` of them, end when their running jobs have ended, however long that
         takes. Their `sqlq work` exits with 0, and only a service manager starts it again."""
-        return self._ask("stop", names, all)
+        return self._request("stop", names, all)
 
     @audited("workers restart")
     def restart(self, *names: str, all: bool = False) -> builtins.list[WorkerRequest]:
         """Have the processes of these workers, or of `all`, replaced by new ones, which import the App anew,
         each when its running jobs have ended. A worker in another program ends."""
-        return self._ask("restart", names, all)
+        return self._request("restart", names, all)
 
-    def _ask(self, word: str, names: Sequence[str], all: bool) -> builtins.list[WorkerRequest]:
+    def _request(self, word: str, names: Sequence[str], all: bool) -> builtins.list[WorkerRequest]:
         if bool(names) == all:
             raise ConfigurationError(f"say which workers to {word}: by name, or all of them, and not both")
         self._database.require_tables()
-        return self._database.run(partial(self._asked, word=word, names=names, all=all))
+        return self._database.run(partial(self._store_requests, word=word, names=names, all=all))
 
-    def _asked(
+    def _store_requests(
         self, conn: Connection, *, word: str, names: Sequence[str], all: bool
     ) -> builtins.list[WorkerRequest]:
         alive = worker_rows.alive(conn)
-        chosen = alive if all else self._named(alive, names)
-        found = worker_rows.ask(conn, [row.id for row in chosen], word)
-        if found:
+        rows = alive if all else self._named(alive, names)
+        ids = worker_rows.ask(conn, [row.id for row in rows], word)
+        if ids:
             notify.wake_others(conn)
-        return [WorkerRequest(row.id, row.host, row.pid, row.name) for row in chosen if row.id in found]
+        return [WorkerRequest(row.id, row.host, row.pid, row.name) for row in rows if row.id in ids]
 
     def _named(self, alive: Sequence[Row[Any]], names: Sequence[str]) -> builtins.list[Row[Any]]:
         """Return the workers of these names, and what belongs to the same `sqlq work`."""
@@ -161,16 +161,10 @@ class Workers(Facet):
                     f"no worker that is alive is called {name!r}: {lists} shows those there are; nobody was "
                     "asked anything"
                 )
-        chosen = [row for row in alive if any(_is_called(row, name) for name in names)]
-        groups = {(row.host, row.supervisor_pid) for row in chosen if row.supervisor_pid is not None}
-        return [row for row in alive if row in chosen or (row.host, row.supervisor_pid) in groups]
+        rows = [row for row in alive if any(_is_called(row, name) for name in names)]
+        groups = {(row.host, row.supervisor_pid) for row in rows if row.supervisor_pid is not None}
+        return [row for row in alive if row in rows or (row.host, row.supervisor_pid) in groups]
 
 
 def _is_called(row: Row[Any], name: str) -> bool:
     return name in (row.name, row.host, row.id, f"{row.host}:{row.pid}", f"{row.host}:{row.supervisor_pid}")
-
-
-def since_it_said(worker: WorkerStatus) -> float:
-    """Return how many seconds ago a worker reported its state, by the database's clock."""
-    moment = worker.seen_at + timedelta(seconds=worker.silent_seconds)
-    return 0.0 if worker.state_at is None else max(0.0, (moment - worker.state_at).total_seconds())

@@ -25,7 +25,7 @@ from sqlq.results.results import Results
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
-    from sqlq.admin.audit import Audit
+    from sqlq.admin.facet import Audit
     from sqlq.admin.flows import Flows
     from sqlq.admin.jobs import Jobs
     from sqlq.admin.limits import Limits
@@ -187,7 +187,7 @@ class Parts(Declares):
     @property
     def audit(self) -> Audit:
         """The record of what operators did: to list and to prune."""
-        from sqlq.admin.audit import Audit
+        from sqlq.admin.facet import Audit
 
         return self._connected.part(Audit)
 

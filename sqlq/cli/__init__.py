@@ -9,8 +9,8 @@ from typing import NoReturn
 
 from sqlq.config.constants import INTERRUPTED
 
-STAYING = frozenset({"work", "web", "metrics", "demo", "--watch"})
-"""Commands, and an option, with which a process stays, and so collects its garbage."""
+STAYING = frozenset({"work", "web", "metrics", "demo"})
+"""Commands whose process stays, and so collects its garbage."""
 
 
 def main() -> NoReturn:

@@ -67,24 +67,24 @@ def listing(function: Callable[..., None]) -> click.Group:
 # -- values --------------------------------------------------------------------------------------------------
 
 
-def moment(text: str) -> datetime:
+def read_time(text: str) -> datetime:
     """Return the time that an option has."""
     try:
-        found = datetime.fromisoformat(text)
+        time = datetime.fromisoformat(text)
     except ValueError:
         raise click.BadParameter(f"{text!r} is not a time like {A_TIME}") from None
-    if found.utcoffset() is None:
+    if time.utcoffset() is None:
         raise click.BadParameter(f"{text!r} has no time zone: add one, as in {text}+01:00, or Z for UTC")
-    return found
+    return time
 
 
-def moment_or_age(text: str) -> datetime | str:
+def read_time_or_age(text: str) -> datetime | str:
     """Return the time that an option has, or the age, which the library reads."""
     try:
         datetime.fromisoformat(text)
     except ValueError:
         return text
-    return moment(text)
+    return read_time(text)
 
 
 def read_json(text: str) -> Any:
@@ -104,20 +104,22 @@ TYPES: Mapping[str, Mapping[str, Any]] = {
     "flag": {"is_flag": True},
     "number": {"type": int},
     "duration": {"metavar": "DURATION"},
-    "time": {"type": moment, "metavar": "TIME"},
-    "age": {"type": moment_or_age, "metavar": "TIME"},
+    "time": {"type": read_time, "metavar": "TIME"},
+    "age": {"type": read_time_or_age, "metavar": "TIME"},
 }
 """How a command reads the options of each kind."""
 
 
-def option_of(given: OfVerb) -> Option:
+def option_of(verb_option: OfVerb) -> Option:
     """Return the option of a command for one of a verb."""
-    metavar = {"metavar": given.metavar} if given.metavar else {}
-    return click.option(given.words, given.name, help=given.help, **{**TYPES[given.kind], **metavar})
+    metavar = {"metavar": verb_option.metavar} if verb_option.metavar else {}
+    return click.option(
+        verb_option.words, verb_option.name, help=verb_option.help, **{**TYPES[verb_option.kind], **metavar}
+    )
 
 
 def time_option(words: str, *names: str) -> Option:
-    return click.option(*names, type=moment, metavar="TIME", help=words)
+    return click.option(*names, type=read_time, metavar="TIME", help=words)
 
 
 def json_option(words: str, name: str, example: dict[str, Any]) -> Option:

@@ -16,18 +16,18 @@ def explain(error: Exception, context: Context) -> str | None:
     """Return the sentence for an error that comes from outside. Return None for a bug, which deserves its
     traceback."""
     if isinstance(error, SqlqError):
-        said = str(error)
+        message = str(error)
     elif isinstance(error, DBAPIError):
-        said = _of_database(error, context)
+        message = _of_database(error, context)
     elif isinstance(error, PoolTimeoutError):
-        said = f"{context.shown_url()} gave no connection in time: {_first_line(error)}"
+        message = f"{context.shown_url()} gave no connection in time: {_first_line(error)}"
     elif isinstance(error, SQLAlchemyError):
-        said = f"{context.shown_url()} cannot be used: {_first_line(error)}"
+        message = f"{context.shown_url()} cannot be used: {_first_line(error)}"
     elif isinstance(error, OSError):
-        said = _first_line(error)
+        message = _first_line(error)
     else:
         return None
-    return escaped_lines(said)
+    return escaped_lines(message)
 
 
 _MENDS = (
@@ -78,28 +78,28 @@ _MENDS = (
 def _of_database(error: DBAPIError, context: Context) -> str:
     from sqlq.database.dialects import missing_grant, words
 
-    said = words(error)
-    reason = _reason(said)
+    message = words(error)
+    reason = _reason(message)
     if grant := missing_grant(error, context.app().database.engine.url, context.kind):
         return f"{context.shown_url()}: {reason}; {grant}"
     for pattern, mend in _MENDS:
-        if found := re.search(pattern, said):
-            return f"{context.shown_url()}: {reason}; {mend.format(**found.groupdict())}"
+        if match := re.search(pattern, message):
+            return f"{context.shown_url()}: {reason}; {mend.format(**match.groupdict())}"
     return f"{context.shown_url()}: {reason}"
 
 
 _OF_A_HOST = re.compile(r"^- host: '([^']*)', port: '([^']*)',.* failed: (?:FATAL:\s+)?(.+)$", re.MULTILINE)
 
 
-def _reason(said: str) -> str:
+def _reason(message: str) -> str:
     """Return the useful part of a driver's message: the server's own words, or the last "failed: …" of a
     connection. With several hosts it has that of each."""
-    if len(tried := _OF_A_HOST.findall(said)) > 1:
+    if len(tried := _OF_A_HOST.findall(message)) > 1:
         return "; ".join(f"{host}:{port}: {why}" for host, port, why in tried)
-    for line in said.splitlines():
-        if found := re.search(r"(?:FATAL|ERROR):\s+(.+)", line):
-            return found[1].strip()
-    first = next((line.strip() for line in said.splitlines() if "failed: " in line), _first_line(said))
+    for line in message.splitlines():
+        if match := re.search(r"(?:FATAL|ERROR):\s+(.+)", line):
+            return match[1].strip()
+    first = next((line.strip() for line in message.splitlines() if "failed: " in line), _first_line(message))
     return re.sub(r"^(?:- )?(?:.*connection failed: )?", "", first).strip().rstrip(":")
 
 

@@ -63,8 +63,8 @@ class Commands(UserDict[str, Any]):
         if self.data[name] is None:
             self.data[name] = command = _verb(VERBS[name]) if name in VERBS else _with_its_verbs(name)
             takes_context(command, explain=False)
-        found: click.Command = self.data[name]
-        return found
+        result: click.Command = self.data[name]
+        return result
 
 
 def _verb(verb: Verb) -> click.Command:
@@ -154,9 +154,9 @@ def run(context: Context | None = None) -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(INTERRUPTED)
     except click.ClickException as error:
-        said = io.StringIO()
-        error.show(said)
-        click.echo(command_hint.escaped_lines(said.getvalue()), nl=False, err=True)
+        text = io.StringIO()
+        error.show(text)
+        click.echo(command_hint.escaped_lines(text.getvalue()), nl=False, err=True)
         sys.exit(error.exit_code)
     except Exception as error:
         if isinstance(error, SqlqError):  # its sentence is there, and costs no import of SQLAlchemy

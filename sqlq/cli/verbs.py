@@ -18,7 +18,7 @@ from sqlq.errors import ConfigurationError, JobNotFoundError
 
 EXPLAINED = 20
 """The number of jobs that are explained one by one."""
-MOST_COUNTED = 100_000
+COUNT_LIMIT = 100_000
 """Jobs are counted up to here before a command wants a yes."""
 
 
@@ -48,25 +48,25 @@ def _run(
     verb: Verb, context: Context, /, subjects: Any, as_json: bool, yes: bool = False, **options: Any
 ) -> None:
     named = subjects if isinstance(subjects, tuple) else (subjects,)
-    chosen = {each.name for each in verb.chosen_by if options[each.name] not in (None, False)}
-    if verb.chosen_by and not subjects and not chosen:
+    names = {each.name for each in verb.chosen_by if options[each.name] not in (None, False)}
+    if verb.chosen_by and not subjects and not names:
         choices = ", ".join(option.words for option in verb.chosen_by)
         raise click.UsageError(f"name the {verb.group or 'jobs'}, or give {choices}")
-    for name in chosen & {"flow", "error"}:
-        if subjects or len(chosen) > 1:
+    for name in names & {"flow", "error"}:
+        if subjects or len(names) > 1:
             raise click.UsageError(f"--{name} chooses the jobs: leave out the rest")
     app = context.app(needs_code=verb.needs_code)
     if error := options.pop("error", None):
         named = tuple(app.jobs.failed_alike(error))
         if not named:
             raise ConfigurationError(f"no failed job has the error {error!r}: see {quoted('failed')}")
-    if not yes and not subjects and not chosen.isdisjoint(verb.confirms):
+    if not yes and not subjects and not names.isdisjoint(verb.confirms):
         search = {name: options[name] for name in ("task", "queue", "batch")}
-        number = len(JobSelection(named, search).states(app, verb.states, MOST_COUNTED))
+        number = len(JobSelection(named, search).states(app, verb.states, COUNT_LIMIT))
         if number:
-            more = "at least " if number >= MOST_COUNTED else ""
-            what = "failed job" if verb.states == ("failed",) else "job"
-            confirm(plain(f"{verb.words} {more}{counted(number, what)}{of(search)}"))
+            more = "at least " if number >= COUNT_LIMIT else ""
+            noun = "failed job" if verb.states == ("failed",) else "job"
+            confirm(plain(f"{verb.words} {more}{counted(number, noun)}{of(search)}"))
     with naming_options():
         outcome = verb.do(app, named, **options)
     answer(outcome.value, *outcome.lines, as_json=as_json)

@@ -78,7 +78,7 @@ def answer(
     monkeypatch: pytest.MonkeyPatch, query: Callable[..., Any], value: Any = None, **by_name: Any
 ) -> None:
     """Let one query of the doctor return a value, or raise it; or return the values of these settings."""
-    ask = Case.ask
+    ask = Case.query
 
     def answered(case: Case, asked: Callable[..., Any], *args: Any, **options: Any) -> Any:
         if asked is not query or (by_name and args[0] not in by_name):
@@ -87,7 +87,7 @@ def answer(
             raise value
         return by_name[args[0]] if by_name else value
 
-    monkeypatch.setattr(Case, "ask", answered)
+    monkeypatch.setattr(Case, "query", answered)
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.admin.audit import Action
 from sqlq.errors import ConfigurationError
+from sqlq.store.audit import Action
 from sqlq.store.jobs import prune
 
 

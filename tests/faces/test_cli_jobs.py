@@ -1,4 +1,4 @@
-"""`sqlq jobs`, `sqlq show`, `sqlq status --watch`; and all commands that look, for those who may only
+"""`sqlq jobs`, `sqlq show`, `sqlq status`; and all commands that look, for those who may only
 look."""
 
 from __future__ import annotations
@@ -6,9 +6,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import pty
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,7 +29,6 @@ from sqlq.store.workers import workers
 from sqlq.testing import drain
 from tests import claims as claiming
 from tests.faces.command import Command
-from tests.waiting import wait_until
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -376,70 +373,6 @@ def test_workers_on_a_narrow_terminal(desk: Desk, monkeypatch: pytest.MonkeyPatc
     lines = desk("workers").splitlines()
     assert lines[-1].split()[0] == str(id)
     assert max(map(len, lines)) <= 50
-
-
-def test_watch_needs_a_terminal(desk: Desk) -> None:
-    assert "--watch needs a terminal" in desk.sentence("status", "--watch")
-    assert "give one of the two" in desk.sentence("status", "--watch", "--json")
-
-
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_watch_refreshes_until_ctrl_c(sqlq_: Command, app: sqlq.App, engine: Engine) -> None:
-    server = create_engine(
-        engine.url.set(database="postgres"), poolclass=NullPool, isolation_level="AUTOCOMMIT"
-    )
-    lead, follow = pty.openpty()
-    with subprocess.Popen(
-        [sys.executable, "-m", "sqlq", "status", "--watch"],
-        cwd=sqlq_.directory,
-        env={**sqlq_.environment, "TERM": "xterm-256color"},
-        stdout=follow,
-        stderr=follow,
-        start_new_session=True,
-    ) as process:
-        os.close(follow)
-        os.set_blocking(lead, False)
-        shown = b""
-
-        def connections(admitted: str) -> None:
-            name = engine.url.database
-            with server.connect() as conn:
-                conn.exec_driver_sql(f'ALTER DATABASE "{name}" ALLOW_CONNECTIONS {admitted}')
-                ended = text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name")
-                conn.execute(ended, {"name": name})
-
-        def pictures() -> list[bytes]:
-            return shown.split(b"\x1b[2J\x1b[1;1H")[1:-1]  # the last one may not be drawn yet
-
-        def shown_twice(words: bytes) -> bool:
-            seen(b"")
-            last = pictures()[-2:]
-            return len(last) == 2 and all(words in each for each in last)
-
-        def seen(words: bytes) -> bool:
-            nonlocal shown
-            try:
-                shown += os.read(lead, 65_536)
-            except (BlockingIOError, OSError):
-                pass
-            return words in shown
-
-        try:
-            wait_until(lambda: seen(b"no jobs wait"), timeout=60, what="the first picture")
-            app.enqueue(app.task(name="t")(lambda: None).new().set(queue="mail"))
-            wait_until(lambda: seen(b"mail"), timeout=60, what="the next picture")
-            connections("false")
-            wait_until(lambda: shown_twice(b"sqlq: "), timeout=60, what="two pictures of the error")
-            assert all(map(bytes.strip, pictures())), "no picture is blank"
-            connections("true")
-            wait_until(lambda: shown_twice(b"no worker is running"), timeout=60, what="the table again")
-            process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 130
-            seen(b"")
-        finally:
-            process.kill()  # leaving the block waits for its end
-    os.close(lead)
-    assert b"Traceback" not in shown
 
 
 # -- those who may only look ---------------------------------------------------------------------------------

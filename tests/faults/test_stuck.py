@@ -238,7 +238,7 @@ def test_a_silent_process_is_shown_and_not_killed_when_it_goes_on(play: Play) ->
             os.kill(pid, signal.SIGSTOP)
         wait_until(lambda: play.state() == "stuck", timeout=80, what="its state")
         (found,) = [found for found in examine(play.app.database) if found.check == "stuck"]
-        assert f"pid {pid} has been stuck for" in found.said
+        assert f"pid {pid} is stuck" in found.said
         assert f"job {job} (play.waits)" in found.said
         os.kill(pid, signal.SIGCONT)
         assert worker.said("interpreter lock")

@@ -62,10 +62,10 @@ class Case:
     def __init__(self, database: Database) -> None:
         self.database = database
 
-    def ask(self, query: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+    def query(self, read: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run one query, in a transaction of its own with a limited time."""
         with health.reading(self.database) as conn:
-            return query(conn, *args, **kwargs)
+            return read(conn, *args, **kwargs)
 
     @cached_property
     def workers(self) -> list[WorkerStatus]:
@@ -77,7 +77,7 @@ class Case:
 
     @cached_property
     def pauses(self) -> Pauses:
-        return self.ask(paused)
+        return self.query(paused)
 
 
 class Check(NamedTuple):
@@ -94,7 +94,7 @@ def troubles(
 ) -> Answers:
     """Yield the answers to those settings that have one of the named values."""
     for name, answers in settings.items():
-        if answer := answers.get(case.ask(read, name)):
+        if answer := answers.get(case.query(read, name)):
             yield answer
 
 
@@ -104,11 +104,11 @@ OLD_TRANSACTION_S = 300.0
 VERY_OLD_TRANSACTION_S = 3_600.0
 
 
-def old_transactions(case: Case, query: Callable[..., Any], remedy: str) -> Answers:
+def old_transactions(case: Case, read: Callable[..., Any], remedy: str) -> Answers:
     """Yield the open transactions that are old, as `query` returns them."""
-    for session in case.ask(query, older_than_s=OLD_TRANSACTION_S):
-        found = to_do if session.seconds >= VERY_OLD_TRANSACTION_S else check
-        yield found(
+    for session in case.query(read, older_than_s=OLD_TRANSACTION_S):
+        answer = to_do if session.seconds >= VERY_OLD_TRANSACTION_S else check
+        yield answer(
             f"session {session.number} ({session.who or 'no application_name'}, {session.state}) has had a "
             f"transaction open for {span(session.seconds)}: no row that died since then can be removed",
             f"end it where it was begun, or {remedy.format(session.number)}",

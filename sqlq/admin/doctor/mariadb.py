@@ -46,7 +46,7 @@ DURABILITY = {
 
 
 def binlog(case: Case) -> Answers:
-    if case.ask(health.setting, "log_bin") and case.ask(health.setting, "binlog_format") == "STATEMENT":
+    if case.query(health.setting, "log_bin") and case.query(health.setting, "binlog_format") == "STATEMENT":
         yield to_do(
             "binlog_format is STATEMENT: sqlq's transactions are READ COMMITTED, and cannot write then",
             "SET GLOBAL binlog_format = MIXED, and in the server's configuration",
@@ -54,7 +54,7 @@ def binlog(case: Case) -> Answers:
 
 
 def purge(case: Case) -> Answers:
-    if (number := case.ask(health.unpurged_transactions)) > UNPURGED:
+    if (number := case.query(health.unpurged_transactions)) > UNPURGED:
         yield check(
             f"the old rows of {number:,} transactions are not purged yet: claims read over them",
             "end old transactions (see above), or raise innodb_purge_threads",
@@ -62,17 +62,17 @@ def purge(case: Case) -> Answers:
 
 
 def tables(case: Case) -> Answers:
-    for table, engine in case.ask(health.other_engines):
+    for table, engine in case.query(health.other_engines):
         yield to_do(
             f"the table {table} is {engine}'s, which has no transactions: jobs can be lost or run twice",
             f"ALTER TABLE {table} ENGINE = InnoDB",
         )
-    for table, collation in case.ask(health.other_collations):
+    for table, collation in case.query(health.other_collations):
         yield to_do(
             f"the table {table} has text in {collation}, for which different names may be equal",
             f"ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4 COLLATE {health.COLLATION}",
         )
-    if (case.ask(health.last_id) or 0) > LARGEST_TOKEN:
+    if (case.query(health.last_id) or 0) > LARGEST_TOKEN:
         yield to_do(health.LAST_ID, health.LOWER_IDS)
 
 
@@ -84,7 +84,7 @@ CHECKS = (
     ),
     Check(
         "transactions",
-        partial(old_transactions, query=health.old_transactions, remedy="KILL {}"),
+        partial(old_transactions, read=health.old_transactions, remedy="KILL {}"),
         f"none has been open for more than {span(OLD_TRANSACTION_S)}",
     ),
     Check("purge", purge, "old rows are purged"),

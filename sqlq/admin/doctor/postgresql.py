@@ -56,13 +56,13 @@ DURABILITY = {
 
 
 def primary(case: Case) -> Answers:
-    node = case.ask(health.node)
-    if case.ask(health.is_standby):
+    node = case.query(health.node)
+    if case.query(health.is_standby):
         yield to_do(
             f"the server {node} is a standby: nothing can be enqueued or claimed here",
             "name the primary in the URL",
         )
-    elif case.ask(health.setting, "default_transaction_read_only") == "on":
+    elif case.query(health.setting, "default_transaction_read_only") == "on":
         yield to_do(
             "transactions of this role are read-only: nothing can be claimed",
             "ALTER ROLE … RESET default_transaction_read_only",
@@ -73,15 +73,15 @@ def primary(case: Case) -> Answers:
 
 def durability(case: Case) -> list[Finding]:
     return [*troubles(case, health.setting, DURABILITY)] or [
-        check(f"synchronous_commit is {level} for {who}: {WEAK[level]}", MEND_COMMITS)
-        for who, level in case.ask(health.weak_commits)
+        check(f"synchronous_commit is {level} for {role}: {WEAK[level]}", MEND_COMMITS)
+        for role, level in case.query(health.weak_commits)
     ]
 
 
 def standbys(case: Case) -> Answers:
-    if case.ask(health.is_standby):
+    if case.query(health.is_standby):
         return
-    names, syncs = case.ask(health.setting, "synchronous_standby_names"), case.ask(health.standbys)
+    names, syncs = case.query(health.setting, "synchronous_standby_names"), case.query(health.standbys)
     if None in syncs:
         yield check("could not look at the standbys", MAY_SEE)
     elif not {"sync", "quorum"}.isdisjoint(syncs):
@@ -102,16 +102,16 @@ def standbys(case: Case) -> Answers:
 
 def transactions(case: Case) -> Answers:
     yield from old_transactions(case, health.old_transactions, "SELECT pg_terminate_backend({})")
-    if hidden := case.ask(health.hidden_sessions):
+    if hidden := case.query(health.hidden_sessions):
         yield check(f"could not look into {hidden} sessions of other roles", MAY_SEE)
 
 
 def listen(case: Case) -> Answers:
     began = time.monotonic()
-    heard = _hears(case.database, LISTEN_SECONDS)
-    if heard:
+    received = _receives(case.database, LISTEN_SECONDS)
+    if received:
         yield ok(f"a NOTIFY arrives within {span(time.monotonic() - began)}")
-    elif heard is None:
+    elif received is None:
         yield check(
             "this driver cannot listen: workers find new jobs by polling",
             "use postgresql+psycopg:// in the URL",
@@ -124,7 +124,7 @@ def listen(case: Case) -> Answers:
         )
 
 
-def _hears(database: Database, seconds: float) -> bool | None:
+def _receives(database: Database, seconds: float) -> bool | None:
     """Whether a LISTEN on the workers' connection receives a NOTIFY from where jobs are enqueued. None where
     the driver cannot report notifications.
 
@@ -153,14 +153,14 @@ def _hears(database: Database, seconds: float) -> bool | None:
 
 
 def dead_rows(case: Case) -> Answers:
-    if (rows := case.ask(health.dead_rows)) is None:
+    if (rows := case.query(health.dead_rows)) is None:
         return
     when = "" if rows.vacuumed_at is None else f", vacuumed {written(rows.vacuumed_at)}"
-    said = f"the table jobs has about {rows.live:,} live and {rows.dead:,} dead rows{when}"
+    message = f"the table jobs has about {rows.live:,} live and {rows.dead:,} dead rows{when}"
     if rows.dead > max(DEAD_ROWS, rows.live):
-        yield check(said, "end old transactions (see above), then VACUUM jobs")
+        yield check(message, "end old transactions (see above), then VACUUM jobs")
     else:
-        yield ok(said)
+        yield ok(message)
 
 
 CHECKS = (

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from sqlq.admin.doctor.finding import Answers, Case, Check, check, ok, to_do
 from sqlq.admin.queues import QueueStatus
-from sqlq.admin.verbs import who
+from sqlq.admin.verbs import worker_name
 from sqlq.admin.why import why
-from sqlq.admin.workers import since_it_said
 from sqlq.config.command_hint import command, word
 from sqlq.config.constants import RESCUE_MS, UNKNOWN_TASK_MS
 from sqlq.config.durations import counted, readable, span, written
@@ -30,7 +29,7 @@ STUCK_MS = 2 * RESCUE_MS
 
 
 def indexes(case: Case) -> Answers:
-    missing, invalid = case.ask(health.indexes)
+    missing, invalid = case.query(health.indexes)
     for name in invalid:
         yield to_do(
             f"the index {name} is INVALID: it costs writes and serves no reads",
@@ -43,7 +42,7 @@ def indexes(case: Case) -> Answers:
 
 def workers(case: Case) -> Answers:
     if alive := len(case.workers):
-        silent = len(case.ask(worker_rows.entered)) - alive
+        silent = len(case.query(worker_rows.entered)) - alive
         lost = f", {silent} fell silent within a day" if silent > 0 else ""
         yield ok(f"{counted(alive, 'worker is', 'workers are')} alive{lost}")
         return
@@ -60,8 +59,7 @@ def stuck(case: Case) -> Answers:
         if worker.state == STUCK:
             jobs = ", ".join(f"job {job.id} ({job.task})" for job in worker.jobs[:NAMED]) or "no job"
             yield check(
-                f"the worker {who(worker)} has been stuck for {span(since_it_said(worker))}: it gives no "
-                f"sign of life, and holds {jobs}",
+                f"the worker {worker_name(worker)} is stuck: it gives no sign of life, and holds {jobs}",
                 "its supervisor kills it, after --stuck-after at the latest; see its log",
             )
 
@@ -73,12 +71,12 @@ def queues(case: Case) -> Answers:
         names = (f"{queue.queue} ({_number_in([queue], ('available',), 'due', 'due')})" for queue in unserved)
         start = command(f"work -q {word(unserved[0].queue)}", needs_app=True)
         yield to_do(f"no worker serves {', '.join(names)}", f"start one with {start}, or without -q for all")
-    longest = max(queues, key=_wait_seconds, default=None)
-    if longest is None or longest.oldest_wait_seconds is None:
+    oldest = max(queues, key=_wait_seconds, default=None)
+    if oldest is None or oldest.oldest_wait_seconds is None:
         return
-    seconds = _wait_seconds(longest)
-    said = f"the job that has waited longest is in queue {longest.queue}, due for {span(seconds)}"
-    if longest.served and seconds * 1000 > LONG_MS:
+    seconds = _wait_seconds(oldest)
+    said = f"the job that has waited longest is in queue {oldest.queue}, due for {span(seconds)}"
+    if oldest.served and seconds * 1000 > LONG_MS:
         more = "start more workers, or workers with more slots"
         yield check(said, f"{more}; {command('workers')} shows what they are at")
     elif not unserved:
@@ -97,7 +95,7 @@ def paused(case: Case) -> Answers:
 
 
 def leases(case: Case) -> Answers:
-    if late := case.ask(health.stuck, longer_than_ms=STUCK_MS):
+    if late := case.query(health.stuck, longer_than_ms=STUCK_MS):
         have = counted(len(late), "running job has", "running jobs have")
         first = span(max(late.values()))
         should = "look at the workers' logs: they should"
@@ -109,7 +107,7 @@ def leases(case: Case) -> Answers:
 
 
 def tasks(case: Case) -> Answers:
-    for unknown in case.ask(health.unknown_tasks)[:NAMED]:
+    for unknown in case.query(health.unknown_tasks)[:NAMED]:
         if unknown.runs:
             serve = (each for each in case.workers if each.queues is None or unknown.queue in each.queues)
             servers = ", ".join([f"{each.host} pid {each.pid}" for each in serve][:NAMED])
@@ -131,10 +129,10 @@ def tasks(case: Case) -> Answers:
 
 def schedules(case: Case) -> Answers:
     """Find the schedules that are not ticked, or whose jobs nobody can run."""
-    for name, error in case.ask(schedule_rows.failing)[:NAMED]:
+    for name, error in case.query(schedule_rows.failing)[:NAMED]:
         remedy = f"see {command(f'schedules show {word(name)}')}, and mend what it names"
         yield to_do(f"the schedule {name} cannot be ticked: {error}", remedy)
-    if late := case.ask(schedule_rows.late, longer_than_ms=LATE_TICK_MS):
+    if late := case.query(schedule_rows.late, longer_than_ms=LATE_TICK_MS):
         are = counted(late, "schedule is", "schedules are")
         remedy = "see the workers' logs" if case.workers else "start a worker: any ticks them"
         yield to_do(f"{are} due for more than {readable(LATE_TICK_MS)}", remedy)
@@ -142,8 +140,8 @@ def schedules(case: Case) -> Answers:
 
 def limits(case: Case) -> Answers:
     """Find the waiting lists of limits that stand still, and report what holds the first job of each."""
-    for key, due_at, id in case.ask(admit.starving, LONG_MS, NAMED):
-        job = case.ask(lookup.details, id)
+    for key, due_at, id in case.query(admit.starving, LONG_MS, NAMED):
+        job = case.query(lookup.details, id)
         if job is None or job.state is not State.BLOCKED:
             continue
         first, *others, _ = why(case.database, job)  # the last one is its cancel
@@ -155,7 +153,7 @@ def limits(case: Case) -> Answers:
 
 def flows(case: Case) -> Answers:
     """Find the flows in which steps have long been blocked behind one that has failed."""
-    for each in case.ask(flow_rows.stuck, LONG_MS, NAMED):
+    for each in case.query(flow_rows.stuck, LONG_MS, NAMED):
         flow = f"flow {each.flow_id}" + ("" if each.name is None else f" ({each.name})")
         waits = counted(each.waiting, "step waits", "steps wait")
         failed = f"its step {each.step} ({each.task}) failed {span(each.seconds)} ago"

@@ -28,7 +28,7 @@ DURABILITY = {
 
 
 def file(case: Case) -> Answers:
-    file = case.ask(health.database_file)
+    file = case.query(health.database_file)
     if file is None:
         yield check("could not look: SQLite names no file")
     elif _only_read(case):
@@ -45,7 +45,7 @@ def file(case: Case) -> Answers:
 
 
 def journal(case: Case) -> Answers:
-    mode, size = case.ask(health.pragma, "journal_mode"), case.ask(health.wal_size)
+    mode, size = case.query(health.pragma, "journal_mode"), case.query(health.wal_size)
     if mode != "wal" and not _only_read(case):
         yield to_do(
             f"journal_mode is {mode}, and cannot be changed to WAL: readers and the writer block each other",
@@ -61,10 +61,10 @@ def journal(case: Case) -> Answers:
 
 
 def integrity(case: Case) -> Answers:
-    size = case.ask(health.size)
+    size = case.query(health.size)
     if size > CHECKED_BYTES:
         yield ok(f"not checked: the file has {size >> 20:,} MiB; PRAGMA quick_check reads all of it")
-    elif complaints := case.ask(health.quick_check):
+    elif complaints := case.query(health.quick_check):
         yield to_do(f"the file is damaged: {complaints[0]}", DAMAGED)
 
 

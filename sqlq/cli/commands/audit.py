@@ -17,10 +17,10 @@ from sqlq.cli.terminal.output import show_list
 @click.option("--before", type=int, metavar="ID", help="Actions older than this id.")
 @limit_option(100, "Maximum number of rows.")
 @takes_json
-def audit(context: Context, /, as_json: bool, **chosen: Any) -> None:
+def audit(context: Context, /, as_json: bool, **fields: Any) -> None:
     """Show what operators did, the newest first.
 
     Each command that changes something leaves a row: who, when, what, and on how many rows. One without a
     number has not ended, or was interrupted. sqlq prune --audit AGE deletes old rows.
     """
-    show_list(context.looking().audit.list(**chosen), nothing="no actions recorded", as_json=as_json)
+    show_list(context.looking().audit.list(**fields), nothing="no actions recorded", as_json=as_json)

@@ -32,28 +32,28 @@ def doctor(context: Context, sizes: bool, as_json: bool) -> None:
     if sizes:
         _show_sizes(context, as_json)
         return
-    found = _examine(context)
-    worst = [finding for finding in found if finding.verdict is Verdict.TO_DO]
+    rows = _examine(context)
+    worst = [finding for finding in rows if finding.verdict is Verdict.TO_DO]
     if as_json:
-        show_json({"well": not worst, "findings": [finding.as_json() for finding in found]})
+        show_json({"well": not worst, "findings": [finding.as_json() for finding in rows]})
     else:
-        show_table(found)
-        checks = sum(finding.verdict is Verdict.CHECK for finding in found)
+        show_table(rows)
+        checks = sum(finding.verdict is Verdict.CHECK for finding in rows)
         click.echo(f"\n{counted(len(worst), 'thing')} to do, {checks:,} to check")
     if worst:
         raise SystemExit(1)
 
 
 def _show_sizes(context: Context, as_json: bool) -> None:
-    found = storage(context.app().database)
+    rows = storage(context.app().database)
     if as_json:
-        show_json(found.as_json())
+        show_json(rows.as_json())
         return
-    click.echo(found.database)
-    show_table(found.readings)
-    if found.tables:
+    click.echo(rows.database)
+    show_table(rows.readings)
+    if rows.tables:
         click.echo()
-        show_table(found.tables)
+        show_table(rows.tables)
 
 
 def _examine(context: Context) -> list[Finding]:

@@ -26,7 +26,7 @@ from sqlq.model.task import new_from_json
 from sqlq.payload.annotations import hints_of
 from sqlq.payload.signatures import signature_of
 
-HELD = 3
+KEY_TAKEN = 3
 """The exit code where a live job holds the unique key, and nothing was enqueued."""
 
 
@@ -89,7 +89,7 @@ def enqueue(context: Context, /, task: str, args: tuple[str, ...], as_json: bool
     value = {name: getattr(job, name) for name in ("id", "queue", "task", "state", "created")}
     answer(value, line, as_json=as_json)
     if not job.created:
-        raise SystemExit(HELD)
+        raise SystemExit(KEY_TAKEN)
 
 
 _PLAIN = (int, float, str, bool, types.NoneType)

@@ -18,17 +18,17 @@ from sqlq.config.durations import counted
 @flag("--exact", help="Count all failed jobs, not only the newest 10,000.")
 @limit_option(100, "Maximum number of errors.")
 @takes_json
-def failed(context: Context, /, exact: bool, limit: int, as_json: bool, **chosen: Any) -> None:
+def failed(context: Context, /, exact: bool, limit: int, as_json: bool, **fields: Any) -> None:
     """Count failed jobs by task and error, the most frequent first.
 
     sqlq jobs --state failed lists them, and sqlq show has all about one.
     """
-    errors, is_complete = context.looking().jobs.failures(**chosen, exact=exact)
+    errors, is_complete = context.looking().jobs.failures(**fields, exact=exact)
     shown = [each.as_json() for each in errors[:limit]]
     if as_json:
         answer({"errors": shown, "capped": not is_complete}, as_json=True)
         return
-    show_list(errors[:limit], nothing=f"no failed jobs{of(chosen)}")
+    show_list(errors[:limit], nothing=f"no failed jobs{of(fields)}")
     if len(errors) > limit:
         click.echo(f"\nand {counted(len(errors) - limit, 'other error')}; --limit N shows more")
     if not is_complete:

@@ -26,8 +26,8 @@ def flows(context: Context, limit: int, as_json: bool) -> None:
 
     sqlq retry --flow ID runs failed steps again, sqlq cancel --flow ID ends a flow.
     """
-    found = context.looking().flows.list(limit=limit)
-    show_list(found, nothing=f"no flows in {context.shown_url()}", as_json=as_json)
+    details = context.looking().flows.list(limit=limit)
+    show_list(details, nothing=f"no flows in {context.shown_url()}", as_json=as_json)
 
 
 @flows.command()
@@ -35,28 +35,30 @@ def flows(context: Context, limit: int, as_json: bool) -> None:
 @takes_json
 def show(context: Context, id: int, as_json: bool) -> None:
     """Show a flow: its steps, what each waits for, and what to do next."""
-    found = context.looking().flows.get(id)
+    details = context.looking().flows.get(id)
     if as_json:
-        show_json(found.as_json())
+        show_json(details.as_json())
         return
-    state = f"{found.state}, {found.steps_by_state}"
-    show_fields({"flow": found.id, "name": found.name, "state": state, "enqueued": ago(found.created_at)})
+    state = f"{details.state}, {details.steps_by_state}"
+    show_fields(
+        {"flow": details.id, "name": details.name, "state": state, "enqueued": ago(details.created_at)}
+    )
     click.echo()
-    show_table(found.steps[:SHOWN])
-    if len(found.steps) > SHOWN:
-        click.echo(f"\nand {counted(len(found.steps) - SHOWN, 'more step')}; --json has all of them")
-    if next_ := dict(_next(found)):
+    show_table(details.steps[:SHOWN])
+    if len(details.steps) > SHOWN:
+        click.echo(f"\nand {counted(len(details.steps) - SHOWN, 'more step')}; --json has all of them")
+    if next_ := dict(_next(details)):
         click.echo()
         show_fields(next_)
 
 
-def _next(found: FlowDetails) -> Iterator[tuple[str, str]]:
+def _next(details: FlowDetails) -> Iterator[tuple[str, str]]:
     """Yield the next commands for a flow, each after its effect."""
-    states = Counter(step.state for step in found.steps)
-    failed = [step for step in found.steps if step.state == "failed"]
+    states = Counter(step.state for step in details.steps)
+    failed = [step for step in details.steps if step.state == "failed"]
     if failed:
         yield "what failed", command(f"show {failed[0].id}")
-        yield "run it again", command(f"retry --flow {found.id}")
+        yield "run it again", command(f"retry --flow {details.id}")
         yield "go on", command(f"flows skip {failed[0].id}")
     if states.keys() & {"blocked", "scheduled", "available", "running"}:
-        yield "end it", command(f"cancel --flow {found.id}")
+        yield "end it", command(f"cancel --flow {details.id}")

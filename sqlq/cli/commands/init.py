@@ -107,22 +107,22 @@ def _plan(folder: Path, kind: str) -> tuple[dict[Path, str], str]:
     """Return the text for each file, pyproject.toml last, and what a person does next."""
     is_django = kind == "Django"
     marks = ("apps.py", "models.py") if is_django else ("__init__.py",)
-    found = {file.parent for mark in marks for file in _files(folder, f"*/{mark}", f"src/*/{mark}")}
-    packages = sorted(each for each in found if each.name not in ("tests", "test"))
+    folders = {file.parent for mark in marks for file in _files(folder, f"*/{mark}", f"src/*/{mark}")}
+    packages = sorted(each for each in folders if each.name not in ("tests", "test"))
     if is_django and not packages:
         _refuse("this Django project has no app yet; make one with python manage.py startapp NAME")
-    place = packages[0] if len(packages) == 1 or is_django else folder
-    module = "tasks" if place == folder else f"{place.name}.tasks"
+    target = packages[0] if len(packages) == 1 or is_django else folder
+    module = "tasks" if target == folder else f"{target.name}.tasks"
     # in a package of tests, and beside the module, pytest finds the module by itself
-    tests = place if is_django else folder / "tests" if (folder / "tests/__init__.py").exists() else folder
-    names = KINDS[kind]._asdict() | {"module": module, "package": place.name}
+    tests = target if is_django else folder / "tests" if (folder / "tests/__init__.py").exists() else folder
+    names = KINDS[kind]._asdict() | {"module": module, "package": target.name}
     names["file"] = str((tests / "test_tasks.py").relative_to(folder))
 
     def filled(name: str) -> str:
         template = TEMPLATES / KINDS[kind].templates / f"{name}.txt"
         return Template(template.read_text(encoding="utf-8")).substitute(names)
 
-    files = {parent / name: filled(name) for parent, name in ((place, "tasks.py"), (tests, "test_tasks.py"))}
+    files = {parent / name: filled(name) for parent, name in ((target, "tasks.py"), (tests, "test_tasks.py"))}
     for file in files:
         if file.exists():
             _refuse(f"{file.relative_to(folder)} is there already, and init overwrites nothing")

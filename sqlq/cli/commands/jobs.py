@@ -22,7 +22,7 @@ from sqlq.model.job import State
 @flag("--exact", help="Search all jobs, not only the newest 100,000 of each kind.")
 @takes_json
 def jobs(
-    context: Context, /, state: str | None, limit: int, exact: bool, as_json: bool, **chosen: Any
+    context: Context, /, state: str | None, limit: int, exact: bool, as_json: bool, **fields: Any
 ) -> None:
     """List jobs, the newest first, in whatever state they are.
 
@@ -30,15 +30,15 @@ def jobs(
     """
     app = context.looking()
     within = None if exact else LOOKED_AT
-    jobs = app.jobs.list(state=state, limit=limit + 1, within=within, whole=False, **chosen)
+    jobs = app.jobs.list(state=state, limit=limit + 1, within=within, whole=False, **fields)
     more, rows = len(jobs) > limit, jobs[:limit]
     if as_json:
         show_json([job.as_json(whole=False) for job in rows])
     elif rows:
         show_table(rows, *([] if state == "failed" else ["error"]))
     else:
-        click.echo(plain(f"no {state + ' ' if state else ''}jobs{of(chosen)}"))
-    if (batch := chosen["batch"]) is not None and not as_json:
+        click.echo(plain(f"no {state + ' ' if state else ''}jobs{of(fields)}"))
+    if (batch := fields["batch"]) is not None and not as_json:
         counts = app.jobs.counts(batch=batch)
         text = ", ".join(f"{counts[state]:,} {state}" for state in State if state in counts)
         click.echo(f"\nbatch {plain(batch)}: {text or 'no jobs'}")

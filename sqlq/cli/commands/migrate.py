@@ -67,9 +67,9 @@ def migrate(
     if wait_ms:
         _wait(app.database, wait_ms)
     if check:
-        found = standing.check(engine, schema)
-        click.echo(found.message)
-        if found.standing not in (standing.Standing.UP_TO_DATE, standing.Standing.AHEAD):
+        state = standing.check(engine, schema)
+        click.echo(state.message)
+        if state.standing not in (standing.Standing.UP_TO_DATE, standing.Standing.AHEAD):
             raise SystemExit(1)
         return
     where = context.shown_url()
@@ -98,9 +98,9 @@ def migrate(
         click.echo(f"brought sqlq's tables in {where} from revision {before} to {version.HEAD}")
 
 
-def _wait(database: Database, longest_ms: int) -> None:
+def _wait(database: Database, timeout_ms: int) -> None:
     """Wait until the database answers, or the time is over: then its error is that of the command."""
-    until, said = time.monotonic() + longest_ms / 1000, ""
+    until, text = time.monotonic() + timeout_ms / 1000, ""
     while time.monotonic() < until:
         try:
             with database.read():
@@ -110,9 +110,9 @@ def _wait(database: Database, longest_ms: int) -> None:
         except DBAPIError as error:
             if not database.dialect.driver.trouble(error).is_away:
                 return
-            if not said:
-                said = (
-                    f"the database is not up yet ({refusal(error)}): trying again for {readable(longest_ms)}"
+            if not text:
+                text = (
+                    f"the database is not up yet ({refusal(error)}): trying again for {readable(timeout_ms)}"
                 )
-                click.echo(said, err=True)
+                click.echo(text, err=True)
         time.sleep(EVERY_SECONDS)

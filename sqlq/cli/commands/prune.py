@@ -39,6 +39,6 @@ def prune(
         raise click.UsageError("say what to prune: --finished, --failed or both, each with an age such as 7d")
     with naming_options():
         gone = context.app().jobs.prune(finished=finished, failed=failed)
-    asked = [("finished", finished, gone.finished), ("failed", failed, gone.failed)]
-    parts = [counted(number, f"{what} job") for what, age, number in asked if age is not None]
+    results = [("finished", finished, gone.finished), ("failed", failed, gone.failed)]
+    parts = [counted(number, f"{state} job") for state, age, number in results if age is not None]
     answer(gone._asdict(), f"pruned {' and '.join(parts)}", as_json=as_json)

@@ -47,23 +47,23 @@ def schedules(context: Context, as_json: bool) -> None:
 @takes_json
 def show(context: Context, name: str, as_json: bool) -> None:
     """Show a schedule: its next ten runs, and its last ten jobs."""
-    found = context.looking().schedules.get(name)
+    details = context.looking().schedules.get(name)
     if as_json:
-        show_json(found.as_json())
+        show_json(details.as_json())
         return
-    show_heading(f"schedule {found.name}: {found.state}")
-    show_fields(_fields(found))
-    if found.upcoming:
+    show_heading(f"schedule {details.name}: {details.state}")
+    show_fields(_fields(details))
+    if details.upcoming:
         show_part("next runs")
-        for moment in found.upcoming:
-            show_wrapped("", written(moment), before="  ")
-    if found.jobs:
+        for time in details.upcoming:
+            show_wrapped("", written(time), before="  ")
+    if details.jobs:
         show_part("last jobs")
-        show_table(found.jobs)
+        show_table(details.jobs)
 
 
-def _fields(found: ScheduleDetails) -> dict[str, object]:
-    plan, service = found.plan, "" if found.service is None else f" of service {found.service}"
+def _fields(details: ScheduleDetails) -> dict[str, object]:
+    plan, service = details.plan, "" if details.service is None else f" of service {details.service}"
     values: dict[str, object] = {}
     if plan is not None:
         values = {
@@ -76,14 +76,14 @@ def _fields(found: ScheduleDetails) -> dict[str, object]:
             "overlap": plan.overlap,
         }
     return values | {
-        "error": found.error and f"{found.error} ({ago(found.error_at)})",
-        "task": found.task,
-        "queue": queue_name(found.queue),
-        "arguments": found.payload,
-        "declared": f"by code{service}" if found.is_declared else "at run time",
-        "paused": dated(found.paused_at),
-        "retired": dated(found.retired_at),
-        "ticks": f"{found.ticks:,}, {found.skipped:,} skipped, up to {written(found.last_at)}",
+        "error": details.error and f"{details.error} ({ago(details.error_at)})",
+        "task": details.task,
+        "queue": queue_name(details.queue),
+        "arguments": details.payload,
+        "declared": f"by code{service}" if details.is_declared else "at run time",
+        "paused": dated(details.paused_at),
+        "retired": dated(details.retired_at),
+        "ticks": f"{details.ticks:,}, {details.skipped:,} skipped, up to {written(details.last_at)}",
     }
 
 
@@ -124,16 +124,16 @@ def add(
     """
 
     kwargs, queue, priority = (options.pop(option) for option in ("kwargs", "queue", "priority"))
-    said = {name: value for name, value in options.items() if value is not None}
-    if not said.keys() & {"cron", "every", "at"}:
+    plan_options = {name: value for name, value in options.items() if value is not None}
+    if not plan_options.keys() & {"cron", "every", "at"}:
         raise click.UsageError('say when: --cron "0 3 * * *", --every 90s or --at with a moment')
     with naming_options():
-        plan = Schedule(**said)
+        plan = Schedule(**plan_options)
     app = context.app_with_tasks("schedules add checks the job against its task")
     job = new_from_json(app.tasks.find(task), [argument(arg) for arg in args], kwargs or {})
     with naming_options():
         job = job.set(queue=queue, priority=priority)
     app.schedules.add(name, job, plan)
-    found = app.schedules.get(name)
-    due = f"next {written(found.upcoming[0])}" if found.upcoming else found.state
-    answer(found.as_json(), f"added {name}: {found.plan}, {due}", as_json=as_json)
+    details = app.schedules.get(name)
+    due = f"next {written(details.upcoming[0])}" if details.upcoming else details.state
+    answer(details.as_json(), f"added {name}: {details.plan}, {due}", as_json=as_json)

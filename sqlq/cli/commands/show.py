@@ -32,7 +32,7 @@ from sqlq.model.history import AttemptRecord
 from sqlq.model.job import JobDetails
 from sqlq.payload.encryption import Unopened
 
-LONGEST_CURSOR = 300
+CURSOR_LENGTH = 300
 """Characters of a cursor that are shown; --json shows all."""
 
 
@@ -94,7 +94,7 @@ def _fields(job: JobDetails) -> dict[str, object]:
         "encryption": job.encryption,
         "headers": _json(job.headers or None),
         "progress": job.progress,
-        "cursor": cursor and shortened(cursor, LONGEST_CURSOR),
+        "cursor": cursor and shortened(cursor, CURSOR_LENGTH),
         "result": _json(job.result),
         "reason": None if job.state == "failed" else job.error,
         "attempts": f"{job.attempts} of {job.max_attempts or '?'}{back}",
@@ -153,7 +153,7 @@ def _show_history(job: JobDetails) -> None:
         at = line.ended_at or line.claimed_at
         number = "–" if line.attempt is None else line.attempt
         label = f"{number:>3}  {'?' if at is None else written(at)}  "
-        show_wrapped(label, plain(f"{_outcome(line)}{_course(line)}"), before="  ")
+        show_wrapped(label, plain(f"{_outcome(line)}{_details(line)}"), before="  ")
 
 
 def _outcome(line: AttemptRecord) -> str:
@@ -163,7 +163,7 @@ def _outcome(line: AttemptRecord) -> str:
     return ": ".join(filter(None, (line.outcome.replace("_", " "), reason, line.exception, first)))
 
 
-def _course(line: AttemptRecord) -> str:
+def _details(line: AttemptRecord) -> str:
     """Return how long an attempt took, and where it ran."""
     parts, begin = [], line.started_at or line.claimed_at
     if begin is not None and line.ended_at is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from sqlq.admin.verbs import who
+from sqlq.admin.verbs import worker_name
 from sqlq.cli.context import Context
 from sqlq.cli.options import flag, listing, takes_json
 from sqlq.cli.terminal.output import ago, show_json, show_part, show_rows, show_table
@@ -40,7 +40,7 @@ def workers(context: Context, silent: bool, as_json: bool) -> None:
         click.echo(f"no worker is running: start one with {command('work', needs_app=True)}")
     for worker in rows:
         if worker.jobs:
-            show_part(who(worker))
+            show_part(worker_name(worker))
             jobs = worker.jobs[:JOBS_SHOWN]
             show_rows(JOB_COLUMNS, [(str(job.id), job.task, job.queue, ago(job.since)) for job in jobs])
     if hidden := len(entered) - len(rows):

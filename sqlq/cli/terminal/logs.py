@@ -37,7 +37,7 @@ class OfJob(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         job = current_job(None)
-        if job is not None and not (_is_ours(record) and hasattr(record, "job_id")):
+        if job is not None and not (_is_of_sqlq(record) and hasattr(record, "job_id")):
             # beside what the App's code gave the record by these names, which is other handlers' to see
             record.__dict__[_LABELS] = attempt_of(job).labels()  # guard: log-lines-name-their-job
         return True
@@ -46,7 +46,7 @@ class OfJob(logging.Filter):
 _LABELS = "sqlq_job"
 
 
-def _is_ours(record: logging.LogRecord) -> bool:
+def _is_of_sqlq(record: logging.LogRecord) -> bool:
     return f"{record.name}.".startswith("sqlq.")
 
 
@@ -72,12 +72,12 @@ class Lines(Form):
         return written(datetime.fromtimestamp(at, UTC), "milliseconds")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        said = _on_one_line(record.message)
-        if not _is_ours(record):
+        text = _on_one_line(record.message)
+        if not _is_of_sqlq(record):
             job = getattr(record, _LABELS, None)
             of_job = "" if job is None else "job {job_id} {task}: ".format_map(job)
-            said = f"[{escaped(record.name)}] {escaped(of_job)}{said}"
-        record.message = said
+            text = f"[{escaped(record.name)}] {escaped(of_job)}{text}"
+        record.message = text
         return f"{self._before}{super().formatMessage(record)}"
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
@@ -186,8 +186,8 @@ class Stderr(logging.Handler):
         """Write these lines, after the number of those that were dropped."""
         note = b""
         if self._dropped:
-            said = f"{counted(self._dropped, 'line was', 'lines were')} dropped: stderr took no more"
-            record = log.makeRecord(log.name, logging.WARNING, __file__, 0, said, (), None)
+            message = f"{counted(self._dropped, 'line was', 'lines were')} dropped: stderr took no more"
+            record = log.makeRecord(log.name, logging.WARNING, __file__, 0, message, (), None)
             note = f"{self._after_cut}{self.format(record)}\n".encode()
         data = note + text.encode(self._encoding, "backslashreplace")
         written = self._stream.write(data)

@@ -35,10 +35,10 @@ Cell: TypeAlias = str | int | tuple[str, str] | None
 def console(*, err: bool = False) -> Console:
     from rich.console import Console
 
-    found = Console(stderr=err, highlight=False, markup=False, emoji=False)
-    if not found.is_terminal and not os.environ.get("COLUMNS"):
-        found.width = UNLIMITED
-    return found
+    output = Console(stderr=err, highlight=False, markup=False, emoji=False)
+    if not output.is_terminal and not os.environ.get("COLUMNS"):
+        output.width = UNLIMITED
+    return output
 
 
 def on_terminal() -> bool:
@@ -73,14 +73,14 @@ def plain_lines(text: str) -> str:
     return "\n".join(_CONTROL.sub(" ", line).rstrip() for line in text.expandtabs().splitlines())
 
 
-def ago(moment: datetime | None) -> str | None:
+def ago(time: datetime | None) -> str | None:
     """Return how long ago a time was."""
-    return None if moment is None else f"{age(moment)} ago"
+    return None if time is None else f"{age(time)} ago"
 
 
-def dated(moment: datetime | None) -> str | None:
+def dated(time: datetime | None) -> str | None:
     """Return a time, and how long ago it was."""
-    return None if moment is None else f"{written(moment)} ({ago(moment)})"
+    return None if time is None else f"{written(time)} ({ago(time)})"
 
 
 @contextmanager
@@ -93,8 +93,8 @@ def naming_options(**others: str) -> Iterator[None]:
         subject, _, rest = str(error).partition(" ")
         names = dict(others)
         for option in click.get_current_context().command.params:
-            longest = max(option.opts, key=len)
-            names |= dict.fromkeys((str(option.name), longest[2:].replace("-", "_")), longest)
+            words = max(option.opts, key=len)
+            names |= dict.fromkeys((str(option.name), words[2:].replace("-", "_")), words)
         if subject not in names:
             raise
         rest = rest.replace("give a timedelta or text such as", "give a duration such as")

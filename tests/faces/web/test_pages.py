@@ -210,7 +210,7 @@ def test_the_api_reports_an_incomplete_search_in_a_header(
     assert found["id"] == id
     assert not found.keys() & {"payload", "result", "traceback"}
     assert "Sqlq-Complete" not in answer.headers
-    monkeypatch.setattr(jobs, "TEXTS_LOOKED_AT", 1)
+    monkeypatch.setattr(jobs, "TEXT_SEARCH_LIMIT", 1)
     answer = visitor.get("/api/v1/jobs?text=7")
     assert (answer.json, answer.headers["Sqlq-Complete"]) == ([], "no")
     assert visitor.get("/api/v1/jobs?limit=5000").status_code == 400
