@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import builtins
-
-from sqlalchemy import Connection
+from functools import partial
 
 from sqlq.admin.facet import Facet, audited
 from sqlq.config.command_hint import command
@@ -13,7 +12,6 @@ from sqlq.errors import ConfigurationError
 from sqlq.model.checks import Rows
 from sqlq.model.limit import DeclaredLimits, Limit, LimitStatus, rule_of
 from sqlq.store.limits import admit
-from sqlq.store.workers import notify
 
 
 class Limits(Facet):
@@ -42,22 +40,7 @@ class Limits(Facet):
         self._declared.check_key(key)
         rule = rule_of(Limit(key, running, rate))
         self._database.require_tables()
-
-        def pin(conn: Connection) -> LimitStatus | None:
-            known = admit.status(conn, key)
-            if known is not None and known.in_order:
-                if running not in (None, 1):
-                    raise ConfigurationError(
-                        f"running is {running}: jobs of the key {key!r} run in order, one at a time; leave "
-                        "it out, and set a rate"
-                    )
-                admit.pin(conn, key, rule._replace(max_running=1, in_order=True, holds=known.holds))
-            else:
-                admit.pin(conn, key, rule)
-            notify.wake_others(conn)
-            return admit.status(conn, key)
-
-        status = self._database.run(pin)
+        status = self._database.run(partial(admit.pin, key=key, rule=rule))
         assert status is not None
         return status
 
@@ -66,14 +49,9 @@ class Limits(Facet):
         """Have tasks define again what a key allows. Raises `ConfigurationError` for a key that is not
         known."""
         self._declared.check_key(key)
-
-        def unpin(conn: Connection) -> LimitStatus | None:
-            admit.unpin(conn, key, self._declared.declared(key))
-            notify.wake_others(conn)
-            return admit.status(conn, key)
-
+        rule = self._declared.declared(key)
         status = self._query(admit.status, key)
-        status = None if status is None else self._database.run(unpin)
+        status = None if status is None else self._database.run(partial(admit.unpin, key=key, rule=rule))
         if status is None:
             lists = command("limits", self._database.engine.url)
             raise ConfigurationError(f"there is no limit of the key {key!r}: {lists} shows those there are")

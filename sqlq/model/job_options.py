@@ -91,22 +91,22 @@ class JobOptions(TypedDict, total=False):
     available_at: datetime | None
     priority: int | None
     max_attempts: int | None
-    timeout: Duration | Kept | None
+    timeout: Duration | None
     backoff: BackoffOption | None
     retention: Duration | None
     unique_key: str | None
     unique_until: UniqueUntil | None
     on_conflict: OnConflict | None
     max_wait: Duration | None
-    start_within: Duration | Kept | None
+    start_within: Duration | None
     start_by: datetime | None
-    on_success: Follows | Kept | None
-    on_failure: Follows | Kept | None
-    on_cancel: Follows | Kept | None
+    on_success: Follows | None
+    on_failure: Follows | None
+    on_cancel: Follows | None
     label: str | None
     batch: str | None
     headers: Mapping[str, Any] | None
-    limit: AnyLimit | str | Kept | None
+    limit: AnyLimit | str | None
 
 
 def checked_follow_up(task: Any, option: str) -> str:
@@ -241,7 +241,7 @@ def changed_fields(options: Mapping[str, Any]) -> dict[str, Any]:
         option = _OPTIONS[name]
         if value is None and option.none is not None:
             changes |= option.none
-        elif not isinstance(value, Kept):
+        else:
             changes |= {**option.instead_of, **option.fields(value, name)}
     if "limit" in changes:
         changes["limit_key"], changes["rule"] = changes.pop("limit")

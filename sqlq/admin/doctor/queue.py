@@ -156,7 +156,7 @@ def flows(case: Case) -> Answers:
     for each in case.query(flow_rows.stuck, LONG_MS, NAMED):
         flow = f"flow {each.flow_id}" + ("" if each.name is None else f" ({each.name})")
         waits = counted(each.waiting, "step waits", "steps wait")
-        failed = f"its step {each.step} ({each.task}) failed {span(each.seconds)} ago"
+        failed = f"its step {each.id} ({each.task}) failed {span(float(each.ms) / 1000)} ago"
         remedy = f"{command(f'retry --flow {each.flow_id}')}, or skip the step, or cancel the flow"
         yield check(f"{flow} is blocked: {failed}, and {waits} for it", remedy)
 

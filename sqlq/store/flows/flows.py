@@ -260,47 +260,32 @@ def newest(conn: Connection, limit: int) -> tuple[list[Any], dict[int, Counter[s
     return rows, counts
 
 
-class Stuck(NamedTuple):
-    """A failed step that blocks others of its flow: the seconds since it failed, and the number of blocked
-    steps."""
-
-    flow_id: int
-    name: str | None
-    step: int
-    task: str
-    seconds: float
-    waiting: int
-
-
 FAILED_LIMIT = 1_000
 
 
-def stuck(conn: Connection, longer_than_ms: int, limit: int) -> list[Stuck]:
-    """Return the steps, at most `limit`, that failed longer ago than that and are waited for, the longest
-    first. Looks at no more than a thousand failed steps."""
+def stuck(conn: Connection, longer_than_ms: int, limit: int) -> Sequence[Any]:
+    """Return at most `limit` steps that failed longer ago than that and block others of their flow, the
+    longest first: the flow with its name, the step and its task, the milliseconds since it failed, and the
+    number of blocked steps. Looks at no more than a thousand failed steps."""
     failed_at = failed_jobs.c.failed_at
     steps = select(failed_jobs.c.id, failed_jobs.c.flow_id, failed_jobs.c.task, failed_at)
     steps = steps.where(failed_jobs.c.flow_id.is_not(None), failed_at < ago(longer_than_ms))
     failed = steps.order_by(failed_at).limit(FAILED_LIMIT).subquery("failed")
     step, flow_id, task, at = failed.c
-    columns = (flow_id, flows.c.name, step, task, at)
     query = (
-        select(*columns, since_ms(at), func.count())
+        select(flow_id, flows.c.name, step, task, at, since_ms(at).label("ms"), func.count().label("waiting"))
         .join_from(failed, flows, flows.c.id == flow_id)
         .join(edges, edges.c.depends_on == step)
         .join(jobs, jobs.c.id == edges.c.job_id)
         .where(edges.c.on_outcome == "success", blocked_by("flow"))
-        .group_by(*columns)
+        .group_by(flow_id, flows.c.name, step, task, at)
         .order_by(at)
         .limit(limit)
     )
-    rows = conn.execute(query)
-    return [Stuck._make((*ids, float(ms) / 1000, number)) for *ids, _, ms, number in rows]
+    return conn.execute(query).all()
 
 
 _FLOW = bindparam("flow", type_=BigInteger)
-
-
 _nothing = cast(null(), Text)
 _OF_THE_END = ("result", "reason", "exception", "message")
 _STEPS_OF = in_all_tables(

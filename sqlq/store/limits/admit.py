@@ -35,6 +35,7 @@ from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
 from sqlq.database.schemas import run_text
 from sqlq.database.sql import BEGINS
+from sqlq.errors import ConfigurationError
 from sqlq.model.checks import Rule
 from sqlq.model.limit import LimitStatus
 from sqlq.schema.tables import IS_UNRESERVED, blocked_by, failed_jobs, jobs, limits, queues, wakes
@@ -42,7 +43,7 @@ from sqlq.schema.types import Moment, after, ago, far, now, since_ms
 from sqlq.store.apart import apart, noted
 from sqlq.store.limits.grant import AHEAD, MS, Grant, Start, next_free, pick
 from sqlq.store.limits.wakes import NO_RULE, Wake, wake
-from sqlq.store.workers import workers
+from sqlq.store.workers import notify, workers
 
 WAKES_AT_ONCE = 500
 KEYS_AT_ONCE = 500
@@ -417,18 +418,32 @@ def status(conn: Connection, key: str) -> LimitStatus | None:
     return None if row is None else _status(conn, key, row)
 
 
-def pin(conn: Connection, key: str, rule: Rule) -> None:
-    """Override the rule of a key until `unpin`, and schedule a look at it."""
-    dialect = dialect_of(conn)
+def pin(conn: Connection, key: str, rule: Rule) -> LimitStatus | None:
+    """Override the rule of a key until `unpin`, and schedule a look at it; return its status. The order of
+    jobs stays. Raises `ConfigurationError` for more than one running job where they run in order."""
+    known = status(conn, key)
+    if known is not None and known.in_order:
+        if rule.max_running not in (None, 1):
+            raise ConfigurationError(
+                f"running is {rule.max_running}: jobs of the key {key!r} run in order, one at a time; leave "
+                "it out, and set a rate"
+            )
+        rule = rule._replace(max_running=1, in_order=True, holds=known.holds)
     values = {"limit_key": key, **rule._asdict(), "pinned_at": now()}
-    conn.execute(dialect.sql.upsert(limits, _KEY, values, lambda new: {"pinned_at": now()}))
+    pinned = dialect_of(conn).sql.upsert(limits, _KEY, values, lambda new: {"pinned_at": now()})
+    conn.execute(pinned)
     wake(conn, _set(conn, key, rule))  # guard: a-limit-that-is-raised-is-looked-at
+    notify.wake_others(conn)
+    return status(conn, key)
 
 
-def unpin(conn: Connection, key: str, rule: Rule | None) -> None:
-    """End the override of a key: the tasks' rule holds again, at once if `rule` is known."""
+def unpin(conn: Connection, key: str, rule: Rule | None) -> LimitStatus | None:
+    """End the override of a key: the tasks' rule holds again, at once if `rule` is known. Return its
+    status."""
     conn.execute(update(limits).where(limits.c.limit_key == key).values(pinned_at=null()))
     wake(conn, [Wake(key)] if rule is None else _set(conn, key, rule))
+    notify.wake_others(conn)
+    return status(conn, key)
 
 
 def _set(conn: Connection, key: str, rule: Rule) -> set[Wake]:
@@ -452,12 +467,12 @@ def starving(conn: Connection, since_ms: int, limit: int) -> Sequence[Any]:
 
 
 def leads(conn: Connection, key: str) -> int | None:
-    """Return the job for which a line in order waits: one that failed, has the slot, or is first in line."""
-    for position in (jobs.c.blocked_by.is_(None), _in_line):
-        head = conn.scalar(select(func.min(jobs.c.id)).where(jobs.c.limit_key == key, position))
-        if head is not None:
-            holds = exists().where(limits.c.limit_key == key, limits.c.holds.is_(True))
-            before = (failed_jobs.c.limit_key == key, failed_jobs.c.id < head, holds)
-            failed = conn.scalar(select(func.min(failed_jobs.c.id)).where(*before))
-            return int(failed or head)
-    return None
+    """Return the job for which a line in order waits: one that failed, or the first that has not ended."""
+    live = jobs.c.blocked_by.is_(None) | _in_line
+    head = conn.scalar(select(func.min(jobs.c.id)).where(jobs.c.limit_key == key, live))
+    if head is None:
+        return None
+    holds = exists().where(limits.c.limit_key == key, limits.c.holds.is_(True))
+    before = select(func.min(failed_jobs.c.id))
+    before = before.where(failed_jobs.c.limit_key == key, failed_jobs.c.id < head, holds)
+    return int(conn.scalar(before) or head)
