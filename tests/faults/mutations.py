@@ -301,7 +301,7 @@ GUARDS = [
     Guard("lost-job-writes-its-callback", "_follow(conn, follow_ups)", "pass", FOLLOW_UPS + "test_a_job_lost_for_the_last_time_gets_its_callback[sqlite-False]"),
     Guard("what-is-rolled-back-for-long-delays-no-other", "else OFTEN", "else self.failures", REFUSED_ROWS + "test_refused_rows_hold_up_no_other[postgresql-settle-after a deadlock]"),
     Guard("rescue-skips-refused-rows", "lately(conn, LOST)", "{'refused': []}", REFUSED_ROWS + "test_refused_rows_hold_up_no_other[sqlite-rescue-]"),
-    Guard("a-refused-start-leaves-its-place", None, "pass", REFUSED_ROWS + "test_refused_rows_hold_up_no_other[sqlite-admission-]"),
+    Guard("refused-start-leaves-its-query", ", jobs.c.id.not_in(REFUSED)", "", REFUSED_ROWS + "test_refused_rows_hold_up_no_other[sqlite-admission-]"),
     Guard("a-fault-ends-the-worker", None, "if False:", "tests/faces/test_cli_work.py::test_a_worker_ends_with_code_1_when_its_library_fails[claim-postgresql]"),
     Guard("worker-stops-when-settles-keep-failing", None, "pass", "tests/faces/test_cli_work.py::test_a_worker_ends_with_code_1_when_its_library_fails[settle and look-postgresql]"),
     Guard("a-refused-task-slows-no-other", None, "return set()", REFUSED_ROWS + "test_outcomes_of_a_refused_task_are_settled_apart_from_then_on[sqlite]"),

@@ -39,17 +39,15 @@ from sqlq.errors import ConfigurationError
 from sqlq.model.checks import Rule
 from sqlq.model.limit import LimitStatus
 from sqlq.schema.tables import IS_UNRESERVED, blocked_by, failed_jobs, jobs, limits, queues, wakes
-from sqlq.schema.types import Moment, after, ago, far, now, since_ms
+from sqlq.schema.types import Moment, ago, far, now, since_ms
 from sqlq.store.apart import apart, noted
-from sqlq.store.limits.grant import AHEAD, MS, Grant, Start, next_free, pick
+from sqlq.store.limits.grant import AHEAD, MAY_START, MS, Grant, Start, next_free, pick
 from sqlq.store.limits.wakes import NO_RULE, Wake, wake
 from sqlq.store.workers import notify, workers
 
 WAKES_AT_ONCE = 500
 KEYS_AT_ONCE = 500
 JOBS_AT_ONCE = 1_000
-DEFERRED_MS = 60_000
-"""When a job that the database refuses to admit is due again."""
 A_DAY = timedelta(days=1)
 ONE_BY_ONE = Rule(max_running=1, in_order=True)
 
@@ -168,20 +166,15 @@ def _admit(conn: Connection, keys: Collection[str], rules: dict[str, Rule], serv
         grants[key].ids.append(id)
     used = [grant for grant in grants.values() if grant.ids]
 
-    def start(some: Sequence[Start]) -> None:
-        conn.execute(_admit_at(dialect), dialect.sql.batch_parameters(_STARTS, some))
+    def admit(starts: Sequence[Start]) -> None:
+        conn.execute(_admit_at(dialect), dialect.sql.batch_parameters(_STARTS, starts))
 
-    def defer(one: Start, error: Exception) -> None:
-        noted(conn, "may start by its limit")(one, error)
-
-        def later(_: Sequence[Start]) -> None:
-            conn.execute(_DEFER, {"refused": one[0]})  # guard: a-refused-start-leaves-its-place
-
-        if apart([one], later, lambda *_: None, dialect, within=conn):
-            done.keys |= {grant.key for grant in used if one[0] in grant.ids}
+    def refuse(start: Start, error: Exception) -> None:
+        noted(conn, MAY_START)(start, error)
+        done.keys |= {grant.key for grant in used if start[0] in grant.ids}
 
     starts = [start for grant in used for start in grant.starts()]
-    done.number = len(apart(starts, start, defer, dialect, within=conn))
+    done.number = len(apart(starts, admit, refuse, dialect, within=conn))
     done.starts_ms = [(at - grant.now) / MS for grant in used for _, at in grant.starts() if at]
     if rated := [grant for grant in used if grant.rule.rate is not None]:
         rows = [_changed(grant.key, grant.rule, grant.start(len(grant.ids))) for grant in rated]
@@ -266,7 +259,6 @@ _CHANGE = (
     )
 )
 _in_line = blocked_by("limit")
-_DEFER = update(jobs).where(jobs.c.id == bindparam("refused"), _in_line).values(due_at=after(DEFERRED_MS))
 _STARTS = Batch(id=BigInteger, start=Moment)
 
 

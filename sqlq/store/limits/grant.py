@@ -16,6 +16,7 @@ from sqlq.database.dialects import dialect_of
 from sqlq.model.checks import Rule
 from sqlq.schema.tables import blocked_by, failed_jobs, jobs, queues
 from sqlq.schema.types import now
+from sqlq.store.apart import REFUSED, lately
 from sqlq.store.limits.wakes import Wake
 
 AHEAD = timedelta(milliseconds=100)
@@ -120,7 +121,7 @@ def pick(
             number = min(number, rule.max_running - admitted.get(grant.key, 0))
         if number > 0:
             rows[rule.in_order].append((grant.key, number, int(rule.holds)))
-    parameters = {"serves_all": int(served is None), "served": served or []}
+    parameters = {"serves_all": int(served is None), "served": served or [], **lately(conn, MAY_START)}
     yield from sql.each(conn, _first, _LINE, rows[False], parameters, locks=True)
     for id, key, may_run in sql.each(conn, _head, _LINE, rows[True], parameters):
         if may_run:
@@ -139,7 +140,9 @@ _paused = select(queues.c.queue).where(queues.c.paused_at.is_not(None))
 _serves_all: Condition = bindparam("serves_all", type_=Integer) == 1
 # guard: only-what-is-served-is-admitted
 _is_served = or_(_serves_all, jobs.c.queue.in_(bindparam("served", expanding=True)))
-_may_run = and_(jobs.c.due_at <= now(), jobs.c.queue.not_in(_paused), _is_served)
+MAY_START = "may start by its limit"
+# guard: refused-start-leaves-its-query
+_may_run = and_(jobs.c.due_at <= now(), jobs.c.queue.not_in(_paused), _is_served, jobs.c.id.not_in(REFUSED))
 
 
 def _first(line: Any) -> Select[Any]:

@@ -33,7 +33,7 @@ SELECT shop.jobs.id, shop.jobs.limit_key
 FROM shop.jobs 
 WHERE shop.jobs.limit_key = %(line_key)s AND shop.jobs.blocked_by = 'limit' AND shop.jobs.due_at <= UTC_TIMESTAMP(6) AND (shop.jobs.queue NOT IN (SELECT shop.sqlq_queues.queue 
 FROM shop.sqlq_queues 
-WHERE shop.sqlq_queues.paused_at IS NOT NULL)) AND (%(serves_all)s = %(param_1)s OR shop.jobs.queue IN (NULL) AND (1 != 1)) ORDER BY shop.jobs.priority DESC, shop.jobs.due_at, shop.jobs.id 
+WHERE shop.sqlq_queues.paused_at IS NOT NULL)) AND (%(serves_all)s = %(param_1)s OR shop.jobs.queue IN (NULL) AND (1 != 1)) AND (shop.jobs.id NOT IN (NULL) OR (1 = 1)) ORDER BY shop.jobs.priority DESC, shop.jobs.due_at, shop.jobs.id 
  LIMIT %(number)s;
 
 SAVEPOINT sa_savepoint_1;

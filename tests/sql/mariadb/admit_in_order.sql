@@ -31,7 +31,7 @@ WHERE shop.jobs.limit_key IN (%(keys_1)s) AND shop.jobs.blocked_by IS NULL GROUP
 
 SELECT shop.jobs.id, shop.jobs.limit_key, CASE WHEN (shop.jobs.due_at <= UTC_TIMESTAMP(6) AND (shop.jobs.queue NOT IN (SELECT shop.sqlq_queues.queue 
 FROM shop.sqlq_queues 
-WHERE shop.sqlq_queues.paused_at IS NOT NULL)) AND (%(serves_all)s = %(param_1)s OR shop.jobs.queue IN (NULL) AND (1 != 1)) AND (%(holds)s = %(param_2)s OR NOT (EXISTS (SELECT * 
+WHERE shop.sqlq_queues.paused_at IS NOT NULL)) AND (%(serves_all)s = %(param_1)s OR shop.jobs.queue IN (NULL) AND (1 != 1)) AND (shop.jobs.id NOT IN (NULL) OR (1 = 1)) AND (%(holds)s = %(param_2)s OR NOT (EXISTS (SELECT * 
 FROM shop.failed_jobs 
 WHERE shop.failed_jobs.limit_key = shop.jobs.limit_key AND shop.failed_jobs.id < shop.jobs.id)))) THEN %(param_3)s ELSE %(param_4)s END AS anon_1 
 FROM shop.jobs 

@@ -31,7 +31,7 @@ FROM unnest(%(batch_line_key)s::pg_catalog.TEXT[], CAST(%(batch_number)s::VARCHA
 FROM public.jobs 
 WHERE public.jobs.limit_key OPERATOR(pg_catalog.=) anon_2.line_key AND public.jobs.blocked_by OPERATOR(pg_catalog.=) 'limit' AND (public.jobs.due_at OPERATOR(pg_catalog.<=) pg_catalog.statement_timestamp()) AND ((NOT public.jobs.queue OPERATOR(pg_catalog.=) ANY (SELECT public.sqlq_queues.queue 
 FROM public.sqlq_queues 
-WHERE public.sqlq_queues.paused_at IS NOT NULL))) AND ((%(serves_all)s::INTEGER OPERATOR(pg_catalog.=) %(param_1)s::INTEGER) OR public.jobs.queue OPERATOR(pg_catalog.=) ANY (ARRAY[]::VARCHAR[])) ORDER BY public.jobs.priority DESC, public.jobs.due_at, public.jobs.id 
+WHERE public.sqlq_queues.paused_at IS NOT NULL))) AND ((%(serves_all)s::INTEGER OPERATOR(pg_catalog.=) %(param_1)s::INTEGER) OR public.jobs.queue OPERATOR(pg_catalog.=) ANY (ARRAY[]::VARCHAR[])) AND ((NOT public.jobs.id OPERATOR(pg_catalog.=) ANY (ARRAY[]::BIGINT[]))) ORDER BY public.jobs.priority DESC, public.jobs.due_at, public.jobs.id 
  LIMIT anon_2.number FOR UPDATE OF jobs SKIP LOCKED) AS anon_1 ON true;
 
 SAVEPOINT sa_savepoint_1;

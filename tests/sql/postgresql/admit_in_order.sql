@@ -29,7 +29,7 @@ WHERE public.jobs.limit_key OPERATOR(pg_catalog.=) ANY (ARRAY[%(keys_1)s::VARCHA
 SELECT anon_1.id, anon_1.limit_key, anon_1.anon_2 
 FROM unnest(%(batch_line_key)s::pg_catalog.TEXT[], CAST(%(batch_number)s::VARCHAR AS INTEGER[]), CAST(%(batch_holds)s::VARCHAR AS INTEGER[])) AS anon_3(line_key, number, holds) JOIN LATERAL (SELECT public.jobs.id AS id, public.jobs.limit_key AS limit_key, CASE WHEN ((public.jobs.due_at OPERATOR(pg_catalog.<=) pg_catalog.statement_timestamp()) AND ((NOT public.jobs.queue OPERATOR(pg_catalog.=) ANY (SELECT public.sqlq_queues.queue 
 FROM public.sqlq_queues 
-WHERE public.sqlq_queues.paused_at IS NOT NULL))) AND ((%(serves_all)s::INTEGER OPERATOR(pg_catalog.=) %(param_1)s::INTEGER) OR public.jobs.queue OPERATOR(pg_catalog.=) ANY (ARRAY[]::VARCHAR[])) AND ((anon_3.holds OPERATOR(pg_catalog.=) %(holds_1)s::INTEGER) OR NOT (EXISTS (SELECT * 
+WHERE public.sqlq_queues.paused_at IS NOT NULL))) AND ((%(serves_all)s::INTEGER OPERATOR(pg_catalog.=) %(param_1)s::INTEGER) OR public.jobs.queue OPERATOR(pg_catalog.=) ANY (ARRAY[]::VARCHAR[])) AND ((NOT public.jobs.id OPERATOR(pg_catalog.=) ANY (ARRAY[]::BIGINT[]))) AND ((anon_3.holds OPERATOR(pg_catalog.=) %(holds_1)s::INTEGER) OR NOT (EXISTS (SELECT * 
 FROM public.failed_jobs 
 WHERE public.failed_jobs.limit_key OPERATOR(pg_catalog.=) public.jobs.limit_key AND public.failed_jobs.id OPERATOR(pg_catalog.<) public.jobs.id)))) THEN %(param_2)s::INTEGER ELSE %(param_3)s::INTEGER END AS anon_2 
 FROM public.jobs 

@@ -32,7 +32,7 @@ SELECT main.jobs.id, main.jobs.limit_key
 FROM main.jobs 
 WHERE main.jobs.limit_key = ? AND main.jobs.blocked_by = 'limit' AND main.jobs.due_at <= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) AND (main.jobs.queue NOT IN (SELECT main.sqlq_queues.queue 
 FROM main.sqlq_queues 
-WHERE main.sqlq_queues.paused_at IS NOT NULL)) AND (? = ? OR main.jobs.queue IN (SELECT 1 FROM (SELECT 1) WHERE 1!=1)) ORDER BY main.jobs.priority DESC, main.jobs.due_at, main.jobs.id
+WHERE main.sqlq_queues.paused_at IS NOT NULL)) AND (? = ? OR main.jobs.queue IN (SELECT 1 FROM (SELECT 1) WHERE 1!=1)) AND (main.jobs.id NOT IN (SELECT 1 FROM (SELECT 1) WHERE 1!=1)) ORDER BY main.jobs.priority DESC, main.jobs.due_at, main.jobs.id
  LIMIT ? OFFSET ?;
 
 SAVEPOINT sa_savepoint_1;

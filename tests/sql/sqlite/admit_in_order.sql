@@ -30,7 +30,7 @@ WHERE main.jobs.limit_key IN (?) AND main.jobs.blocked_by IS NULL GROUP BY main.
 
 SELECT main.jobs.id, main.jobs.limit_key, CASE WHEN (main.jobs.due_at <= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) AND (main.jobs.queue NOT IN (SELECT main.sqlq_queues.queue 
 FROM main.sqlq_queues 
-WHERE main.sqlq_queues.paused_at IS NOT NULL)) AND (? = ? OR main.jobs.queue IN (SELECT 1 FROM (SELECT 1) WHERE 1!=1)) AND (? = ? OR NOT (EXISTS (SELECT * 
+WHERE main.sqlq_queues.paused_at IS NOT NULL)) AND (? = ? OR main.jobs.queue IN (SELECT 1 FROM (SELECT 1) WHERE 1!=1)) AND (main.jobs.id NOT IN (SELECT 1 FROM (SELECT 1) WHERE 1!=1)) AND (? = ? OR NOT (EXISTS (SELECT * 
 FROM main.failed_jobs 
 WHERE main.failed_jobs.limit_key = main.jobs.limit_key AND main.failed_jobs.id < main.jobs.id)))) THEN ? ELSE ? END AS anon_1 
 FROM main.jobs 
