@@ -168,6 +168,11 @@ def test_rescue_pauses_between_batches_on_a_single_writer(
     assert wait == (0.375 if app.database.dialect.in_a_file else 0.0)
 
 
+def admit_all(app: sqlq.App) -> None:
+    for unblocker in app.worker()._unblockers:
+        unblocker.look_now()
+
+
 @pytest.mark.parametrize("number", [3, 4])
 def test_a_paused_queue_releases_all_its_slots_without_a_wait(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, number: int
@@ -175,7 +180,7 @@ def test_a_paused_queue_releases_all_its_slots_without_a_wait(
     monkeypatch.setattr(admit, "JOBS_AT_ONCE", 2)
     task = app.task(name="t", limit=sqlq.Limit("api", running=number))(lambda: None)
     app.enqueue_many([task.new() for _ in range(number)])
-    admit.look(app.database)
+    admit_all(app)
     app.queues.pause("default")
     service = services.Unblock(app.database, LimitBlocker())
     turns = 1
@@ -250,7 +255,7 @@ def test_a_locked_row_causes_no_second_read_of_the_others(app: sqlq.App, engine:
 def test_a_job_that_never_began_frees_its_slot_when_released(app: sqlq.App, engine: Engine, by: str) -> None:
     task = app.task(name="t", limit=sqlq.Limit("api", running=1))(lambda: None)
     first, _ = app.enqueue_many([task.new(), task.new()])
-    admit.look(app.database)
+    admit_all(app)
     (held,) = claim(app, "dead", 2)
     assert held.id == first.id
     if by == "itself":
@@ -259,7 +264,7 @@ def test_a_job_that_never_began_frees_its_slot_when_released(app: sqlq.App, engi
         deaths("dead").release(app.database)
     row = app.jobs.get(first.id)
     assert (row.state, row.blocked_by, row.releases, row.attempts) == ("blocked", "limit", 1, 0)
-    admit.look(app.database)
+    admit_all(app)
     with engine.connect() as conn:
         admitted = conn.execute(text("SELECT id FROM jobs WHERE blocked_by IS NULL")).all()
     assert len(admitted) == 1, "one of the two holds the slot"

@@ -265,8 +265,8 @@ FAILED_LIMIT = 1_000
 
 def stuck(conn: Connection, longer_than_ms: int, limit: int) -> Sequence[Any]:
     """Return at most `limit` steps that failed longer ago than that and block others of their flow, the
-    longest first: the flow with its name, the step and its task, the milliseconds since it failed, and the
-    number of blocked steps. Looks at no more than a thousand failed steps."""
+    longest first. A row has the milliseconds since then (`ms`), and the number of blocked steps (`waiting`).
+    Looks at no more than a thousand failed steps."""
     failed_at = failed_jobs.c.failed_at
     steps = select(failed_jobs.c.id, failed_jobs.c.flow_id, failed_jobs.c.task, failed_at)
     steps = steps.where(failed_jobs.c.flow_id.is_not(None), failed_at < ago(longer_than_ms))
