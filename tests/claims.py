@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection
 
 from sqlq.database.dialects import dialect_of
-from sqlq.database.schemas import ask_on
+from sqlq.database.schemas import execute_on
 from sqlq.database.values import Claimant, ClaimOrder, ClaimRequest
 from sqlq.model.job import ClaimedJob
 from sqlq.store.jobs import lease as leases
@@ -30,4 +30,4 @@ def claim(
     those of each task, for rows that have none of their own.
     """
     by = Claimant(owner, lease_ms, max_attempts)
-    return leases.claim(ask_on(conn), dialect_of(conn), ClaimRequest(names, limit, order), by)
+    return leases.claim(execute_on(conn), dialect_of(conn), ClaimRequest(names, limit, order), by)

@@ -112,7 +112,7 @@ def _with_lock_timeout(database: Database, work: Callable[..., T], id: int, dead
     try:
         return database.run(partial(work, ids=[id], wait_ms=wait_ms), tries=1)
     except DBAPIError as error:
-        if not database.dialect.driver.trouble(error).rolled_back:
+        if not database.dialect.driver.problem(error).rolled_back:
             raise
         return None
 

@@ -40,7 +40,7 @@ from sqlq.payload.encryption import Encryption
 from sqlq.results.results import Results
 from sqlq.schema import version
 from sqlq.schema.tables import failed_jobs, finished_jobs
-from sqlq.schema.types import milliseconds_of
+from sqlq.schema.types import milliseconds_since_epoch
 from sqlq.store import health
 from sqlq.store.health import Pace, pace_of
 from sqlq.store.jobs import insert, lookup, operate
@@ -115,7 +115,7 @@ class Jobs(Facet):
         with self._read() as conn:
             job = lookup.details(conn, number, self._database.encryption)
             if isinstance(id, Handle):
-                id.require_own(None if job is None else milliseconds_of(job.created_at))
+                id.require_own(None if job is None else milliseconds_since_epoch(job.created_at))
             if job is None:
                 raise no_job(number)
             return job

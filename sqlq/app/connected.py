@@ -133,7 +133,7 @@ class Parts(Declares):
     @property
     def url(self) -> URL:
         """The URL of the database."""
-        return self._connected.address.place
+        return self._connected.address.url
 
     @property
     def schema(self) -> str | None:

@@ -160,7 +160,7 @@ class Context(CommandLine):
 
     def _find(self, path: str | None) -> App:
         from sqlq.app.app import App
-        from sqlq.config.urls import database_url, is_same_place
+        from sqlq.config.urls import database_url, is_same_database
         from sqlq.database.dialects import dialect_at
 
         if self.database_url is None:
@@ -174,7 +174,7 @@ class Context(CommandLine):
         if app.url != url:
             # what goes with another database does not go with this one
             schema = None if dialect_at(url).in_a_file else app.schema
-            listen_url = app._connected.address.listen_url if is_same_place(app.url, url) else None
+            listen_url = app._connected.address.listen_url if is_same_database(app.url, url) else None
             app.use(self.database_url, schema=schema, listen_url=listen_url)
         return app
 

@@ -44,11 +44,11 @@ def command(words: str, url: URL | None = None, *, schema: str | None = None, ne
     database, they are made of `url` and `schema`. A URL with a password is masked, as in all messages, and
     stands in SQLQ_DATABASE_URL.
     """
-    from sqlq.config.urls import has_secret, is_same_place, shown
+    from sqlq.config.urls import has_secret, is_same_database, shown
 
     known = None if current is None else current.url()
     # a driver's connection does not have all that the App was given, a password for example
-    if current is not None and (url is None or known is None or is_same_place(known, url)):
+    if current is not None and (url is None or known is None or is_same_database(known, url)):
         # the next command reads the same environment
         options, variables, schema = current.options(needs_app=needs_app), {}, None
         name = current.name
@@ -87,7 +87,7 @@ def escaped(text: str) -> str:
     >>> escaped("mail\x1b[2J") == r"mail\u001b[2J"
     True
     """
-    return _STEERING.sub(lambda found: json.dumps(found[0])[1:-1], str(text))  # SQLite lets in bytes
+    return _STEERING.sub(lambda match: json.dumps(match[0])[1:-1], str(text))  # SQLite lets in bytes
 
 
 def escaped_lines(text: str) -> str:
@@ -95,9 +95,9 @@ def escaped_lines(text: str) -> str:
     return "\n".join(map(escaped, text.split("\n")))
 
 
-def shortened(text: str, most: int) -> str:
+def shortened(text: str, length: int) -> str:
     """Return text of at most this number of characters."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return text if len(text) <= length else f"{text[: length - 1]}…"
 
 
 def word(name: str) -> str:

@@ -26,7 +26,7 @@ IDLE_TRANSACTION_MS: Final = LEASE_MS - HEARTBEAT_MS
 leases last."""
 RESCUE_MS: Final = 7_000
 POLL_MS: Final = 1_000
-LOOKOUT_MS: Final = 1_250
+POLLER_MS: Final = 1_250
 """How often an idle host polls. Together with its heartbeats and maintenance services that is one statement a
 second."""
 CONCURRENCY: Final = 10
@@ -38,7 +38,7 @@ LOOP_CONNECT_SECONDS: Final = 3
 LOOP_ANSWER_SECONDS: Final = 4.0
 """The same in a worker's loops, which try again. With the waits between tries they go on within five seconds
 after a network that swallowed packets works again."""
-LOOP_LONGEST_ANSWER_SECONDS: Final = 64.0
+LOOP_MAX_ANSWER_SECONDS: Final = 64.0
 LISTEN_ANSWER_SECONDS: Final = 5.0
 LOOK_MS: Final = 2_000
 """How long the server may take for a statement of a page that people look at."""
@@ -47,7 +47,7 @@ UNKNOWN_TASK_MS: Final = 24 * 3_600_000
 """How long a job of an unknown task returns to the queue before it fails: a rolling deploy is over by
 then."""
 
-LONGEST_NAME: Final = 255
+MAX_NAME: Final = 255
 PAYLOAD_BYTES: Final = 1024 * 1024
 RESULT_BYTES: Final = 1024 * 1024
 ERROR_BYTES: Final = 64 * 1024

@@ -20,7 +20,7 @@ Duration: TypeAlias = timedelta | str
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _WHOLE = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
-LONGEST_MS = 100 * 366 * _UNITS["d"]
+MAX_MS = 100 * 366 * _UNITS["d"]
 """A century: longer is a mistake, and would leave the range of a database's timestamps."""
 FAR = datetime(9998, 1, 1, tzinfo=UTC)
 """The due time of a blocked job. It lies behind every job that a claim may take, so that a claim neither
@@ -28,10 +28,10 @@ takes nor reads it. (NULL would do so too, but `available_at` is NOT NULL.)"""
 _YEARS = range(1970, FAR.year)
 
 
-def milliseconds(value: Duration, what: str) -> int:
+def milliseconds(value: Duration, name: str) -> int:
     """Return a duration as whole milliseconds.
 
-    `what` names the option in the message. Numbers without a unit are refused, since half of all readers take
+    `name` names the option in the message. Numbers without a unit are refused, since half of all readers take
     them for milliseconds. Raises `error` for anything but a duration from zero to a hundred years.
 
     >>> milliseconds("1h30m", "delay")
@@ -40,18 +40,18 @@ def milliseconds(value: Duration, what: str) -> int:
     if isinstance(value, timedelta):
         ms = value // timedelta(milliseconds=1)
     elif isinstance(value, str) and _WHOLE.fullmatch(value.strip()):
-        wanted = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(value))
-        ms = round(min(wanted, LONGEST_MS + 1))  # a number of 400 digits is infinite as a float
+        total = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(value))
+        ms = round(min(total, MAX_MS + 1))  # a number of 400 digits is infinite as a float
     else:
         raise ConfigurationError(
-            f'{what} is {value!r}: give a timedelta or text such as "30s", "5m", "2h" or "1d"'
+            f'{name} is {value!r}: give a timedelta or text such as "30s", "5m", "2h" or "1d"'
         )
-    if not 0 <= ms <= LONGEST_MS:
-        raise ConfigurationError(f"{what} is {value!r}: it must lie between zero and a hundred years")
+    if not 0 <= ms <= MAX_MS:
+        raise ConfigurationError(f"{name} is {value!r}: it must lie between zero and a hundred years")
     return ms
 
 
-def aware(value: datetime, what: str) -> datetime:
+def aware(value: datetime, name: str) -> datetime:
     """Return the time in UTC. Raises `error` if it has no time zone, or a year that not every time zone can
     show.
 
@@ -66,17 +66,17 @@ def aware(value: datetime, what: str) -> datetime:
     sqlq.errors.ConfigurationError: available_at is 2030-01-01 00:00:00, which has no time zone: ...
     """
     if not isinstance(value, datetime):
-        raise ConfigurationError(f"{what} is {value!r}: give a datetime with a time zone")
+        raise ConfigurationError(f"{name} is {value!r}: give a datetime with a time zone")
     if value.utcoffset() is None:
         raise ConfigurationError(
-            f"{what} is {value}, which has no time zone: use datetime.now(timezone.utc) or .replace(tzinfo=…)"
+            f"{name} is {value}, which has no time zone: use datetime.now(timezone.utc) or .replace(tzinfo=…)"
         )
-    moment = value.astimezone(UTC) if MINYEAR < value.year < MAXYEAR else value
-    if moment.year not in _YEARS:
+    at = value.astimezone(UTC) if MINYEAR < value.year < MAXYEAR else value
+    if at.year not in _YEARS:
         raise ConfigurationError(
-            f"{what} is {value}: it must lie between the years {_YEARS.start} and {_YEARS.stop - 1}"
+            f"{name} is {value}: it must lie between the years {_YEARS.start} and {_YEARS.stop - 1}"
         )
-    return moment  # guard: moments-are-in-utc
+    return at  # guard: moments-are-in-utc
 
 
 def readable(ms: float) -> str:
@@ -113,14 +113,14 @@ def span(seconds: float) -> str:
     return readable(max(0.0, seconds) * 1000)
 
 
-def age(moment: datetime) -> str:
+def age(at: datetime) -> str:
     """Write how long ago a time was, by this machine's clock."""
-    return span((datetime.now(UTC) - moment).total_seconds())
+    return span((datetime.now(UTC) - at).total_seconds())
 
 
-def until(moment: datetime) -> str:
+def until(at: datetime) -> str:
     """Write when a time is, by this machine's clock: "in 3 min", or "3 min ago"."""
-    seconds = (moment - datetime.now(UTC)).total_seconds()
+    seconds = (at - datetime.now(UTC)).total_seconds()
     return f"in {span(seconds)}" if seconds > 0 else f"{span(-seconds)} ago"
 
 
@@ -142,9 +142,9 @@ def in_units(number: float) -> str:
     return f"{number:.3g} TiB"
 
 
-def written(moment: datetime, timespec: str = "seconds") -> str:
+def written(at: datetime, timespec: str = "seconds") -> str:
     """Write a time for a person, in this machine's time zone: "2026-11-22 03:35:07+00:00"."""
-    return moment.astimezone().isoformat(sep=" ", timespec=timespec)
+    return at.astimezone().isoformat(sep=" ", timespec=timespec)
 
 
 def since_boot() -> float:

@@ -64,18 +64,18 @@ def find(start: Path | None = None) -> Project | None:
             continue
         if TABLE[:-1].encode() not in written or _is_a_strangers(file):
             continue
-        if (found := _read(file, written)) is not None:
-            return found
+        if (project := _read(file, written)) is not None:
+            return project
     return None
 
 
-def setting(argument: Any, what: str, variable: str, key: str | None = None) -> tuple[str, Any]:
+def setting(argument: Any, name: str, variable: str, key: str | None = None) -> tuple[str, Any]:
     """Return the name of the place where an option is set, and its value; None where it is set nowhere.
 
-    The argument `what` counts first, then the variable of the environment, then the key of [tool.sqlq].
+    The argument `name` counts first, then the variable of the environment, then the key of [tool.sqlq].
     """
     if argument is not None:
-        return what, argument
+        return name, argument
     if text := os.environ.get(variable):
         return variable, text
     if key is not None and (project := find()) is not None:
@@ -86,17 +86,17 @@ def setting(argument: Any, what: str, variable: str, key: str | None = None) -> 
 def _is_a_strangers(file: Path) -> bool:
     """Whether anybody but this user and root owns a file, a symlink to it, or the directory where it lies."""
     user = getattr(os, "geteuid", lambda: 0)()
-    mine = {"0", str(user), os.environ.get("SUDO_UID") if user == 0 else None}
+    own = {"0", str(user), os.environ.get("SUDO_UID") if user == 0 else None}
     for path in (file.parent.resolve(), file, file.resolve()):
         owner = path.lstat().st_uid
-        if str(owner) not in mine:  # guard: a-strangers-project-is-passed-over
-            _say_once(file, path, owner)
+        if str(owner) not in own:  # guard: a-strangers-project-is-passed-over
+            _warn_once(file, path, owner)
             return True
     return False
 
 
 @cache
-def _say_once(file: Path, path: Path, owner: int) -> None:
+def _warn_once(file: Path, path: Path, owner: int) -> None:
     log.warning(
         "[tool.sqlq] in %s is passed over: %s belongs to another user (uid %d); chown it, or name App and "
         "database by -a and -d, or by SQLQ_APP and SQLQ_DATABASE_URL",
@@ -119,28 +119,28 @@ def _read(file: Path, written: bytes) -> Project | None:
         if key not in _KEYS:
             raise ConfigurationError(f"{file}: {TABLE} has no key {key!r}; it has {', '.join(_KEYS)}")
         _require(file, f"tool.sqlq.{key}", value, _KEYS[key])
-    found = _options(table)
-    queues = found.pop("queues", {})
+    options = _options(table)
+    queues = options.pop("queues", {})
     for name, options in queues.items():
         _require(file, f"{QUEUES}.{name}", options, {})
     return Project(
         file,
-        found.pop("app", None),
-        found.pop("database_url", None),
-        defaults=_options(found.pop("defaults", {})),
+        options.pop("app", None),
+        options.pop("database_url", None),
+        defaults=_options(options.pop("defaults", {})),
         queues={name: _options(options) for name, options in queues.items()},
-        settings=found,
+        settings=options,
     )
 
 
-def _require(file: Path, what: str, value: Any, example: Any) -> None:
+def _require(file: Path, name: str, value: Any, example: Any) -> None:
     """Raise `ConfigurationError` for a value that is neither of the kind of an example nor, unless that is a
     table, text."""
     fits = type(value) is type(example) or (isinstance(value, str) and example != {})
     if fits and str(value).strip():
         return
-    must = f"a table, as in [{what}]" if example == {} else f"like {json.dumps(example)}"
-    raise ConfigurationError(f"{file}: {what} is {value!r}: it must be {must}")
+    must = f"a table, as in [{name}]" if example == {} else f"like {json.dumps(example)}"
+    raise ConfigurationError(f"{file}: {name} is {value!r}: it must be {must}")
 
 
 def _options(table: Mapping[str, Any]) -> dict[str, Any]:

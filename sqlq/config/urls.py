@@ -58,26 +58,28 @@ def database_url(argument: str | URL | None = None) -> URL:
     Raises `ConfigurationError` for text that is no URL, and `UnsupportedDatabaseError` for a database sqlq
     does not run on.
     """
-    given = argument if argument is not None else os.environ.get("SQLQ_DATABASE_URL") or None
-    if given is not None:
-        return supported(_read(given, "the database URL"))
-    found = pyproject.find()
-    if found is None or found.database_url is None:
+    value = argument if argument is not None else os.environ.get("SQLQ_DATABASE_URL") or None
+    if value is not None:
+        return supported(_read(value, "the database URL"))
+    project = pyproject.find()
+    if project is None or project.database_url is None:
         return supported(make_url(DEFAULT_URL))
-    return supported(below(found.file.parent, _read(found.database_url, f"database-url in {found.file}")))
+    return supported(
+        below(project.file.parent, _read(project.database_url, f"database-url in {project.file}"))
+    )
 
 
-def _read(given: str | URL, what: str) -> URL:
-    if not isinstance(given, str | URL):
+def _read(value: str | URL, source: str) -> URL:
+    if not isinstance(value, str | URL):
         raise ConfigurationError(
-            f"{what} is text, or a URL of SQLAlchemy, not {type(given).__name__}; an engine is given as "
+            f"{source} is text, or a URL of SQLAlchemy, not {type(value).__name__}; an engine is given as "
             "engine="
         )
     try:
-        return make_url(given)
+        return make_url(value)
     except (ArgumentError, ValueError):  # ValueError: the port is no number
         raise ConfigurationError(
-            f"{what} cannot be read: it has the form postgresql://user:password@host/database, "
+            f"{source} cannot be read: it has the form postgresql://user:password@host/database, "
             "mariadb://user:password@host/database or sqlite:///path/to/file.db; several hosts stand behind "
             "it, as in postgresql://user@/database?host=a:5432&host=b:5432&target_session_attrs=read-write"
         ) from None
@@ -151,10 +153,10 @@ def listen_url(argument: str | URL | None = None) -> URL | None:
     Raises `ConfigurationError` for anything but a URL of PostgreSQL with the driver psycopg, the one that can
     LISTEN.
     """
-    _, given = pyproject.setting(argument, "listen_url", "SQLQ_LISTEN_URL")
-    if given is None:
+    _, value = pyproject.setting(argument, "listen_url", "SQLQ_LISTEN_URL")
+    if value is None:
         return None
-    url = database_url(given)
+    url = database_url(value)
     if url.drivername != "postgresql+psycopg":
         raise ConfigurationError(
             f"the URL to listen at is {masked(url)}: LISTEN is PostgreSQL's, so it has the form "
@@ -166,10 +168,10 @@ def listen_url(argument: str | URL | None = None) -> URL | None:
 def read_url(argument: str | URL | None = None, *, of: URL) -> URL | None:
     """Return the URL of the replica to read from: the argument, else SQLQ_READ_URL, else `read-url` in
     [tool.sqlq], else None. Only the argument may lead to another database than `of`."""
-    _, given = pyproject.setting(argument, "read_url", "SQLQ_READ_URL", "read_url")
-    if given is None:
+    _, value = pyproject.setting(argument, "read_url", "SQLQ_READ_URL", "read_url")
+    if value is None:
         return None
-    url = database_url(given)
+    url = database_url(value)
     same = (url.get_backend_name(), url.database) == (of.get_backend_name(), of.database)
     return url if argument is not None or same else None  # guard: where-to-read-goes-with-the-database
 
@@ -189,11 +191,11 @@ def hosts(url: URL) -> list[str]:
     ]
 
 
-def _listed(said: Any) -> list[str]:
-    return list(said) if isinstance(said, tuple) else str(said or "").split(",")
+def _listed(value: Any) -> list[str]:
+    return list(value) if isinstance(value, tuple) else str(value or "").split(",")
 
 
-def is_same_place(one: URL, other: URL) -> bool:
+def is_same_database(one: URL, other: URL) -> bool:
     """Whether two URLs name the same database of the same server, or of servers that take over from each
     other."""
     if (one.get_backend_name(), one.database) != (other.get_backend_name(), other.database):
@@ -215,8 +217,8 @@ def has_secret(url: URL) -> bool:
 
 def _rendered(url: URL, *, hide_password: bool) -> str:
     """Return the URL as people write it, with the commas and colons of its hosts."""
-    place, mark, query = url.render_as_string(hide_password=hide_password).partition("?")
-    return f"{place}{mark}{query.replace('%2C', ',').replace('%3A', ':')}"
+    address, mark, query = url.render_as_string(hide_password=hide_password).partition("?")
+    return f"{address}{mark}{query.replace('%2C', ',').replace('%3A', ':')}"
 
 
 _SECRET = re.compile("pass|secret|token|scram", re.IGNORECASE)
@@ -242,9 +244,9 @@ def schema_name(argument: str | None = None) -> str | None:
     most 41 characters.
     """
     name: str | None
-    what, name = pyproject.setting(argument, "schema", "SQLQ_SCHEMA")
+    source, name = pyproject.setting(argument, "schema", "SQLQ_SCHEMA")
     if name is not None and not _IDENTIFIER.fullmatch(name):
         raise ConfigurationError(
-            f"{what} is {name!r}: a schema is named by lower-case letters, digits and _, at most 41 of them"
+            f"{source} is {name!r}: a schema is named by lower-case letters, digits and _, at most 41 of them"
         )
     return name

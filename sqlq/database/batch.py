@@ -48,8 +48,8 @@ class Batch:
     ) -> None:
         self.columns = columns
         self.constants = constants or {}
-        self.given = tuple(name for name in columns if name not in ("id", "token"))
-        self.extra = (*self.given, *self.constants)
+        self.own = tuple(name for name in columns if name not in ("id", "token"))
+        self.extra = (*self.own, *self.constants)
         """The columns of a statement beside the right to the job."""
 
     @classmethod
@@ -61,7 +61,7 @@ class Batch:
 
     def carried(self, source: FromClause) -> Iterator[Expression]:
         """Yield the columns of a statement, from a source with the given ones."""
-        yield from (source.c[name] for name in self.given)
+        yield from (source.c[name] for name in self.own)
         yield from (literal(value).label(name) for name, value in self.constants.items())
 
 
@@ -98,9 +98,9 @@ NEW, CHANGED, LEFT = 0, 1, 2
 """The column that an `upsert` met: none, one that it changed, or one that it left as it is."""
 
 
-def inserted(conn: Connection, upsert: Any, given: Any = None) -> list[Any]:
+def inserted(conn: Connection, upsert: Any, parameters: Any = None) -> list[Any]:
     """Run an upsert, and return the rows that it has inserted or changed."""
-    return [row[1:] for row in conn.execute(upsert, given) if row[0] != LEFT]
+    return [row[1:] for row in conn.execute(upsert, parameters) if row[0] != LEFT]
 
 
 @dataclass(eq=False)
@@ -112,41 +112,41 @@ class Change:
     new values from the chosen rows.
     """
 
-    chosen: Select[Any]
+    selection: Select[Any]
     values: Values | Callable[[Any], Values] | None = None
     returning: Sequence[Expression] = field(kw_only=True)
     waits: bool = field(default=False, kw_only=True)
 
     @property
     def key(self) -> Any:
-        return first_column(self.chosen)
+        return first_column(self.selection)
 
     @cached_property
     def statement(self) -> Any:
         """One statement that chooses, locks, changes and returns."""
-        rows = locked(self.chosen, waits=self.waits)
-        key, mine = self.key, rows.c[self.key.name]
+        rows = locked(self.selection, waits=self.waits)
+        key, own_key = self.key, rows.c[self.key.name]
         if self.values is None:
-            return delete(key.table).where(key.in_(select(mine))).returning(*self.returning)
+            return delete(key.table).where(key.in_(select(own_key))).returning(*self.returning)
         values = self.values(rows) if callable(self.values) else self.values
-        return update(key.table).where(key == mine).values(values).returning(*self.returning)
+        return update(key.table).where(key == own_key).values(values).returning(*self.returning)
 
 
 def first_column(query: Select[Any]) -> Any:
     return next(iter(query.selected_columns))
 
 
-def locked(chosen: Select[Any], *, waits: bool = False) -> CTE:
+def locked(selection: Select[Any], *, waits: bool = False) -> CTE:
     """Return the rows that a query chooses, locked. MATERIALIZED locks the rows once, whatever plan the rest
     gets."""
-    return locking(chosen, waits=waits).cte("held").prefix_with("MATERIALIZED")
+    return locking(selection, waits=waits).cte("held").prefix_with("MATERIALIZED")
 
 
-def locking(chosen: Select[Any], *, waits: bool) -> Select[Any]:
+def locking(selection: Select[Any], *, waits: bool) -> Select[Any]:
     """Return a query that locks the rows of its first column's table.
 
     A row locked by another transaction is skipped, so that one locked row (by an open `complete()`, for
     example) never blocks another. Skipped means not known, never lost.
     """
-    table = first_column(chosen).table
-    return chosen.with_for_update(of=table, skip_locked=not waits)  # guard: locked-rows-are-skipped
+    table = first_column(selection).table
+    return selection.with_for_update(of=table, skip_locked=not waits)  # guard: locked-rows-are-skipped

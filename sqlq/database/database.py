@@ -32,13 +32,13 @@ from sqlq.database.pool import (
     dispose,
     look_at_errors,
     look_at_idle,
-    raise_what_sqlalchemy_raises,
+    raise_sqlalchemys_errors,
 )
 from sqlq.database.profiles import ANY, CLAIMS, LISTENING, LOOPS, Use
-from sqlq.database.schemas import ENCRYPTION, ask_on, named
+from sqlq.database.schemas import ENCRYPTION, execute_on, named
 from sqlq.database.sqlite.driver import READ_ONLY, may_only_be_read, mind_the_file
-from sqlq.database.timeouts import Patience, Turns, is_over
-from sqlq.database.values import Ask, RawRows
+from sqlq.database.timeouts import AnswerTimeout, Turns, is_over
+from sqlq.database.values import Execute, RawRows
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
 from sqlq.payload.encryption import Encryption
 from sqlq.schema import version
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 log = logging.getLogger("sqlq")
 
-_RESTS = {"isolation_level": "AUTOCOMMIT"}
+_AUTOCOMMIT = {"isolation_level": "AUTOCOMMIT"}
 """Most statements are a transaction each, so PostgreSQL's connections rest in the mode for these."""
 _POOL = {"pool_use_lifo": True, "pool_reset_on_return": None}
 """The connection used last is taken first, so that a thread stays with a server process that knows its
@@ -72,7 +72,7 @@ class Address:
     """The place of an App's database: a URL, and perhaps a caller's engine beside which to connect. It also
     has the requested schema, and the URL for LISTEN, if it is another."""
 
-    place: URL = field(repr=False)
+    url: URL = field(repr=False)
     engine: Engine | AsyncEngine | None = field(repr=False)
     schema: str | None
     listen_url: URL | None = field(default=None, repr=False)
@@ -85,9 +85,9 @@ class Address:
     def open(self, *, create: bool = False, use: Use = ANY) -> Database:
         """Return the database, connected to nothing yet."""
         if self.engine is not None:
-            database = Database.beside(self.engine, self.schema, self.place, create=create, use=use)
+            database = Database.beside(self.engine, self.schema, self.url, create=create, use=use)
         else:
-            database = Database.open(self.place, self.schema, create=create, use=use)
+            database = Database.open(self.url, self.schema, create=create, use=use)
         database.address = self
         database.encryption = self.encryption
         return database
@@ -97,7 +97,7 @@ _PACKAGES = {"pymysql": "'sqlq-jobs[mariadb]'", "MySQLdb": "mysqlclient"}
 """The packages of drivers that have another name."""
 
 
-class Asked(threading.local):
+class Answers(threading.local):
     """Counts the answers of databases to this thread, so that a thread without queries does not conclude that
     its database answers."""
 
@@ -111,7 +111,7 @@ class Asked(threading.local):
         self.writing += not reads
 
 
-asked = Asked()
+answers = Answers()
 
 
 class Database:
@@ -132,7 +132,7 @@ class Database:
     ) -> None:
         self.engine = engine
         self._use = use
-        self.patience = Patience(use.answer_seconds, use.longest_answer_seconds)
+        self.answer_timeout = AnswerTimeout(use.answer_seconds, use.max_answer_seconds)
         """The timeout of an answer: in `begin`, `read` and `run`, and for callers that connect within it."""
         self.address: Address | None = None
         self.encryption: Encryption | None = None
@@ -145,13 +145,13 @@ class Database:
         # its threads may have opened connections after `close`; guard: the-collected-leave-no-connection
         weakref.finalize(self, dispose, engine).atexit = False
         dialect = self.dialect
-        raise_what_sqlalchemy_raises(engine)
+        raise_sqlalchemys_errors(engine)
         # guard: claims-are-planned-once
-        dialect.driver.prepare(engine, self.patience, plans_once=use.plan_once)
+        dialect.driver.prepare(engine, self.answer_timeout, plans_once=use.plan_once)
         if dialect.in_a_file:
             event.listen(engine, "do_connect", lambda *_: mind_the_file(engine.url, create) and None)
         else:
-            look_at_errors(dialect.driver, engine, self.patience)
+            look_at_errors(dialect.driver, engine, self.answer_timeout)
             if use.pre_ping:
                 look_at_idle(dialect.driver, engine)
 
@@ -163,7 +163,7 @@ class Database:
             options = {"poolclass": NullPool}  # never used, and SQLAlchemy might choose one with a warning
         elif not dialect_at(url).in_a_file:
             ends = dialect_at(url).driver.ends(url, use.connect_seconds)
-            options = {**_RESTS, **_POOL, "connect_args": ends}
+            options = {**_AUTOCOMMIT, **_POOL, "connect_args": ends}
         try:
             engine = create_engine(url, **options)
         except ModuleNotFoundError as error:
@@ -201,7 +201,7 @@ class Database:
             or (dialect_at(url).in_a_file and may_only_be_read(url))
         ):
             return cls.open(url, schema, create=create, use=use)
-        options = {} if dialect_named(sync.dialect.name).in_a_file else _RESTS
+        options = {} if dialect_named(sync.dialect.name).in_a_file else _AUTOCOMMIT
         pool = sync.pool.recreate()
         # a caller's hook may leave a transaction open, in which nothing else could be set
         event.listen(pool, "connect", lambda driver, record: driver.commit())
@@ -282,7 +282,7 @@ class Database:
     def schema(self) -> str | None:
         """The schema of the tables, always named on PostgreSQL; queries the database once where none was
         set."""
-        with self.patience, self._open() as conn:
+        with self.answer_timeout, self._open() as conn:
             self.require_version_of(conn)
             return version.effective_schema(conn, self.requested_schema)
 
@@ -302,7 +302,7 @@ class Database:
     def require_version(self) -> None:
         """Raise `UnsupportedDatabaseError` for a server or library older than sqlq runs on, and for one that
         breaks a promise."""
-        with self.patience, self._open() as conn:
+        with self.answer_timeout, self._open() as conn:
             self.require_version_of(conn)
             if why := self.dialect.health.unfit(conn):  # guard: servers-that-break-promises-are-refused
                 raise UnsupportedDatabaseError(f"sqlq does not run on {masked(self.engine.url)}: {why}")
@@ -312,9 +312,9 @@ class Database:
         version = conn.dialect.server_version_info or ()
         oldest = dialect_of(conn).oldest
         if version < oldest:
-            say = ".".join(map(str, oldest))
+            needed = ".".join(map(str, oldest))
             raise UnsupportedDatabaseError(
-                f"sqlq needs {conn.dialect.name} {say} or newer; {masked(conn.engine.url)} is version "
+                f"sqlq needs {conn.dialect.name} {needed} or newer; {masked(conn.engine.url)} is version "
                 f"{'.'.join(map(str, version))}"
             )
 
@@ -372,9 +372,9 @@ class Database:
     @contextmanager
     def begin(self) -> Iterator[Connection]:
         """A transaction of its own: committed at the end of the block, rolled back if it raises."""
-        with self.patience, self._turn, self.connect() as conn, conn.begin():
+        with self.answer_timeout, self._turn, self.connect() as conn, conn.begin():
             yield conn
-        asked.answered()
+        answers.answered()
 
     @contextmanager
     def single_statements(self) -> Iterator[Connection]:
@@ -386,10 +386,10 @@ class Database:
                 yield conn
         else:
             self._may_connect()
-            with self.patience, self._single.connect() as conn:
+            with self.answer_timeout, self._single.connect() as conn:
                 conn.dialect = qualified(conn.dialect)
                 yield conn
-            asked.answered()
+            answers.answered()
 
     @cached_property
     def takes_single_statements(self) -> bool:
@@ -410,12 +410,12 @@ class Database:
     def read(self, *, within_ms: int | None = None) -> Iterator[Connection]:
         """A transaction that only reads, and so waits for no writer. `within_ms` limits the time of each
         statement where these connections have no limit of their own."""
-        with self.patience, self.connect(**{READ_ONLY: True}) as conn, conn.begin():
+        with self.answer_timeout, self.connect(**{READ_ONLY: True}) as conn, conn.begin():
             limit_ms = self._use.read_ms or within_ms
             if limit_ms is not None:
                 self.dialect.driver.limit_time(conn, statement_ms=limit_ms)
             yield conn
-        asked.answered(reads=True)
+        answers.answered(reads=True)
 
     def run(self, work: Callable[[Connection], T], *, tries: int = 5) -> T:
         """Run `work` in a transaction of its own; retry it, with jitter between, when the database undid it
@@ -443,43 +443,45 @@ class Database:
         """Run one statement, written as the driver takes it, in a transaction of its own and return its rows.
         It names its schema itself. It retries when the database undid it, but not when the connection broke,
         since the write may be done."""
-        return self._on_driver(lambda ask: ask(statement, parameters))
+        return self._on_driver(lambda execute: execute(statement, parameters))
 
-    def run_raw(self, work: Callable[[Ask], T], *, reads: bool = False) -> T:
-        """Run `work(ask)` in one transaction on a raw driver connection; retry it if the database rolled it
-        back. It is one statement on PostgreSQL, and may be several on SQLite. With `reads` it is one
+    def run_raw(self, work: Callable[[Execute], T], *, reads: bool = False) -> T:
+        """Run `work(execute)` in one transaction on a raw driver connection; retry it if the database rolled
+        it back. It is one statement on PostgreSQL, and may be several on SQLite. With `reads` it is one
         statement everywhere, and waits for no writer. Where a statement may not be a transaction by itself,
         SQLAlchemy's connection begins one."""
         if not self.takes_single_statements:
             with self.begin() as conn:
-                return work(ask_on(conn))
+                return work(execute_on(conn))
         name = self.naming()  # queries before, since the pool may have one connection only
         begins = "" if reads else self.dialect.driver.begins
 
-        def transaction(ask: Ask) -> T:
+        def transaction(execute: Execute) -> T:
             if begins:
-                ask(begins, ())
-            result = work(name(ask))
+                execute(begins, ())
+            result = work(name(execute))
             if begins:
-                ask("COMMIT", ())
+                execute("COMMIT", ())
             return result
 
         with nullcontext() if reads else self._turn:
             return self._on_driver(transaction, reads=reads)
 
-    def naming(self) -> Callable[[Ask], Ask]:
-        """Return a function that wraps an `Ask`, so that statements name the schema of the tables."""
+    def naming(self) -> Callable[[Execute], Execute]:
+        """Return a function that wraps an `Execute`, so that statements name the schema of the tables."""
         dialect, schema = self.engine.dialect, self.schema
-        return lambda ask: lambda statement, given: ask(named(statement, dialect, schema), given)
+        return lambda execute: (
+            lambda statement, parameters: execute(named(statement, dialect, schema), parameters)
+        )
 
-    def _on_driver(self, work: Callable[[Ask], T], *, reads: bool = False) -> T:
+    def _on_driver(self, work: Callable[[Execute], T], *, reads: bool = False) -> T:
         def transaction() -> T:
-            with self.patience:
+            with self.answer_timeout:
                 self._may_connect()
                 return self._raw.run(work)
 
         result = self._repeatedly(transaction)
-        asked.answered(reads=reads)
+        answers.answered(reads=reads)
         return result
 
     def _repeatedly(
@@ -493,7 +495,7 @@ class Database:
             try:
                 return attempt()
             except DBAPIError as error:
-                again = self.dialect.driver.trouble(error).rolled_back or was_not_done(error)
+                again = self.dialect.driver.problem(error).rolled_back or was_not_done(error)
                 if not again or number == tries or time.monotonic() >= until or is_over():
                     raise
                 log.debug("running a transaction again after %s", error)
@@ -534,8 +536,8 @@ class Database:
 
 def _only_schema(url: URL) -> str | None:
     """Return the schema that is the whole search_path in a URL's options."""
-    found = re.search(r'search_path\s*=\s*"?([a-z_][a-z0-9_]*)"?\s*(-|$)', str(url.query.get("options", "")))
-    return found and found[1]
+    match = re.search(r'search_path\s*=\s*"?([a-z_][a-z0-9_]*)"?\s*(-|$)', str(url.query.get("options", "")))
+    return match and match[1]
 
 
 _FORKABLE: weakref.WeakSet[Database] = weakref.WeakSet()

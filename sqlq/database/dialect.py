@@ -14,8 +14,8 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, text
 
 from sqlq.database.sql import Sql
-from sqlq.database.timeouts import Patience
-from sqlq.database.values import RawRows, Trouble
+from sqlq.database.timeouts import AnswerTimeout
+from sqlq.database.values import Problem, RawRows
 from sqlq.schema import version
 
 
@@ -52,7 +52,7 @@ class Driver:
         or the environment sets."""
         return {}
 
-    def prepare(self, engine: Engine, patience: Patience, *, plans_once: bool) -> None:
+    def prepare(self, engine: Engine, timeout: AnswerTimeout, *, plans_once: bool) -> None:
         """Set up an engine of sqlq's own: how its transactions begin, how long they wait.
 
         With `plans_once`, statements prepared on its connections are planned once, for tables of any size.
@@ -62,10 +62,10 @@ class Driver:
         """
         raise NotImplementedError
 
-    def is_sound(self, engine: Engine, driver: Any, *, asks: bool) -> bool:
+    def is_sound(self, engine: Engine, driver: Any, *, pings: bool) -> bool:
         """Whether the other end has not closed a driver's idle connection, as far as the socket shows. With
-        `asks` a query also finds out whether it answers, and its session is as it was made."""
-        return not asks or bool(engine.dialect.do_ping(driver))
+        `pings` a query also finds out whether it answers, and its session is as it was made."""
+        return not pings or bool(engine.dialect.do_ping(driver))
 
     def run(self, driver: Any, statement: str, parameters: Any) -> RawRows:
         """Run a statement on a driver's connection and return its rows."""
@@ -74,7 +74,7 @@ class Driver:
             rows: RawRows = cursor.fetchall()
             return rows
 
-    def trouble(self, error: BaseException) -> Trouble:
+    def problem(self, error: BaseException) -> Problem:
         """Return the meaning of an error of the database or its driver."""
         raise NotImplementedError
 

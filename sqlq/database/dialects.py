@@ -10,7 +10,7 @@ from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.database.dialect import Dialect
-from sqlq.database.values import Trouble
+from sqlq.database.values import Problem
 
 NAMES: Final = ("postgresql", "sqlite", "mariadb")
 """The names of the databases, as SQLAlchemy has them."""
@@ -27,16 +27,16 @@ def _all() -> list[Dialect]:
     return [dialect_named(name) for name in NAMES]
 
 
-def _troubles(error: BaseException) -> list[Trouble]:
+def _problems(error: BaseException) -> list[Problem]:
     """Return the meaning of an error to the database whose driver raised it, or else to each of them."""
     driver = type(getattr(error, "orig", None) or error).__module__.partition(".")[0]
     raised = [dialect for dialect in _all() if driver in dialect.driver.packages]
-    return [dialect.driver.trouble(error) for dialect in raised or _all()]
+    return [dialect.driver.problem(error) for dialect in raised or _all()]
 
 
 def takes_no_writes(error: BaseException) -> bool:
     """Whether a database of any kind answers but takes no writes for now."""
-    return any(trouble.takes_no_writes for trouble in _troubles(error))
+    return any(problem.takes_no_writes for problem in _problems(error))
 
 
 def missing_grant(error: BaseException, url: URL | None = None, kind: str | None = None) -> str | None:
@@ -60,12 +60,12 @@ def refusal(error: BaseException) -> str:
 
 def is_refused(error: BaseException) -> bool:
     """Whether a database of any kind answers and refuses this one statement."""
-    return any(trouble.refused for trouble in _troubles(error))
+    return any(problem.refused for problem in _problems(error))
 
 
 def was_rolled_back(error: BaseException) -> bool:
     """Whether a database of any kind undid a transaction for a reason that may have passed."""
-    return any(trouble.rolled_back for trouble in _troubles(error))
+    return any(problem.rolled_back for problem in _problems(error))
 
 
 def dialect_of(conn: Connection | Engine) -> Dialect:

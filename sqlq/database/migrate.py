@@ -81,13 +81,13 @@ def upgrade(engine: Engine, schema: str | None) -> str | None:
     waits for no lock longer than `online.LOCK_TIMEOUT_MS`, and tries again. It leaves newer tables that this
     sqlq works with as they are. After a kill or an error at any point, another call continues.
 
-    Raises `SchemaVersionError` for tables too new for this sqlq, or without columns of it. Raises
+    Raises `SchemaVersionError` for tables too new for this sqlq. Raises
     `ConfigurationError` when a foreign table has one of sqlq's names, another migration does not end, or the
     tables are never free. Then it does not make that step.
     """
-    before = found = _patiently(engine, partial(_step_up, engine, schema))
-    while found is not None and found < version.HEAD:
-        found = _patiently(engine, partial(_step_up, engine, schema))
+    before = current = _patiently(engine, partial(_step_up, engine, schema))
+    while current is not None and current < version.HEAD:
+        current = _patiently(engine, partial(_step_up, engine, schema))
     with engine.connect() as connection:
         version.require(connection, schema)
     return before
@@ -97,20 +97,20 @@ def _step_up(engine: Engine, schema: str | None) -> str | None:
     """Raise the tables by one revision, or an empty database to the newest; return the revision they had
     before."""
     with transaction(engine, schema) as connection:
-        dialect, found = dialect_of(connection), version.read(connection, schema)
-        if found is None:
+        dialect, current = dialect_of(connection), version.read(connection, schema)
+        if current is None:
             _limit_waits(connection)
             run(connection, schema, "up", "head")
-        elif found < version.HEAD:
-            following = _following(found)
+        elif current < version.HEAD:
+            following = _following(current)
             if following is None:
-                raise SchemaVersionError(version.unknown(version.database(connection, schema), found))
+                raise SchemaVersionError(version.unknown(version.database(connection, schema), current))
             if hasattr(following.module, "concurrently") and dialect.migrations.build_index is not None:
                 _build_index(engine, connection, schema, following)
             else:
                 _limit_waits(connection)
                 run(connection, schema, "up", following.revision)
-        return found
+        return current
 
 
 def _limit_waits(connection: Connection) -> None:
@@ -125,18 +125,18 @@ def _patiently(engine: Engine, step: Callable[[], T]) -> T:
     """Run `step`, a whole transaction, and repeat it while it does not get its locks.
 
     Between two tries it waits as long as a try may take, so that traffic has at least half of the time.
-    Raises `ConfigurationError` after `online.PATIENCE_S`.
+    Raises `ConfigurationError` after `online.TIMEOUT_S`.
     """
     dialect, where = dialect_of(engine), urls.masked(engine.url)
     waits = f"waiting for a moment in which no session uses the tables in {where}"
-    for _ in online.tries(online.PATIENCE_S, online.LOCK_TIMEOUT_MS / 1000, waits):
+    for _ in online.tries(online.TIMEOUT_S, online.LOCK_TIMEOUT_MS / 1000, waits):
         try:
             return step()
         except DBAPIError as error:
-            if not dialect.driver.trouble(error).rolled_back:  # guard: migration-lock-timeout-is-reported
+            if not dialect.driver.problem(error).rolled_back:  # guard: migration-lock-timeout-is-reported
                 raise
     raise ConfigurationError(
-        f"the tables in {where} were in use whenever the migration tried, for {online.PATIENCE_S:.0f} s; "
+        f"the tables in {where} were in use whenever the migration tried, for {online.TIMEOUT_S:.0f} s; "
         f"this step of it was not made: end the oldest transactions in "
         f"{dialect.migrations.open_transactions}, then try again"
     )
@@ -194,9 +194,9 @@ def downgrade(
             if not force:
                 _refuse_jobs(connection, schema)
             run(connection, schema, "down", revision)
-            return before.found, version.read(connection, schema)
+            return before.revision, version.read(connection, schema)
     except DBAPIError as error:
-        if not dialect_of(engine).driver.trouble(error).rolled_back:
+        if not dialect_of(engine).driver.problem(error).rolled_back:
             raise
         where = urls.masked(engine.url)
         raise ConfigurationError(
@@ -272,10 +272,10 @@ def prepared(
 
 def _prepare(connection: Connection, schema: str | None) -> None:
     """Refuse tables that cannot be migrated, and create the schema."""
-    found = version.find(connection, schema)
-    if found is not None and found.revision > version.HEAD and not found.usable:
-        raise SchemaVersionError(version.complaint(connection, schema, found.revision))
-    if found is None and (taken := standing.taken(connection, schema)):
+    current = version.find(connection, schema)
+    if current is not None and current.revision > version.HEAD and not current.usable:
+        raise SchemaVersionError(version.complaint(connection, schema, current.revision))
+    if current is None and (taken := standing.taken(connection, schema)):
         raise ConfigurationError(standing.foreign(connection, schema, taken))
     name = version.effective_schema(connection, schema)
     # The query comes first, since CREATE SCHEMA IF NOT EXISTS needs the right to create even if the schema
@@ -293,9 +293,9 @@ def run(connection: Connection, schema: str | None, direction: Direction, revisi
     Raises `ConfigurationError` for a revision that is unknown or not in that direction. Raises
     `SchemaVersionError` for tables newer than this sqlq, whose revisions it does not have.
     """
-    found = version.read(connection, schema)
-    if found is not None and found > version.HEAD:
-        raise SchemaVersionError(version.complaint(connection, schema, found))
+    current = version.read(connection, schema)
+    if current is not None and current > version.HEAD:
+        raise SchemaVersionError(version.complaint(connection, schema, current))
     with _quiet(), _sentences(direction, revision):
         steps = {"fn": _steps(direction, revision)}
         run_in(
@@ -365,11 +365,11 @@ def _sentences(direction: Direction, revision: str) -> Iterator[None]:
     try:
         yield
     except CommandError as error:
-        said = f'{begin}: {error}; revisions go from "base" to {version.HEAD}'
-        raise ConfigurationError(said) from None
+        message = f'{begin}: {error}; revisions go from "base" to {version.HEAD}'
+        raise ConfigurationError(message) from None
     except (AssertionError, ValueError):  # Alembic's, for a value without the form of a revision
-        said = f'{begin}: give the number of a revision, or "base"'
-        raise ConfigurationError(said) from None  # guard: unknown-revision-is-reported
+        message = f'{begin}: give the number of a revision, or "base"'
+        raise ConfigurationError(message) from None  # guard: unknown-revision-is-reported
 
 
 # ── What stands in the way ──────────────────────────────────────────────────────────────────────────────────
@@ -377,14 +377,14 @@ def _sentences(direction: Direction, revision: str) -> Iterator[None]:
 
 def _wait(attempt: Callable[[], bool], connection: Connection, schema: str | None) -> None:
     where, holder = urls.masked(connection.engine.url), ""
-    for waited_s in online.tries(online.PATIENCE_S, 0.1, f"waiting for another migration of {where}"):
+    for waited_s in online.tries(online.TIMEOUT_S, 0.1, f"waiting for another migration of {where}"):
         if attempt():
             return
         if waited_s >= HOLDER_AFTER_S and not holder:
             holder = f" (it is held by {_holder(connection, schema)})"  # any role may hold it
             log.warning("waiting for the lock of migrations of %s%s", where, holder)
     raise ConfigurationError(
-        f"{where} has been locked for {online.PATIENCE_S:.0f} s, perhaps by another migration{holder}: try "
+        f"{where} has been locked for {online.TIMEOUT_S:.0f} s, perhaps by another migration{holder}: try "
         "again when that has ended"
     )
 
@@ -414,12 +414,12 @@ def _refuse_jobs(connection: Connection, schema: str | None) -> None:
         table: connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar()
         for table in standing.present(connection, schema, _JOB_TABLES)
     }
-    held = [f"{count} in {table}" for table, count in counts.items() if count]
-    if held:
+    remaining = [f"{count} in {table}" for table, count in counts.items() if count]
+    if remaining:
         where = version.database(connection, schema)
         raise ConfigurationError(
-            f"{where} still holds jobs, which going down may lose: {', '.join(held)}; delete them first, or "
-            "add --force"
+            f"{where} still holds jobs, which going down may lose: {', '.join(remaining)}; delete them "
+            "first, or add --force"
         )
 
 

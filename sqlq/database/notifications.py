@@ -20,9 +20,9 @@ log = logging.getLogger("sqlq")
 STORM_SECONDS, REST_SECONDS = 0.001, 0.005
 """If the next notification comes this soon after the last read, the reader rests, so that more of them
 gather."""
-LONGEST_SECONDS = 0.01
+MAX_SECONDS = 0.01
 """The longest time of one read while more notifications come."""
-SAY_EVERY_SECONDS = 60.0
+WARNING_SECONDS = 60.0
 
 
 class Hearing:
@@ -30,7 +30,7 @@ class Hearing:
 
     def __init__(self) -> None:
         self._hinted = self._came = False
-        self._read_at = self._said_at = float("-inf")
+        self._read_at = self._warned_at = float("-inf")
         self._ignored = 0
         self.is_dry = True
         """Whether the last read emptied the connection."""
@@ -47,7 +47,7 @@ class Hearing:
         storm of notifications it rests briefly."""
         if time.monotonic() - self._read_at < STORM_SECONDS:
             time.sleep(REST_SECONDS)
-        until, self.is_dry = time.monotonic() + LONGEST_SECONDS, False
+        until, self.is_dry = time.monotonic() + MAX_SECONDS, False
         while not self.is_dry and time.monotonic() < until:
             self._pgconn.consume_input()
             self.is_dry = True
@@ -65,14 +65,14 @@ class Hearing:
             self._hinted = True
             return
         self._ignored += 1
-        if time.monotonic() >= self._said_at + SAY_EVERY_SECONDS:  # guard: ignored-is-told-seldom
+        if time.monotonic() >= self._warned_at + WARNING_SECONDS:  # guard: ignored-is-told-seldom
             log.warning(
                 "notifications that are none of sqlq's were ignored: %d by now, the last one by "
                 "server process %d; any role may NOTIFY",
                 *(self._ignored, notification.be_pid),
                 extra={"event": "notifications_ignored"},
             )
-            self._said_at = time.monotonic()
+            self._warned_at = time.monotonic()
 
 
 # -- within a process ----------------------------------------------------------------------------------------
@@ -82,22 +82,22 @@ WAITING: dict[Hashable, tuple[Callable[[], None], ...]] = {}
 databases without notifications whose commits no connection sees."""
 
 
-def place_of(url: URL) -> Hashable:
+def key_of(url: URL) -> Hashable:
     """Return the key of a database in `WAITING`."""
     return url.host, url.port, url.database, url.query.get("unix_socket")
 
 
 def wait_here(url: URL, wake: Callable[[], None]) -> None:
     """Have `wake` called when this process has enqueued a job there."""
-    place = place_of(url)
-    WAITING[place] = (*WAITING.get(place, ()), wake)
+    key = key_of(url)
+    WAITING[key] = (*WAITING.get(key, ()), wake)
 
 
 def wait_no_more(url: URL, wake: Callable[[], None]) -> None:
     """Have it called no more."""
-    place = place_of(url)
-    if others := tuple(each for each in WAITING.pop(place, ()) if each != wake):
-        WAITING[place] = others
+    key = key_of(url)
+    if others := tuple(each for each in WAITING.pop(key, ()) if each != wake):
+        WAITING[key] = others
 
 
 if hasattr(os, "register_at_fork"):

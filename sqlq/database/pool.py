@@ -14,12 +14,12 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from sqlq.database.dialect import Driver
-from sqlq.database.timeouts import Patience
-from sqlq.database.values import Ask, RawRows
+from sqlq.database.timeouts import AnswerTimeout
+from sqlq.database.values import Execute, RawRows
 
 T = TypeVar("T")
 
-RESTS_SINCE = "sqlq_rests_since"
+IDLE_SINCE = "sqlq_rests_since"
 """The key under which a pooled connection keeps the time since when it rests, for the next thread."""
 TAKEN_SECONDS = 0.05
 """A connection serves one statement after the other for this long. Then it returns to the pool, which may
@@ -45,7 +45,7 @@ class RawConnections:
         """At most one, under one key: `setdefault` and `pop` are atomic, while another thread might hold a
         lock at a fork. Two resting connections could be all that a small pool has."""
 
-    def run(self, work: Callable[[Ask], T]) -> T:
+    def run(self, work: Callable[[Execute], T]) -> T:
         """Do `work` on a connection, each statement a transaction, and return its result.
 
         An error is raised as SQLAlchemy raises it. If the connection is useless after it, it is closed,
@@ -57,16 +57,16 @@ class RawConnections:
         statement: str | None = None
         parameters: Any = None
 
-        def ask(what: str, given: Any) -> RawRows:
+        def execute(text: str, values: Any) -> RawRows:
             nonlocal statement, parameters
-            statement, parameters = what, given
-            return self._driver.run(pooled.dbapi_connection, what, given)
+            statement, parameters = text, values
+            return self._driver.run(pooled.dbapi_connection, text, values)
 
         try:
             pooled, taken_at = self._take()
-            result = work(ask)
+            result = work(execute)
         except BaseException as error:
-            given_up = pooled is not None and self._broken_off(pooled, error)
+            is_invalidated = pooled is not None and self._broken_off(pooled, error)
             if not isinstance(error, self._known.loaded_dbapi.Error):
                 raise
             raise DBAPIError.instance(
@@ -74,7 +74,7 @@ class RawConnections:
                 parameters,
                 error,
                 self._known.loaded_dbapi.Error,
-                connection_invalidated=given_up,
+                connection_invalidated=is_invalidated,
                 dialect=self._known,
             ) from error
         may_rest = self._may_rest and self._engine.pool is pool  # guard: the-disposed-rest-nowhere
@@ -94,26 +94,26 @@ class RawConnections:
 
     def _take(self) -> tuple[Any, float]:
         """Return a connection, and the time when it was taken from the pool."""
-        moment = time.monotonic()
+        now = time.monotonic()
         try:
             pooled, taken_at = self._resting.pop(_ONE)
         except KeyError:
-            return self._engine.raw_connection(), moment
-        may_stay = moment - taken_at < TAKEN_SECONDS
+            return self._engine.raw_connection(), now
+        may_stay = now - taken_at < TAKEN_SECONDS
         # guard: resting-connection
-        if may_stay and self._driver.is_sound(self._engine, pooled.dbapi_connection, asks=False):
+        if may_stay and self._driver.is_sound(self._engine, pooled.dbapi_connection, pings=False):
             return pooled, taken_at
         self._return(pooled, taken_at)
-        return self._engine.raw_connection(), moment
+        return self._engine.raw_connection(), now
 
     def _return(self, pooled: Any, taken_at: float) -> None:
-        pooled.info[RESTS_SINCE] = taken_at  # guard: rest-counts
+        pooled.info[IDLE_SINCE] = taken_at  # guard: rest-counts
         pooled.close()
 
     def _broken_off(self, pooled: Any, error: BaseException) -> bool:
         """Return the connection of interrupted work to the pool; return whether the connection was
         useless."""
-        useless = self._driver.trouble(error).is_useless or bool(
+        useless = self._driver.problem(error).is_useless or bool(
             self._known.is_disconnect(error, pooled.dbapi_connection, None)
         )
         if useless:
@@ -158,35 +158,35 @@ def look_at_idle(driver: Driver, engine: Engine) -> None:
     """
 
     @event.listens_for(engine, "checkin")
-    def _rests(dbapi_connection: Any, record: ConnectionPoolEntry) -> None:
-        record.info.setdefault(RESTS_SINCE, time.monotonic())  # guard: rest-since-the-first
+    def _returned(dbapi_connection: Any, record: ConnectionPoolEntry) -> None:
+        record.info.setdefault(IDLE_SINCE, time.monotonic())  # guard: rest-since-the-first
 
     @event.listens_for(engine, "checkout")
     def _wakes(dbapi_connection: Any, record: ConnectionPoolEntry, proxy: Any) -> None:
-        since = record.info.pop(RESTS_SINCE, None)
+        since = record.info.pop(IDLE_SINCE, None)
         if since is None:
             return
         try:
             fresh = time.monotonic() - since < IDLE_SECONDS
-            sound = driver.is_sound(engine, dbapi_connection, asks=not fresh)
+            sound = driver.is_sound(engine, dbapi_connection, pings=not fresh)
         except Exception as error:  # the driver's, whose class depends on it
             raise DisconnectionError from error
         if not sound:
             raise DisconnectionError
 
 
-def look_at_errors(driver: Driver, engine: Engine, patience: Patience) -> None:
+def look_at_errors(driver: Driver, engine: Engine, timeout: AnswerTimeout) -> None:
     """Give up each connection of an engine that an error has made useless."""
 
     @event.listens_for(engine, "handle_error")
     def _failed(context: ExceptionContext) -> None:
         if context.connection is None:
-            patience.start_over()
-        elif driver.trouble(context.original_exception).is_useless:
+            timeout.start_over()
+        elif driver.problem(context.original_exception).is_useless:
             context.is_disconnect = True
 
 
-def raise_what_sqlalchemy_raises(engine: Engine) -> None:
+def raise_sqlalchemys_errors(engine: Engine) -> None:
     """Raise errors on an engine of sqlq's own as SQLAlchemy's, since their class and code decide the
     handling.
 

@@ -12,7 +12,7 @@ from sqlq.config.constants import (
     LOOK_MS,
     LOOP_ANSWER_SECONDS,
     LOOP_CONNECT_SECONDS,
-    LOOP_LONGEST_ANSWER_SECONDS,
+    LOOP_MAX_ANSWER_SECONDS,
 )
 
 
@@ -21,7 +21,7 @@ class Use:
     """A profile of connections: their timeouts and other options."""
 
     answer_seconds: float
-    longest_answer_seconds: float
+    max_answer_seconds: float
     connect_seconds: int
     pre_ping: bool = False
     """Whether to check a pooled connection before each use. Loops do without, since they retry anyway."""
@@ -32,7 +32,7 @@ class Use:
 
 
 ANY = Use(ANSWER_SECONDS, ANSWER_SECONDS, CONNECT_SECONDS, pre_ping=True)
-LOOPS = Use(LOOP_ANSWER_SECONDS, LOOP_LONGEST_ANSWER_SECONDS, LOOP_CONNECT_SECONDS)
+LOOPS = Use(LOOP_ANSWER_SECONDS, LOOP_MAX_ANSWER_SECONDS, LOOP_CONNECT_SECONDS)
 CLAIMS = replace(LOOPS, plan_once=True)
 LOOKS = Use(LOOK_ANSWER_SECONDS, LOOK_ANSWER_SECONDS, LOOP_CONNECT_SECONDS, pre_ping=True, read_ms=LOOK_MS)
 LISTENING = Use(LISTEN_ANSWER_SECONDS, LISTEN_ANSWER_SECONDS, LOOP_CONNECT_SECONDS, plan_once=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from sqlq.database.values import Ask, RawRows
+from sqlq.database.values import Execute, RawRows
 from sqlq.payload.encryption import Encryption
 from sqlq.schema.qualify import in_catalog, qualified
 from sqlq.schema.tables import TOKEN_SCHEMA
@@ -35,15 +35,15 @@ def named(statement: str, dialect: Any, schema: str | None) -> str:
     return statement.replace(TOKEN_SCHEMA, name)
 
 
-def ask_on(conn: Connection) -> Ask:
+def execute_on(conn: Connection) -> Execute:
     """Return what runs statements written by hand on a connection of sqlq's own."""
 
-    def ask(statement: str, parameters: Any) -> RawRows:
+    def execute(statement: str, parameters: Any) -> RawRows:
         rows = conn.exec_driver_sql(named(statement, conn.dialect, schema_of(conn)), parameters)
         # the result on a caller's connection of a driver has rows or is empty
         return list(rows) if getattr(rows, "returns_rows", True) else []
 
-    return ask
+    return execute
 
 
 def run_text(conn: Connection, statement: str, **parameters: Any) -> Any:

@@ -38,10 +38,10 @@ from sqlq.database.batch import (
     rights,
 )
 from sqlq.database.values import (
-    Ask,
     Claimant,
     ClaimRequest,
-    LookWanted,
+    Execute,
+    LookRequest,
     RawRows,
 )
 from sqlq.schema.tables import CARRIED, jobs
@@ -98,13 +98,13 @@ SELECT limit_key FROM each_limit_key WHERE limit_key IS NOT NULL LIMIT :most
 class Sql:
     """The statements of one database; stateless, a part of its `Dialect`."""
 
-    _moment_in_json: Callable[[Any], Any] = staticmethod(str)
+    _time_in_json: Callable[[Any], Any] = staticmethod(str)
     """Return a time as a batch has it in JSON."""
-    most_characters: int | None = None
+    max_characters: int | None = None
     """The most that the texts of one statement may have; None where there is no limit."""
     claims_queues_apart = False
     """Whether a claim takes a statement for each queue."""
-    has_met: Expression = null()
+    conflicted: Expression = null()
     """Whether an `upsert` met the row and changed it, for its RETURNING; NULL where the database does not
     report that."""
     _insert: Callable[[Table], Any]
@@ -133,13 +133,13 @@ class Sql:
         """
         statement = self._insert(table).values(**values)
         index = {"index_elements": key.columns, "index_where": key.where}
-        met = self.has_met
+        state = self.conflicted
         if changes is None:
-            statement, met = statement.on_conflict_do_nothing(**index), literal_column(str(NEW), Integer)
+            statement, state = statement.on_conflict_do_nothing(**index), literal_column(str(NEW), Integer)
         else:
             changed = changes(statement.excluded)
             statement = statement.on_conflict_do_update(**index, set_=changed, where=where)
-        return statement.returning(met, *returning) if returning else statement
+        return statement.returning(state, *returning) if returning else statement
 
     def newest(self, query: Select[Any]) -> Select[Any]:
         """Return a query of live jobs that hold keys so that it reads what an insert has met."""
@@ -176,14 +176,14 @@ class Sql:
         """
         statement = _query_of_one(query, batch)
         return [
-            found
+            job
             for row in rows
-            for found in conn.execute(statement, {**parameters, **dict(zip(batch.columns, row, strict=True))})
+            for job in conn.execute(statement, {**parameters, **dict(zip(batch.columns, row, strict=True))})
         ]
 
     # -- claim -----------------------------------------------------------------------------------------------
 
-    def claim(self, ask: Ask, wanted: ClaimRequest, by: Claimant) -> RawRows:
+    def claim(self, execute: Execute, request: ClaimRequest, by: Claimant) -> RawRows:
         """Claim due jobs of the wanted queues, and return them as `CLAIMED`, in any order.
 
         Queues are served in the order given. With "evenly" there is no strict order between them, so that a
@@ -194,19 +194,21 @@ class Sql:
         """
         raise NotImplementedError
 
-    def _due_in_one(self, ask: Ask, statements: Sequence[str], name: str, most: int, place: int) -> RawRows:
+    def _due_in_one(
+        self, execute: Execute, statements: Sequence[str], name: str, limit: int, column: int
+    ) -> RawRows:
         """Return due jobs of a queue, level by level. The statements are those for the highest priority, for
-        a given one, and for the next lower one; `place` is the column of the priority."""
+        a given one, and for the next lower one; `column` is that of the priority."""
         at_top, at_level, next_level = statements
-        due = ask(at_top, (name, name, most))
-        level = due[0][place] if due else ask(next_level, (name, _ABOVE_ALL))[0][0]
-        while level is not None and len(due) < most:
-            ((level,),) = ask(next_level, (name, level))
+        due = execute(at_top, (name, name, limit))
+        level = due[0][column] if due else execute(next_level, (name, _ABOVE_ALL))[0][0]
+        while level is not None and len(due) < limit:
+            ((level,),) = execute(next_level, (name, level))
             if level is not None:
-                due = [*due, *ask(at_level, (name, level, most - len(due)))]
+                due = [*due, *execute(at_level, (name, level, limit - len(due)))]
         return due
 
-    def due_in(self, ask: Ask, names: Sequence[str], after: str | None = None) -> RawRows:
+    def due_in(self, execute: Execute, names: Sequence[str], after: str | None = None) -> RawRows:
         """Return `(queue, ms, place)` for each of these queues that has unreserved jobs. With `after`, also
         for the next `LARGEST_WINDOW` queues after that one.
 
@@ -218,7 +220,7 @@ class Sql:
         """
         raise NotImplementedError
 
-    def look(self, ask: Ask, wanted: LookWanted) -> RawRows:
+    def look(self, execute: Execute, request: LookRequest) -> RawRows:
         """Return the rows of `due_in`, filled up with Nones, and one row more. It is `(None, ms, None,
         listens, hosts, expired, limited, asked, all_paused, pause_ms)`.
 
@@ -244,7 +246,7 @@ class Sql:
 
     def _in_json(self, value: Any) -> Any:
         # bytes such as a queue's name in a row written by SQL; no text is equal to them
-        return value.decode(errors="replace") if isinstance(value, bytes) else self._moment_in_json(value)
+        return value.decode(errors="replace") if isinstance(value, bytes) else self._time_in_json(value)
 
     def texts(self) -> FromClause:
         """Return a table of the texts given as the parameter `texts`: `value`, and `place` in their order."""
@@ -266,9 +268,9 @@ class Sql:
         """Move the jobs that their owner still holds into `target`, with the batch's own columns; return the
         rights to them. With `waits`, wait for rows that another transaction has locked."""
         parameters = self.batch_parameters(batch, rows)
-        moved = rights(conn.execute(_copy_held(self, batch, target), parameters))
+        moved = rights(conn.execute(_copy_fenced(self, batch, target), parameters))
         if moved:
-            conn.execute(_delete_held(self, batch), parameters)
+            conn.execute(_delete_fenced(self, batch), parameters)
         return moved
 
     def lock_key(self, conn: Connection, id: int) -> None:
@@ -284,11 +286,11 @@ def _query_of_one(query: RowQuery, batch: Batch) -> Select[Any]:
 def portions(sql: Sql, rows: Sequence[T], texts: Callable[[T], Iterable[Any]]) -> Iterator[Sequence[T]]:
     """Divide rows with such texts into portions that one statement takes."""
     begin = size = 0
-    most = sql.most_characters or 0
-    for i, row in enumerate(rows if most else ()):
+    limit = sql.max_characters or 0
+    for i, row in enumerate(rows if limit else ()):
         own = sum(len(text) for text in texts(row) if isinstance(text, str))
         # guard: a-statement-fits-its-packet
-        if size + own > most and i > begin:
+        if size + own > limit and i > begin:
             yield rows[begin:i]
             begin, size = i, 0
         size += own
@@ -296,12 +298,12 @@ def portions(sql: Sql, rows: Sequence[T], texts: Callable[[T], Iterable[Any]]) -
         yield rows[begin:]
 
 
-def held(sql: Sql, batch: Batch, *columns: Expression) -> Select[Any]:
+def fenced(sql: Sql, batch: Batch, *columns: Expression) -> Select[Any]:
     """Select the jobs of a batch that their owner still holds, with the batch's own columns and more. Ids
     ascend, so that two batches cannot deadlock."""
     rows = sql.batch_table(batch)
     return (
-        select(jobs.c.id, *(rows.c[name] for name in batch.given), *columns)
+        select(jobs.c.id, *(rows.c[name] for name in batch.own), *columns)
         .join_from(rows, jobs, jobs.c.id == rows.c.id)
         .where(*fence(rows))
         .order_by(jobs.c.id)
@@ -314,10 +316,10 @@ def fence(rows: FromClause) -> Sequence[Condition]:
 
 
 @cache
-def _copy_held(sql: Sql, batch: Batch, target: Table) -> ReturningInsert[Any]:
-    found = locked(held(sql, batch))
-    source = select(*(jobs.c[name] for name in CARRIED), *batch.carried(found)).join_from(
-        found, jobs, jobs.c.id == found.c.id
+def _copy_fenced(sql: Sql, batch: Batch, target: Table) -> ReturningInsert[Any]:
+    fenced_rows = locked(fenced(sql, batch))
+    source = select(*(jobs.c[name] for name in CARRIED), *batch.carried(fenced_rows)).join_from(
+        fenced_rows, jobs, jobs.c.id == fenced_rows.c.id
     )
     return (
         insert(target)
@@ -327,5 +329,5 @@ def _copy_held(sql: Sql, batch: Batch, target: Table) -> ReturningInsert[Any]:
 
 
 @cache
-def _delete_held(sql: Sql, batch: Batch) -> Delete:
-    return delete(jobs).where(jobs.c.id.in_(select(locked(held(sql, batch)).c.id)))
+def _delete_fenced(sql: Sql, batch: Batch) -> Delete:
+    return delete(jobs).where(jobs.c.id.in_(select(locked(fenced(sql, batch)).c.id)))

@@ -31,13 +31,11 @@ class Standing(enum.StrEnum):
 
 
 class Check(NamedTuple):
-    """The result of `check`: the standing, the revision found, a sentence about them, and the revision
-    needed."""
+    """The standing of tables, their revision, and a sentence about them."""
 
     standing: Standing
-    found: str | None
+    revision: str | None
     message: str
-    needed: str = version.HEAD
 
 
 def check(engine: Engine, schema: str | None) -> Check:
@@ -46,16 +44,16 @@ def check(engine: Engine, schema: str | None) -> Check:
     if file and not file.exists():
         return Check(Standing.MISSING, None, version.complaint(engine, None, None))
     with engine.connect() as connection:
-        found = version.find(connection, schema)
-        if found is None:
+        stamp = version.find(connection, schema)
+        if stamp is None:
             if names := taken(connection, schema):
                 return Check(Standing.FOREIGN, None, foreign(connection, schema, names))
             return Check(Standing.MISSING, None, version.complaint(connection, schema, None))
-        revision = found.revision
+        revision = stamp.revision
         holds = f"{version.database(connection, schema)} holds sqlq's tables at revision {revision}"
         if revision == version.HEAD:
             return Check(Standing.UP_TO_DATE, revision, f"{holds}, the one needed")
-        if found.usable:
+        if stamp.usable:
             message = f"{holds}, newer than the {version.HEAD} of this sqlq, which works with them"
             return Check(Standing.AHEAD, revision, message)
         standing = Standing.NEWER if revision > version.HEAD else Standing.BEHIND
@@ -88,8 +86,8 @@ def foreign(connection: Connection, schema: str | None, taken: list[str]) -> str
 
 def present(connection: Connection, schema: str | None, names: Iterable[str]) -> list[str]:
     """Return the qualified names of those tables that the database has."""
-    schema, found = version.effective_schema(connection, schema), _relations(connection, schema)
-    return [version.qualified(connection, schema, name) for name in names if name in found]
+    schema, existing = version.effective_schema(connection, schema), _relations(connection, schema)
+    return [version.qualified(connection, schema, name) for name in names if name in existing]
 
 
 def sqlite_file(engine: Engine) -> Path | None:

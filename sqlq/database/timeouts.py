@@ -31,7 +31,7 @@ CALM_SECONDS = 60.0
 """After this long without a timeout, the next wait begins with the shortest timeout again."""
 
 
-class Patience:
+class AnswerTimeout:
     """The timeout of a thread for one answer, inside a `with` block; outside it waits without end.
 
     It doubles after each timeout, so that a slow database is not cut off for ever. Each thread has its own,
@@ -39,8 +39,8 @@ class Patience:
     timeout starts over.
     """
 
-    def __init__(self, shortest: float, longest: float) -> None:
-        self._shortest, self.longest = shortest, longest
+    def __init__(self, min_seconds: float, max_seconds: float) -> None:
+        self._min_seconds, self.max_seconds = min_seconds, max_seconds
         self._thread = threading.local()
 
     def __enter__(self) -> None:
@@ -54,13 +54,13 @@ class Patience:
         if not getattr(self._thread, "depth", 0):
             return float("inf")
         if time.monotonic() - getattr(self._thread, "gave_up_at", float("-inf")) > CALM_SECONDS:
-            self._thread.now = self._shortest
+            self._thread.now = self._min_seconds
         now: float = self._thread.now
         return now
 
     def gave_up(self) -> None:
         """Double the timeout, after a wait of this thread has timed out."""
-        self._thread.now = min(self.seconds() * 2, self.longest)
+        self._thread.now = min(self.seconds() * 2, self.max_seconds)
         self._thread.gave_up_at = time.monotonic()
 
     def start_over(self) -> None:
@@ -104,34 +104,34 @@ class Turns:
         self._lock.release()
 
 
-def bound(driver: Any, patience: Patience) -> None:
+def bound(driver: Any, timeout: AnswerTimeout) -> None:
     """Bound all waits of a connection of psycopg or PyMySQL. Another driver's connection keeps only TCP's own
     timeouts."""
     if hasattr(driver, "_rfile"):
-        driver._rfile = io.BufferedReader(_Bounded(driver._sock, patience))  # noqa: SLF001 - no other way in
-        driver._read_timeout = driver._write_timeout = patience.longest  # noqa: SLF001
+        driver._rfile = io.BufferedReader(_Bounded(driver._sock, timeout))  # noqa: SLF001 - no other way in
+        driver._read_timeout = driver._write_timeout = timeout.max_seconds  # noqa: SLF001
     if not callable(getattr(driver, "wait", None)):
         return
     wait = driver.wait
 
-    def wait_at_most(steps: Generator[Any, Any, T], *args: Any, **options: Any) -> T:
-        answer: T = wait(_at_most(patience, steps, driver), *args, **options)
+    def wait_bounded(steps: Generator[Any, Any, T], *args: Any, **options: Any) -> T:
+        answer: T = wait(_bounded_steps(timeout, steps, driver), *args, **options)
         return answer
 
-    driver.wait = wait_at_most
+    driver.wait = wait_bounded
 
 
 class _Bounded(io.RawIOBase):
     """Reads the socket of a PyMySQL connection, which has no step between two turns of a wait."""
 
-    def __init__(self, sock: Any, patience: Patience) -> None:
-        self._sock, self._patience = sock, patience
+    def __init__(self, sock: Any, timeout: AnswerTimeout) -> None:
+        self._sock, self._timeout = sock, timeout
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        seconds = self._patience.seconds()
+        seconds = self._timeout.seconds()
         until = time.monotonic() + seconds
         looker = select.poll()
         looker.register(self._sock.fileno(), select.POLLIN)
@@ -139,21 +139,23 @@ class _Bounded(io.RawIOBase):
         while not (has_some and has_some()) and not looker.poll(TURN_SECONDS * 1000):
             # guard: every-wait-of-pymysql-has-an-end
             if time.monotonic() >= until or is_over():
-                self._patience.gave_up()
+                self._timeout.gave_up()
                 raise TimeoutError(f"no answer within {seconds:g} s")
         return int(self._sock.recv_into(buffer))
 
 
-def _at_most(patience: Patience, steps: Generator[Any, Any, T], driver: Any) -> Generator[Any, Any, T]:
+def _bounded_steps(
+    timeout: AnswerTimeout, steps: Generator[Any, Any, T], driver: Any
+) -> Generator[Any, Any, T]:
     """Pass on the steps of a wait: the event that psycopg waits for, and the one that came (none, every tenth
     of a second)."""
-    seconds = patience.seconds()
+    seconds = timeout.seconds()
     until = time.monotonic() + seconds
     try:
-        wanted = next(steps)
+        event = next(steps)
         while True:
-            ready = yield wanted
-            wanted = steps.send(ready)
+            ready = yield event
+            event = steps.send(ready)
             # guard: a-stop-ends-the-wait-for-an-answer
             if time.monotonic() >= until or (not ready and is_over()):
                 break
@@ -162,7 +164,7 @@ def _at_most(patience: Patience, steps: Generator[Any, Any, T], driver: Any) -> 
         return answer
     from psycopg import OperationalError
 
-    patience.gave_up()
+    timeout.gave_up()
     steps.close()
     driver.close()
     raise OperationalError(f"no answer within {seconds:g} s")

@@ -51,23 +51,23 @@ LARGEST_WINDOW = 1_000
 
 RawRows: TypeAlias = Sequence[Sequence[Any]]
 """Rows as a driver takes or returns them."""
-Ask: TypeAlias = Callable[[str, Any], RawRows]
+Execute: TypeAlias = Callable[[str, Any], RawRows]
 """Runs a statement that names the token schema, with its parameters as the driver takes them. It returns the
 rows."""
 
 
 class Session(NamedTuple):
-    """A session whose open transaction keeps the server from removing old rows. `who` is its program, or its
+    """A session whose open transaction keeps the server from removing old rows. `program` is its name, or its
     account."""
 
     number: int
-    who: str
+    program: str
     state: str
     seconds: float
     query: str = ""
 
 
-class Trouble(NamedTuple):
+class Problem(NamedTuple):
     """The meaning of a database error. All are False for an error of another kind."""
 
     is_away: bool
@@ -113,7 +113,7 @@ class Claimant(NamedTuple):
     max_attempts: str = "{}"
 
 
-class LookWanted(NamedTuple):
+class LookRequest(NamedTuple):
     """The parameters of a poll. `names` and `after` are as `Sql.due_in` takes them. A host counts that
     had a heartbeat within this time. With `maintenance` it polls for the maintenance services, too; it reads
     the requests to these `workers`."""

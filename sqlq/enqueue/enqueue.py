@@ -23,9 +23,9 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
-from sqlq.config.durations import LONGEST_MS, Duration, milliseconds
-from sqlq.config.urls import in_memory, is_same_place, masked
-from sqlq.database.caller.driver import Place
+from sqlq.config.durations import MAX_MS, Duration, milliseconds
+from sqlq.config.urls import in_memory, is_same_database, masked
+from sqlq.database.caller.driver import Endpoint
 from sqlq.database.caller.session import (
     AnyAsyncSession,
     CallersTransaction,
@@ -154,7 +154,7 @@ class Enqueuer:
                 origin = Origin(inserting.created(joined.conn, [job.id for job in jobs]))
         else:
             origin, jobs = Origin(), [job for job in jobs if job.created]
-            joined.at_the_end(undone=origin.undo)
+            joined.at_the_end(rolled_back=origin.undo)
         for job in jobs:
             job.enqueued_in(origin)
 
@@ -201,7 +201,7 @@ class Enqueuer:
                 (row,) = database.run_statement(*notify.notifying_statement(statement, parameters, schema))
                 return inserting.inserted(job, row)
             except DBAPIError as error:
-                if not database.dialect.driver.trouble(error).has_no_room:  # guard: job-without-its-hint
+                if not database.dialect.driver.problem(error).has_no_room:  # guard: job-without-its-hint
                     raise  # else the notification was refused, and with it the job, which needs none
         (row,) = database.run_statement(statement, parameters)
         self._notify()
@@ -240,7 +240,7 @@ class Enqueuer:
         return inserting.foreign_statement(job, dialect.name, style, self._database.requested_schema)
 
 
-class Schemas(WeakKeyDictionary[Engine | Place, str | None]):
+class Schemas(WeakKeyDictionary[Engine | Endpoint, str | None]):
     """The schemas of the jobs' tables, by engine. Each database is checked once, at its first job."""
 
     def __init__(self, database: Database) -> None:
@@ -297,7 +297,7 @@ class Schemas(WeakKeyDictionary[Engine | Place, str | None]):
             if in_memory(own) and in_memory(theirs):
                 return True
             return os.path.realpath(own.database or "") == os.path.realpath(theirs.database or "")
-        if is_same_place(own, theirs):
+        if is_same_database(own, theirs):
             return True
         query = self._database.dialect.driver.server
         if not self._is_in_a_test:
@@ -368,14 +368,14 @@ def spread_over(jobs: Iterable[NewJob], spread: Duration | None) -> list[NewJob]
 
 def _later(job: NewJob, ms: int) -> NewJob:
     if job.available_at is None:
-        return replace(job, delay_ms=min(job.delay_ms + ms, LONGEST_MS))
+        return replace(job, delay_ms=min(job.delay_ms + ms, MAX_MS))
     return replace(job, available_at=job.available_at + timedelta(milliseconds=ms))
 
 
 def _explain(error: BaseException, dialect: Dialect, url: URL) -> None:
     """Raise `EnqueueError` where sqlq has advice on a refused write that the database's message lacks. To the
     error of a role that lacks a right, add how to get it."""
-    why = dialect.driver.trouble(error).advice  # guard: snapshot-refusal-is-said
+    why = dialect.driver.problem(error).advice  # guard: snapshot-refusal-is-said
     if why is not None:
         raise EnqueueError(why) from error
     if (mend := dialect.health.missing_grant(error, url, "producer")) is not None:

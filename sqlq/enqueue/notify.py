@@ -24,7 +24,7 @@ from typing import Any
 
 from sqlq.config.background import Background
 from sqlq.database.database import Database
-from sqlq.database.notifications import WAITING, place_of
+from sqlq.database.notifications import WAITING, key_of
 from sqlq.database.pool import is_in_transaction
 from sqlq.store.workers import notify
 
@@ -57,7 +57,7 @@ class Notifier(Background):
         self._database = database.for_loops
         self.notifies = database.dialect.notifies
         """Whether the database sends notifications."""
-        self._location = place_of(database.engine.url)
+        self._location = key_of(database.engine.url)
         super().__init__()
         if not database.dialect.in_a_file:
             atexit.register(_finish, weakref.ref(self))

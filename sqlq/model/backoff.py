@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any, Literal, TypeAlias, get_args
 
-from sqlq.config.durations import LONGEST_MS, Duration, milliseconds, readable
+from sqlq.config.durations import MAX_MS, Duration, milliseconds, readable
 from sqlq.errors import ConfigurationError
 
 Backoff = Callable[[int], Duration]
@@ -28,7 +28,7 @@ class Curve:
 
     shape: Shape
     waits_ms: tuple[int, ...]
-    cap_ms: int = LONGEST_MS
+    cap_ms: int = MAX_MS
     jitter: float = 0.0
 
     def __post_init__(self) -> None:
@@ -37,7 +37,7 @@ class Curve:
 
     def __call__(self, attempts: int) -> Duration:
         ms = self._plain_ms(max(attempts, 1)) * random.uniform(1 - self.jitter, 1 + self.jitter)
-        return timedelta(milliseconds=round(min(ms, LONGEST_MS)))
+        return timedelta(milliseconds=round(min(ms, MAX_MS)))
 
     def _plain_ms(self, attempts: int) -> int:
         first = self.waits_ms[0]

@@ -10,8 +10,8 @@ from datetime import datetime
 from functools import partial, wraps
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar, get_args
 
-from sqlq.config.constants import LAST_ID, LONGEST_NAME, PRIORITIES
-from sqlq.config.durations import LONGEST_MS, Duration, aware, milliseconds
+from sqlq.config.constants import LAST_ID, MAX_NAME, PRIORITIES
+from sqlq.config.durations import MAX_MS, Duration, aware, milliseconds
 from sqlq.errors import ConfigurationError, SqlqError
 from sqlq.model.handle import AnyJob, Handle, id_of
 from sqlq.payload.signatures import signature_of
@@ -23,7 +23,7 @@ UniqueUntil: TypeAlias = Literal["finish", "start", "pruned"]
 OnConflict: TypeAlias = Literal["keep", "replace", "debounce"]
 NOT_IN_TIME = "expired: it was not started in time"
 """Why a job was cancelled that had a time to be started in."""
-FOR_EVER_MS = LONGEST_MS
+FOR_EVER_MS = MAX_MS
 """A retention without end: a century."""
 
 
@@ -52,10 +52,10 @@ def checked_name(value: str, what: str) -> str:
     """Return the name of a queue or task, or a unique key, if every database can store and compare it."""
     if not isinstance(value, str) or not value.strip():
         raise ConfigurationError(f"{what} is {value!r}: it must be text that is not blank")
-    if len(value) > LONGEST_NAME:
+    if len(value) > MAX_NAME:
         hashed = "; for a long key enqueue a hash of it" if "key" in what else ""
         raise ConfigurationError(
-            f"{what} has {len(value)} characters: at most {LONGEST_NAME} are possible{hashed}"
+            f"{what} has {len(value)} characters: at most {MAX_NAME} are possible{hashed}"
         )
     if "\0" in value or any(0xD800 <= ord(c) <= 0xDFFF for c in value):
         raise ConfigurationError(

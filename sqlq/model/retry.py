@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES, UNKNOWN_TASK_MS
-from sqlq.config.durations import LONGEST_MS, Duration, aware, milliseconds, readable
+from sqlq.config.durations import MAX_MS, Duration, aware, milliseconds, readable
 from sqlq.errors import ExecutionError, JobTimeoutError, PayloadKeyError, WorkerLostError
 from sqlq.model.backoff import Backoff, exponential
 from sqlq.model.checks import checked_priority, checked_queue
@@ -166,7 +166,7 @@ def failed(
     if not follows(job.attempts, job.max_attempts):
         return Failed(reason, error)
     wait_ms = policy.wait_ms(job.attempts) if delay_ms is None else delay_ms
-    return Retried(min(wait_ms, LONGEST_MS), error, reason)
+    return Retried(min(wait_ms, MAX_MS), error, reason)
 
 
 def given_back(job: ClaimedJob, *, delay_ms: int | None = None, crowded: bool = False) -> Outcome:

@@ -98,7 +98,7 @@ class Waiting(Background):
         """Whether an error of the database may pass."""
         if not isinstance(error, DBAPIError):
             return False
-        kind = self._database.dialect.driver.trouble(error)
+        kind = self._database.dialect.driver.problem(error)
         return kind.passes or kind.is_useless
 
     # -- the thread ------------------------------------------------------------------------------------------

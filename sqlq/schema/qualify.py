@@ -41,17 +41,17 @@ def in_catalog(sql: str) -> str:
     return _NAMES.sub(_named, sql)
 
 
-def _named(found: re.Match[str]) -> str:
-    if operator := found["operator"]:
+def _named(match: re.Match[str]) -> str:
+    if operator := match["operator"]:
         return f"OPERATOR(pg_catalog.{operator})"
-    function = found["function"]
-    return f"pg_catalog.{function}" if function and function not in _SYNTAX else found[0]
+    function = match["function"]
+    return f"pg_catalog.{function}" if function and function not in _SYNTAX else match[0]
 
 
 def written(build: Callable[..., str]) -> Callable[..., str]:
     """Wrap a function that writes a statement for PostgreSQL: qualify the statement, and cache it by
     arguments."""
-    return cache(lambda *given, **named: in_catalog(build(*given, **named)))
+    return cache(lambda *arguments, **named: in_catalog(build(*arguments, **named)))
 
 
 def qualified(dialect: Any) -> Any:
@@ -60,20 +60,20 @@ def qualified(dialect: Any) -> Any:
     compiler = COMPILERS.get(dialect.name)
     if compiler is None:
         return dialect
-    ours = vars(dialect).get(_OURS)
-    if ours is None:
-        ours = copy.copy(dialect)
-        ours.statement_compiler = type("Compiler", (compiler, dialect.statement_compiler), {})
+    own = vars(dialect).get(_QUALIFIED)
+    if own is None:
+        own = copy.copy(dialect)
+        own.statement_compiler = type("Compiler", (compiler, dialect.statement_compiler), {})
         if dialect.name == "postgresql":
             types = type(dialect.type_compiler_instance)
-            ours.type_compiler_instance = type("TypeCompiler", (_Types, types), {})(ours)
-        setattr(ours, _OURS, ours)
+            own.type_compiler_instance = type("TypeCompiler", (_Types, types), {})(own)
+        setattr(own, _QUALIFIED, own)
         if dialect.server_version_info:  # else a first connection has yet to report its version
-            setattr(dialect, _OURS, ours)
-    return ours
+            setattr(dialect, _QUALIFIED, own)
+    return own
 
 
-_OURS = "_sqlq_qualified"
+_QUALIFIED = "_sqlq_qualified"
 
 
 class _Types(GenericTypeCompiler):
@@ -91,15 +91,15 @@ class _Names(COMPILER):  # type: ignore[misc]  # Any, as above
     """Writes functions and operators with their schema."""
 
     def visit_function(self, func: Any, *args: Any, **kw: Any) -> str:
-        said: str = super().visit_function(func, *args, **kw)
+        text: str = super().visit_function(func, *args, **kw)
         # with several arrays the parser handles it, by this name alone
         is_syntax = func.name in _SYNTAX or (func.name == "unnest" and len(func.clauses) > 1)
-        return said if is_syntax else f"pg_catalog.{said}"
+        return text if is_syntax else f"pg_catalog.{text}"
 
     def visit_textclause(self, textclause: Any, *args: Any, **kw: Any) -> str:
         is_part = bool(self.stack)  # a caller writes whole statements itself
-        said: str = super().visit_textclause(textclause, *args, **kw)
-        return in_catalog(said) if is_part else said
+        text: str = super().visit_textclause(textclause, *args, **kw)
+        return in_catalog(text) if is_part else text
 
     def _generate_generic_binary(
         self, binary: Any, opstring: str, eager_grouping: bool = False, **kw: Any
@@ -113,8 +113,8 @@ class _Names(COMPILER):  # type: ignore[misc]  # Any, as above
                 known = String() if isinstance(binary.left.type, NullType) else binary.left.type
                 kind = self.dialect.type_compiler_instance.process(known)
                 right = f"(ARRAY[{right[1:-1]}]::{kind.partition('(')[0]}[])"
-            said = f"{left} OPERATOR(pg_catalog.=) ANY {right}"
-            return said if operator == "IN" else f"(NOT {said})"
+            text = f"{left} OPERATOR(pg_catalog.=) ANY {right}"
+            return text if operator == "IN" else f"(NOT {text})"
         if operator.endswith("DISTINCT FROM"):  # arrays are equal where both hold NULL
             left, right = f"ARRAY[{left}]", f"ARRAY[{right}]"
             operator = "=" if "NOT" in operator else "<>"

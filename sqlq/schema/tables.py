@@ -27,17 +27,17 @@ from sqlalchemy import (
     literal_column,
 )
 
-from sqlq.config.constants import LONGEST_NAME, MAX_ATTEMPTS
+from sqlq.config.constants import MAX_ATTEMPTS, MAX_NAME
 from sqlq.schema.types import Moment
 
 TOKEN_SCHEMA = "__sqlq__"
 
 metadata = MetaData(schema=TOKEN_SCHEMA)
 
-NAME = String(LONGEST_NAME)
+NAME = String(MAX_NAME)
 """The type of the name of a queue or task, and of a key."""
 
-MOST_COUNTED = 1_000_000_000
+MAX_COUNT = 1_000_000_000
 LARGEST_TOKEN = 4_000_000_000_000_000_000
 """Far below the limits of their types; see `one_more` and `next_token`."""
 
@@ -154,7 +154,7 @@ def blocked_by(reason: str) -> ColumnElement[bool]:
 def one_more(counter: ColumnElement[int]) -> ColumnElement[int]:
     """A counter plus one, up to its maximum. So a row that SQL set to the maximum does not fail a statement
     that writes it together with others."""
-    return case((counter < MOST_COUNTED, counter + 1), else_=counter)
+    return case((counter < MAX_COUNT, counter + 1), else_=counter)
 
 
 def next_token(token: ColumnElement[int]) -> ColumnElement[int]:

@@ -40,13 +40,13 @@ class Moment(TypeDecorator[datetime]):
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
         if value is None or dialect.name == "postgresql":
             return value
-        return milliseconds_of(value) if dialect.name == "sqlite" else naive(value)
+        return milliseconds_since_epoch(value) if dialect.name == "sqlite" else naive(value)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
         if value is None:
             return None
         if dialect.name == "sqlite":
-            return moment_of(value)
+            return time_of_milliseconds(value)
         if dialect.name == "mariadb":
             # a sum with a parameter is text
             moment = datetime.fromisoformat(value) if isinstance(value, str) else value
@@ -59,7 +59,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 
 
-def milliseconds_of(moment: datetime) -> int:
+def milliseconds_since_epoch(moment: datetime) -> int:
     """Return a time as SQLite stores it."""
     return (moment - _EPOCH) // _MILLISECOND
 
@@ -69,7 +69,7 @@ def naive(moment: datetime) -> datetime:
     return moment.astimezone(UTC).replace(tzinfo=None)
 
 
-def moment_of(milliseconds: int) -> datetime:
+def time_of_milliseconds(milliseconds: int) -> datetime:
     """Return the time that SQLite has stored as this number."""
     return _EPOCH + int(milliseconds) * _MILLISECOND
 
@@ -126,7 +126,7 @@ def ago(milliseconds: int) -> after:
     return after(literal(-milliseconds, BigInteger))
 
 
-class moment_after(_Function[datetime]):
+class time_after(_Function[datetime]):
     """A time plus a number of milliseconds, both columns of the row, whatever the session's time zone is."""
 
     type = Moment()
@@ -142,7 +142,7 @@ class far(_Function[datetime]):
 
     type = Moment()
     postgresql = f"TIMESTAMP WITH TIME ZONE '{FAR}'"
-    sqlite = str(milliseconds_of(FAR))
+    sqlite = str(milliseconds_since_epoch(FAR))
     mariadb = f"TIMESTAMP '{naive(FAR)}'"
 
 

@@ -29,7 +29,7 @@ TABLE: Final = "sqlq_version"
 log = logging.getLogger("sqlq")
 
 
-class Found(NamedTuple):
+class Stamp(NamedTuple):
     """The revision of the tables in a database, and the oldest `HEAD` of a sqlq that works with them."""
 
     revision: str
@@ -45,11 +45,11 @@ class Found(NamedTuple):
 
 def read(connection: Connection, schema: str | None) -> str | None:
     """Return the revision of the tables in a database, or None where there are none. Otherwise as `find`."""
-    found = find(connection, schema)
-    return found.revision if found else None
+    stamp = find(connection, schema)
+    return stamp.revision if stamp else None
 
 
-def find(connection: Connection, schema: str | None) -> Found | None:
+def find(connection: Connection, schema: str | None) -> Stamp | None:
     """Return the row of the version table, or None where there are no tables.
 
     `schema` is as in SQLQ_SCHEMA; None means SQLite, or PostgreSQL's default schema. Raises
@@ -70,7 +70,7 @@ def find(connection: Connection, schema: str | None) -> Found | None:
             + granting(role, connection.engine.url, schema=named)
         )
     row = connection.execute(text(f"SELECT {catalog.row} FROM {table}")).mappings().first()
-    return None if row is None else Found(row["version_num"], row.get("oldest_code") or row["version_num"])
+    return None if row is None else Stamp(row["version_num"], row.get("oldest_code") or row["version_num"])
 
 
 class _Catalog(NamedTuple):
@@ -97,15 +97,15 @@ def require(connection: Connection, schema: str | None) -> str:
 
     It works with its own revision, and with newer ones that are not marked as too new for it.
     """
-    found = find(connection, schema)
-    if found is None and urls.in_memory(connection.engine.url):
+    stamp = find(connection, schema)
+    if stamp is None and urls.in_memory(connection.engine.url):
         raise SchemaVersionError(
             f"{database(connection, schema)} does not hold sqlq's tables yet: make them with "
             "sqlq.testing.create_tables(connection), on a connection of this very engine"
         )
-    if found is None or not found.usable:
-        raise SchemaVersionError(complaint(connection, schema, found.revision if found else None))
-    return found.revision
+    if stamp is None or not stamp.usable:
+        raise SchemaVersionError(complaint(connection, schema, stamp.revision if stamp else None))
+    return stamp.revision
 
 
 _CATALOGS = {
@@ -133,34 +133,34 @@ class Watch:
     def look(self, connection: Connection, schema: str | None) -> None:
         """Raise `SchemaVersionError` when this sqlq can no longer use the tables; log one line about a newer
         revision that it can use."""
-        found = require(connection, schema)
-        if found > HEAD and found != self._seen:
+        revision = require(connection, schema)
+        if revision > HEAD and revision != self._seen:
             log.info(
                 "the tables are at revision %s, newer than the %s of this sqlq, which works with them",
-                *(found, HEAD),
+                *(revision, HEAD),
                 extra={"event": "schema_newer"},
             )
-        self._seen = found
+        self._seen = revision
 
 
-def complaint(connection: Connection | Engine, schema: str | None, found: str | None) -> str:
+def complaint(connection: Connection | Engine, schema: str | None, revision: str | None) -> str:
     """Return the sentence about tables at a revision other than `HEAD`, with the remedy."""
     where = database(connection, schema)
     named = None if schema == connection.dialect.default_schema_name else schema
     migrate = partial(command, url=connection.engine.url, schema=named)
-    if found is None:
+    if revision is None:
         granted = _CATALOGS[connection.dialect.name].or_granted
         return f"{where} does not hold sqlq's tables yet: create them with `{migrate('migrate')}`{granted}"
-    if not found.isdecimal():
-        return unknown(where, found)
-    if found > HEAD:
+    if not revision.isdecimal():
+        return unknown(where, revision)
+    if revision > HEAD:
         return (
-            f"{where} holds sqlq's tables at revision {found}, newer than the {HEAD} this sqlq knows: "
+            f"{where} holds sqlq's tables at revision {revision}, newer than the {HEAD} this sqlq knows: "
             "install the newer sqlq here, "
             f"or take them back with that one's `{migrate(f'migrate --down {HEAD}')}`"
         )
     return (
-        f"{where} holds sqlq's tables at revision {found}, older than the {HEAD} this sqlq needs: run "
+        f"{where} holds sqlq's tables at revision {revision}, older than the {HEAD} this sqlq needs: run "
         f"`{migrate('migrate')}`"
     )
 
@@ -190,12 +190,12 @@ def effective_schema(connection: Connection, schema: str | None) -> str | None:
         return None
     schema = schema or connection.dialect.default_schema_name
     if schema is None:
-        said = (
+        reason = (
             "names no database: add it, as in …/shop, or"
             if connection.dialect.name == "mariadb"
             else "has no default schema (its search_path names none that exists):"
         )
-        raise ConfigurationError(f"{urls.masked(connection.engine.url)} {said} name one in SQLQ_SCHEMA")
+        raise ConfigurationError(f"{urls.masked(connection.engine.url)} {reason} name one in SQLQ_SCHEMA")
     return schema
 
 

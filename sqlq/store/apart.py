@@ -58,9 +58,9 @@ def apart(
             write(items)
         return [*items]
     except kinds as error:
-        trouble = dialect.driver.trouble(error)
+        problem = dialect.driver.problem(error)
         # guard: an-undone-transaction-is-begun-again
-        if trouble.is_away or (trouble.rolled_back and within is not None):
+        if problem.is_away or (problem.rolled_back and within is not None):
             raise
         if len(items) == 1:
             refused(items[0], error)

@@ -27,7 +27,7 @@ from sqlq.model import schedule
 from sqlq.model.job import Job, NewJob
 from sqlq.model.schedule import MENDED_LOOK, Declared, Schedule, Turn, options_text, template
 from sqlq.payload.encryption import Encryption, readable
-from sqlq.schema.tables import MOST_COUNTED, jobs, schedules
+from sqlq.schema.tables import MAX_COUNT, jobs, schedules
 from sqlq.schema.types import Moment, ago, epoch_ms, now
 from sqlq.store.apart import REFUSED, apart, lately, noted
 from sqlq.store.jobs.insert import insert as insert_jobs
@@ -193,8 +193,8 @@ def _write(conn: Connection, turns: Sequence[_Done], inserted: _Pairs) -> None:
             "of": row.name,
             "last_at": done.turn.last_at,
             "next_at": done.turn.next_at,
-            "ticks": min(row.ticks + len(created), MOST_COUNTED),
-            "skipped": min(row.skipped + missed, MOST_COUNTED),
+            "ticks": min(row.ticks + len(created), MAX_COUNT),
+            "skipped": min(row.skipped + missed, MAX_COUNT),
             "recent_jobs": json.dumps([*recent(row.recent_jobs), *created][-RECENT:]),
             "error": done.error,
             "error_at": None if done.error is None else row.moment,

@@ -19,7 +19,7 @@ from sqlq.model.job_options import JobOptions
 from sqlq.model.task import AnyTask, NamedTask, Task
 from sqlq.payload.codec import decode
 from sqlq.schema import version
-from sqlq.schema.types import milliseconds_of
+from sqlq.schema.types import milliseconds_since_epoch
 from sqlq.testing.database import current_app
 from sqlq.testing.inlining import InlineEnqueuer
 
@@ -194,7 +194,7 @@ def _has(options: JobOptions, job: NewJob) -> bool:
 def _comparable(job: NewJob) -> list[Any]:
     """The fields of a job that its row has, with times as SQLite stores them."""
     fields = [value for name, value in vars(job).items() if name not in ("rule", "_options_set")]
-    return [milliseconds_of(value) if isinstance(value, datetime) else value for value in fields]
+    return [milliseconds_since_epoch(value) if isinstance(value, datetime) else value for value in fields]
 
 
 def _is_call(job: Enqueued, task: Known, bound: Any) -> bool:

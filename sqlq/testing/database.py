@@ -141,7 +141,7 @@ def _refuse_undrainable(app: App) -> None:
         with app.database.begin():
             pass  # on SQLite this takes the write lock, or finds that another connection keeps it
     except OperationalError as error:
-        if app.database.dialect.driver.trouble(error).rolled_back:
+        if app.database.dialect.driver.problem(error).rolled_back:
             raise SqlqError(
                 "drain() cannot write: a transaction of this test is still open; commit it or roll it back "
                 "first"

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, Engine, text
 
 from sqlq.admin.flows import SKIPPED
 from sqlq.config.constants import ERROR_BYTES, MAX_ATTEMPTS
-from sqlq.schema.tables import LARGEST_TOKEN, MOST_COUNTED
+from sqlq.schema.tables import LARGEST_TOKEN, MAX_COUNT
 from sqlq.schema.types import MARIADB_NOW, POSTGRESQL_NOW, SQLITE_NOW
 
 ILLEGAL = "illegal transition:"
@@ -213,7 +213,7 @@ def _rules(owners_may_be_known_dead: bool) -> list[Rule]:
             "jobs",
             "UPDATE",
             "claimed without counting the attempt",
-            f"{_CLAIMS} AND NEW.attempts <> OLD.attempts + 1 AND OLD.attempts < {MOST_COUNTED}",
+            f"{_CLAIMS} AND NEW.attempts <> OLD.attempts + 1 AND OLD.attempts < {MAX_COUNT}",
         ),
         Rule("jobs", "UPDATE", "claimed early", f"{_CLAIMS} AND OLD.available_at > {{now}}"),
         Rule(
@@ -275,7 +275,7 @@ def _rules(owners_may_be_known_dead: bool) -> list[Rule]:
             "jobs",
             "UPDATE",
             "given up under another token",
-            f"{_GIVES_UP} AND {_REVOKES} AND ((NEW.losses <> OLD.losses + 1 AND OLD.losses < {MOST_COUNTED}) OR {unexpired})",
+            f"{_GIVES_UP} AND {_REVOKES} AND ((NEW.losses <> OLD.losses + 1 AND OLD.losses < {MAX_COUNT}) OR {unexpired})",
         ),
         Rule(
             "jobs",

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 
 import sqlq
 from sqlq.database.database import Database
-from sqlq.database.values import Ask, Claimant, ClaimRequest
+from sqlq.database.values import Claimant, ClaimRequest, Execute
 from sqlq.model.outcome import Finished, Settlement
 from sqlq.store.jobs import lease, settle
 from sqlq.store.jobs.lease import Fate
@@ -89,7 +89,7 @@ def test_a_read_only_connection_is_replaced(app: sqlq.App) -> None:
 
     with pytest.raises(DBAPIError, match="read-only") as caught:
         claim_at_a_standby()
-    assert app.database.dialect.driver.trouble(caught.value).is_away
+    assert app.database.dialect.driver.problem(caught.value).is_away
     assert caught.value.connection_invalidated
 
 
@@ -167,7 +167,7 @@ def test_a_claim_beyond_its_limit_is_rolled_back(app: sqlq.App, monkeypatch: pyt
     app.enqueue_many([task.new() for _ in range(3)])
     honest = app.database.dialect.sql.claim
 
-    def greedy(ask: Ask, wanted: ClaimRequest, by: Claimant) -> Any:
+    def greedy(ask: Execute, wanted: ClaimRequest, by: Claimant) -> Any:
         return honest(ask, wanted._replace(limit=3), by)
 
     monkeypatch.setattr(app.database.dialect.sql, "claim", greedy)

@@ -246,7 +246,7 @@ def test_a_lock_timeout_is_one_sentence_and_changes_nothing(
     later: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(online, "LOCK_TIMEOUT_MS", 20)
-    monkeypatch.setattr(online, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(online, "TIMEOUT_S", 0.2)
     before = catalogue(later)
     with later.connect() as long_transaction:
         long_transaction.execute(text("SELECT count(*) FROM jobs"))
@@ -449,7 +449,7 @@ def test_an_index_build_ignores_statement_timeouts(migrated: Engine, start: Call
 def test_an_index_build_that_waits_too_long_is_reported_in_one_sentence(
     later: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(online, "INDEX_PATIENCE_MS", 100)
+    monkeypatch.setattr(online, "INDEX_TIMEOUT_MS", 100)
     monkeypatch.setattr(online, "LOCK_TIMEOUT_MS", 100)
     execute(later, "UPDATE sqlq_version SET version_num = '0002'")
     with later.connect() as long_transaction:

@@ -110,7 +110,7 @@ def test_upgrade_is_one_transaction_whatever_the_engine_does(empty_database_url:
 
 def test_check_distinguishes_missing_from_up_to_date(empty: Engine) -> None:
     found = standing.check(empty, None)
-    assert (found.standing, found.found, found.needed) == ("missing", None, version.HEAD)
+    assert (found.standing, found.revision) == ("missing", None)
     assert f"create them with `sqlq migrate -d {empty.url.render_as_string()}`" in found.message
     if empty.dialect.name == "sqlite":
         assert not Path(empty.url.database or "").exists()
@@ -121,7 +121,7 @@ def test_check_distinguishes_missing_from_up_to_date(empty: Engine) -> None:
 def test_check_distinguishes_behind_from_newer(migrated: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     execute(migrated, "UPDATE sqlq_version SET version_num = '0099'")
     ahead = standing.check(migrated, None)
-    assert (ahead.standing, ahead.found, ahead.needed) == ("ahead", "0099", version.HEAD)
+    assert (ahead.standing, ahead.revision) == ("ahead", "0099")
     execute(migrated, "UPDATE sqlq_version SET oldest_code = '0099'")
     assert standing.check(migrated, None).standing == "newer"
     monkeypatch.setattr(version, "HEAD", "0100")
@@ -344,7 +344,7 @@ def test_a_second_process_waits_for_the_first(empty_database_url: str, empty: En
 def test_the_wait_for_another_migrator_times_out(
     empty: Engine, empty_database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(online, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(online, "TIMEOUT_S", 0.0)
     other = create_engine(
         empty_database_url, connect_args={"timeout": 0} if empty.dialect.name == "sqlite" else {}
     )
@@ -365,7 +365,7 @@ def test_a_waiting_migration_names_the_holder_of_the_lock(
     )
     if empty.dialect.name not in number:
         pytest.skip("the file's lock has no names")
-    monkeypatch.setattr(online, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(online, "TIMEOUT_S", 1.0)
     monkeypatch.setattr(migrate, "HOLDER_AFTER_S", 0.2)
     with empty.connect() as stranger, stranger.begin():
         assert migrations.lock(stranger, None)

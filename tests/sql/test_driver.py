@@ -16,7 +16,7 @@ from sqlalchemy.pool import Pool
 import sqlq
 from sqlq.database import pool
 from sqlq.database.database import Database
-from sqlq.database.values import Ask
+from sqlq.database.values import Execute
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
@@ -101,7 +101,7 @@ def test_a_connection_cut_off_between_two_statements_is_replaced(
 def test_a_useless_connection_is_dropped_with_the_idle_ones(app: sqlq.App, clock: Clock) -> None:
     met: list[int] = []
 
-    def meets_a_standby(ask: Ask) -> None:
+    def meets_a_standby(ask: Execute) -> None:
         met.extend(pid for (pid,) in ask("SELECT pg_backend_pid()", None))
         met.append(backend(app.database))  # as another thread's would, it rests when the error comes
         ask("DO $$ BEGIN RAISE SQLSTATE '25006'; END $$", None)
@@ -172,7 +172,7 @@ def test_a_session_with_changed_settings_is_replaced(app: sqlq.App, clock: Clock
 def test_a_connection_in_use_at_the_close_is_closed_when_it_comes_back(app: sqlq.App) -> None:
     taken = counting(app.database.engine, "checkout")
 
-    def close(ask: Ask) -> None:
+    def close(ask: Execute) -> None:
         app.database.close()
         ask("SELECT 1", ())  # goes on meanwhile
 

@@ -23,8 +23,8 @@ from sqlalchemy import Connection, Engine, event, text
 import sqlq
 from sqlq.database import dialects
 from sqlq.database.database import Database
-from sqlq.database.schemas import ask_on
-from sqlq.database.values import Claimant, ClaimRequest, LookWanted
+from sqlq.database.schemas import execute_on
+from sqlq.database.values import Claimant, ClaimRequest, LookRequest
 from sqlq.model.checks import Rule
 from sqlq.model.history import AttemptTimes
 from sqlq.model.job import NewJob
@@ -74,19 +74,19 @@ def claim_beyond(conn: Connection) -> Any:
         pytest.skip("here each claim begins at the head")
     positions = [("mail", 1, 0, 0), ("mail", 0, 0, 0), ("empty", 0, 0, 0)]
     wanted = ClaimRequest(["mail", "empty"], 2, positions=positions)
-    return dialect.sql.claim(ask_on(conn), wanted, Claimant("me", 30_000))
+    return dialect.sql.claim(execute_on(conn), wanted, Claimant("me", 30_000))
 
 
 def due_in(conn: Connection, names: list[str], after: str | None = None) -> Any:
-    return dialects.dialect_named(conn.dialect.name).sql.due_in(ask_on(conn), names, after)
+    return dialects.dialect_named(conn.dialect.name).sql.due_in(execute_on(conn), names, after)
 
 
 def look(conn: Connection) -> Any:
     dialect = dialects.dialect_named(conn.dialect.name)
     if dialect.in_a_file:
         pytest.skip("here no lookout looks: a connection sees what others commit")
-    wanted = LookWanted([], "", "sqlq", 30_000, maintenance=True, workers=[])
-    return dialect.sql.look(ask_on(conn), wanted)
+    wanted = LookRequest([], "", "sqlq", 30_000, maintenance=True, workers=[])
+    return dialect.sql.look(execute_on(conn), wanted)
 
 
 def settle_with(outcome: Outcome) -> Callable[[Connection, list[Any]], Any]:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES
-from sqlq.config.durations import LONGEST_MS, Duration, milliseconds
+from sqlq.config.durations import MAX_MS, Duration, milliseconds
 from sqlq.errors import ConfigurationError, JobTimeoutError
 from sqlq.model.backoff import Backoff, backoff_from, exponential, fibonacci, fixed, linear, read, stored
 from sqlq.model.job import ClaimedJob
@@ -29,7 +29,7 @@ JOB = ClaimedJob(
 LAST = JOB._replace(attempts=3)
 
 HOUR = 3_600_000
-waits = st.integers(0, LONGEST_MS).map(lambda ms: timedelta(milliseconds=ms))
+waits = st.integers(0, MAX_MS).map(lambda ms: timedelta(milliseconds=ms))
 
 
 def ms(wait: Duration) -> int:
@@ -81,12 +81,12 @@ def test_every_backoff_returns_a_duration(
         fibonacci(first, cap, jitter),
         fixed(first, jitter),
     ):
-        assert 0 <= ms(backoff(attempts)) <= LONGEST_MS
+        assert 0 <= ms(backoff(attempts)) <= MAX_MS
 
 
 def test_jitter_does_not_lead_past_the_longest_duration() -> None:
-    longest = timedelta(milliseconds=LONGEST_MS)
-    assert max(ms(fixed(longest, jitter=1.0)(1)) for _ in range(50)) == LONGEST_MS
+    longest = timedelta(milliseconds=MAX_MS)
+    assert max(ms(fixed(longest, jitter=1.0)(1)) for _ in range(50)) == MAX_MS
 
 
 def test_jitter_spreads_jobs_that_failed_together() -> None:

@@ -22,7 +22,7 @@ from sqlq.config.urls import (
     DEFAULT_URL,
     database_url,
     hosts,
-    is_same_place,
+    is_same_database,
     listen_url,
     masked,
     schema_name,
@@ -158,9 +158,9 @@ def test_a_list_of_hosts_is_shown_as_it_was_written() -> None:
 
 def test_a_host_of_a_list_is_the_same_database() -> None:
     named = database_url(LIST)
-    assert is_same_place(named, database_url("postgresql://other@b/shop"))
+    assert is_same_database(named, database_url("postgresql://other@b/shop"))
     for other in ("postgresql://u@a/shop", "postgresql://u@b/other", "mariadb://u@b:5432/shop"):
-        assert not is_same_place(named, database_url(other)), other
+        assert not is_same_database(named, database_url(other)), other
 
 
 def test_an_engine_in_place_of_the_url_is_refused(tmp_path: Path) -> None:
@@ -393,7 +393,7 @@ def test_a_url_of_none_is_refused_in_the_place_of_a_default(monkeypatch: pytest.
     monkeypatch.setenv("SQLQ_DATABASE_URL", "sqlite:///of_the_environment.db")
     with pytest.raises(sqlq.errors.ConfigurationError, match="the database URL is None"):
         sqlq.App(None)
-    assert sqlq.App()._connected.address.place.database == str(Path("of_the_environment.db").absolute())
+    assert sqlq.App()._connected.address.url.database == str(Path("of_the_environment.db").absolute())
     engine = create_engine("sqlite:///shop.db")
     assert sqlq.App(None, engine=engine)._connected.address.engine is engine, "a database is named"
 
@@ -441,6 +441,6 @@ def test_another_database_on_the_command_line_drops_the_listen_url(
         "app = sqlq.App('postgresql://pooler/shop', schema='q', listen_url='postgresql://direct/shop')\n"
     )
     address = Context(database_url=url, app_option=f"shop_{host}:app").app()._connected.address
-    assert (address.place, address.schema) == (database_url(url), "q")
+    assert (address.url, address.schema) == (database_url(url), "q")
     assert address.listen_url is not None
     assert address.listen_url.host == host

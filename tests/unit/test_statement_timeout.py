@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sqlq.database.timeouts import Patience
+from sqlq.database.timeouts import AnswerTimeout
 
 
 def test_the_timeout_grows_with_slow_answers_up_to_its_maximum() -> None:
-    patience = Patience(4.0, 20.0)
+    patience = AnswerTimeout(4.0, 20.0)
     assert patience.seconds() == float("inf"), (
         "outside of the block there is no end: a migration may take its time"
     )

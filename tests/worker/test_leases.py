@@ -14,9 +14,9 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlq
-from sqlq.config.durations import LONGEST_MS
+from sqlq.config.durations import MAX_MS
 from sqlq.model.outcome import ErrorText, Failed, Finished, Outcome, Released, Retried, Settlement
-from sqlq.schema.tables import LARGEST_TOKEN, MOST_COUNTED
+from sqlq.schema.tables import LARGEST_TOKEN, MAX_COUNT
 from sqlq.store import health
 from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
@@ -272,16 +272,14 @@ def test_a_claim_keeps_counters_within_the_checks_at_their_maximum(
 ) -> None:
     """MariaDB does not check the table's rules in a claim, but in each later change of the row."""
     app.enqueue_many([noop.new() for _ in range(3)])
-    execute(engine, f"UPDATE jobs SET attempts = {MOST_COUNTED}, lease_token = {LARGEST_TOKEN} WHERE id < 3")
+    execute(engine, f"UPDATE jobs SET attempts = {MAX_COUNT}, lease_token = {LARGEST_TOKEN} WHERE id < 3")
     execute(engine, "UPDATE jobs SET max_attempts = IF(id = 1, 1, NULL)")
-    most = f'{{"noop": {MOST_COUNTED}}}'
+    most = f'{{"noop": {MAX_COUNT}}}'
     with app.database.begin() as conn:
-        jobs = claiming.claim(
-            conn, ["default"], limit=3, owner="o" * 36, lease_ms=LONGEST_MS, max_attempts=most
-        )
-    at_their_end = [(1, MOST_COUNTED)] * 2
+        jobs = claiming.claim(conn, ["default"], limit=3, owner="o" * 36, lease_ms=MAX_MS, max_attempts=most)
+    at_their_end = [(1, MAX_COUNT)] * 2
     assert [(job.lease_token, job.attempts) for job in jobs] == [*at_their_end, (1, 1)]
-    assert [job.max_attempts for job in jobs] == [1, MOST_COUNTED, MOST_COUNTED]
+    assert [job.max_attempts for job in jobs] == [1, MAX_COUNT, MAX_COUNT]
     execute(engine, "UPDATE jobs SET progress = 0.5")
     execute(engine, "SET STATEMENT check_constraint_checks = 0 FOR UPDATE jobs SET attempts = -1")
     with pytest.raises(DBAPIError, match="4025"):

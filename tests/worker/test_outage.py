@@ -300,7 +300,7 @@ def test_a_stopped_worker_does_not_wait_for_other_writers_of_the_file(app: sqlq.
         app.database.begin().__enter__()
     go_on.set()
     holder.join()
-    assert app.database.dialect.driver.trouble(refused.value).is_away
+    assert app.database.dialect.driver.problem(refused.value).is_away
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

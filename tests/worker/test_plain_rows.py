@@ -18,7 +18,7 @@ import sqlq
 from sqlq.config.constants import MAX_RELEASES
 from sqlq.config.durations import FAR
 from sqlq.payload.encryption import HEAD, new_key
-from sqlq.schema.types import milliseconds_of
+from sqlq.schema.types import milliseconds_since_epoch
 from sqlq.store.jobs import settle
 from tests import claims as claim
 from tests.kit import deaths
@@ -61,7 +61,7 @@ def tasks_in(engine: Engine) -> list[str]:
 
 def _moment(engine: Engine, moment: datetime) -> str:
     return {
-        "sqlite": str(milliseconds_of(moment)),
+        "sqlite": str(milliseconds_since_epoch(moment)),
         "postgresql": f"timestamptz '{moment}'",
         "mariadb": f"TIMESTAMP '{moment:%Y-%m-%d %H:%M:%S}'",
     }[engine.dialect.name]

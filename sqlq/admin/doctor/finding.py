@@ -109,7 +109,7 @@ def old_transactions(case: Case, read: Callable[..., Any], remedy: str) -> Answe
     for session in case.query(read, older_than_s=OLD_TRANSACTION_S):
         answer = to_do if session.seconds >= VERY_OLD_TRANSACTION_S else check
         yield answer(
-            f"session {session.number} ({session.who or 'no application_name'}, {session.state}) has had a "
-            f"transaction open for {span(session.seconds)}: no row that died since then can be removed",
+            f"session {session.number} ({session.program or 'no application_name'}, {session.state}) has had "
+            f"a transaction open for {span(session.seconds)}: no row that died since then can be removed",
             f"end it where it was begun, or {remedy.format(session.number)}",
         )

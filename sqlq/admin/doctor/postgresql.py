@@ -20,7 +20,7 @@ from sqlq.admin.doctor.finding import (
     to_do,
     troubles,
 )
-from sqlq.config.constants import LOOKOUT_MS
+from sqlq.config.constants import POLLER_MS
 from sqlq.config.durations import counted, readable, span, written
 from sqlq.database.database import Database
 from sqlq.database.postgresql import health
@@ -119,7 +119,7 @@ def listen(case: Case) -> Answers:
     else:
         yield check(
             f"a NOTIFY did not arrive within {LISTEN_SECONDS:g} s, as behind PgBouncer in transaction mode: "
-            f"workers find new jobs by polling, within {readable(LOOKOUT_MS)}",
+            f"workers find new jobs by polling, within {readable(POLLER_MS)}",
             "if that is too slow, set SQLQ_LISTEN_URL to a URL of the database itself, past the pooler",
         )
 

@@ -108,7 +108,7 @@ def _wait(database: Database, timeout_ms: int) -> None:
         except SqlqError:  # a file that is not there yet, which migrate makes
             return
         except DBAPIError as error:
-            if not database.dialect.driver.trouble(error).is_away:
+            if not database.dialect.driver.problem(error).is_away:
                 return
             if not text:
                 text = (

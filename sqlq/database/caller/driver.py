@@ -38,7 +38,7 @@ class Answer(NamedTuple):
 NOTHING = Answer((), ())
 
 
-class Place:
+class Endpoint:
     """A database that callers' connections lead to, in the role of SQLAlchemy's Engine."""
 
     def __init__(self, url: URL, version: tuple[int, ...], default_schema: str | None) -> None:
@@ -49,8 +49,8 @@ class Place:
         self.dialect: Dialect = qualified(dialect)
 
 
-_PLACES: dict[Hashable, Place] = {}
-MOST_PLACES = 1_000
+_ENDPOINTS: dict[Hashable, Endpoint] = {}
+MAX_ENDPOINTS = 1_000
 """The most of them that are remembered, as of the tenants that one process serves."""
 
 
@@ -85,7 +85,7 @@ class DriverConnection:
         """Run a statement, written as the driver takes it, and return all of its rows as tuples."""
         raise NotImplementedError
 
-    def say(self, command: str) -> None:
+    def send(self, command: str) -> None:
         """Run a command, which returns no rows."""
         self.run(command, ())
 
@@ -94,7 +94,7 @@ class DriverConnection:
         such key."""
         raise NotImplementedError
 
-    def look(self) -> Place:
+    def look(self) -> Endpoint:
         """Query the database for the facts about it, in statements that cannot fail."""
         raise NotImplementedError
 
@@ -102,7 +102,7 @@ class DriverConnection:
         """Whether a transaction is open."""
         raise NotImplementedError
 
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         """Whether a transaction is open that the caller, or a statement of theirs, began."""
         return self.in_transaction()
 
@@ -136,17 +136,17 @@ class DriverConnection:
     # -- for those who write ---------------------------------------------------------------------------------
 
     @cached_property
-    def engine(self) -> Place:
+    def engine(self) -> Endpoint:
         """The database it leads to, queried at most once for each place and user."""
         known = self.identity()
-        if known in _PLACES:
-            return _PLACES[known]
-        place = self.look()
-        if known is not None and place.dialect.default_schema_name is not None:
-            if len(_PLACES) >= MOST_PLACES:
-                _PLACES.clear()
-            _PLACES[known] = place
-        return place
+        if known in _ENDPOINTS:
+            return _ENDPOINTS[known]
+        endpoint = self.look()
+        if known is not None and endpoint.dialect.default_schema_name is not None:
+            if len(_ENDPOINTS) >= MAX_ENDPOINTS:
+                _ENDPOINTS.clear()
+            _ENDPOINTS[known] = endpoint
+        return endpoint
 
     @cached_property
     def dialect(self) -> Dialect:
@@ -157,14 +157,14 @@ class DriverConnection:
         begins none, this begins one of its own. Return the result of `work`, and whether it is committed."""
         if not self.commits_at_once():
             return work(), False
-        self.say("BEGIN IMMEDIATE" if self.database == "sqlite" else "BEGIN")
+        self.send("BEGIN IMMEDIATE" if self.database == "sqlite" else "BEGIN")
         self._is_own = True
         try:
             done = work()
-            self.say("COMMIT")
+            self.send("COMMIT")
         except BaseException:
             with suppress(Exception):  # the connection may be lost, and its transaction with it
-                self.say("ROLLBACK")
+                self.send("ROLLBACK")
             raise
         return done, True
 
@@ -211,7 +211,7 @@ class DriverConnection:
     def begin_nested(self) -> Iterator[Savepoint]:
         self._savepoints += 1
         savepoint = Savepoint(self, f"sqlq_{self._savepoints}")
-        self.say(f"SAVEPOINT {savepoint.name}")
+        self.send(f"SAVEPOINT {savepoint.name}")
         try:
             yield savepoint
         except BaseException:
@@ -219,7 +219,7 @@ class DriverConnection:
                 savepoint.rollback()
             raise
         if savepoint.is_open:
-            self.say(f"RELEASE SAVEPOINT {savepoint.name}")
+            self.send(f"RELEASE SAVEPOINT {savepoint.name}")
 
 
 @dataclass
@@ -233,8 +233,8 @@ class Savepoint:
     def rollback(self) -> None:
         if self.is_open:
             self.is_open = False
-            self._driver.say(f"ROLLBACK TO SAVEPOINT {self.name}")
-            self._driver.say(f"RELEASE SAVEPOINT {self.name}")
+            self._driver.send(f"ROLLBACK TO SAVEPOINT {self.name}")
+            self._driver.send(f"RELEASE SAVEPOINT {self.name}")
 
 
 class _Written(NamedTuple):
@@ -249,8 +249,8 @@ class _Written(NamedTuple):
         """Return rows with their values as SQLAlchemy returns them."""
         read = [list(row) for row in rows]
         for row in read:
-            for place, reader in self.readers.items():
-                row[place] = reader(row[place])
+            for position, reader in self.readers.items():
+                row[position] = reader(row[position])
         return read
 
     def filled(self, parameters: Mapping[str, Any]) -> tuple[str, Any]:
@@ -272,8 +272,8 @@ def _compiled(statement: Any, dialect: Any, schema: str | None, keys: tuple[str,
         if not bound.expanding and (turn := bound.type.dialect_impl(dialect).bind_processor(dialect))
     }
     readers = {
-        place: partial(column.type.process_result_value, dialect=dialect)
-        for place, column in enumerate(getattr(statement, "exported_columns", ()))
+        position: partial(column.type.process_result_value, dialect=dialect)
+        for position, column in enumerate(getattr(statement, "exported_columns", ()))
         if isinstance(column.type, TypeDecorator)
     }
     return _Written(compiled, turns, readers)

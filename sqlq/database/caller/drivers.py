@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import URL
 from sqlalchemy.util import await_only
 
-from sqlq.database.caller.driver import NOTHING, Answer, DriverConnection, Place, answer
+from sqlq.database.caller.driver import NOTHING, Answer, DriverConnection, Endpoint, answer
 from sqlq.database.sqlite.driver import autocommit_of, commits_at_once
 from sqlq.errors import UnsupportedDatabaseError
 from sqlq.schema.qualify import in_catalog
@@ -58,11 +58,11 @@ SELECT current_database(), CAST(current_setting('server_version_num') AS integer
 class _PostgreSQL(DriverConnection):
     database = "postgresql"
 
-    def look(self) -> Place:
+    def look(self) -> Endpoint:
         _, host, port, _, user, *_ = self.identity() or (None,) * 5
         ((name, number, schema),) = self.run(_LOOK, ()).rows
         url = URL.create(f"postgresql+{self.driver}", user, host=host or None, port=port, database=name)
-        return Place(url, (number // 10_000, number % 10_000), schema)
+        return Endpoint(url, (number // 10_000, number % 10_000), schema)
 
     def identity(self) -> tuple[Any, ...] | None:
         info = self.connection.info
@@ -91,7 +91,7 @@ class Psycopg(_PostgreSQL):
         rows = self._wait(cursor.fetchall())  # in a pipeline the result comes now, with its description
         return answer(cursor.description, rows)
 
-    def say(self, command: str) -> None:
+    def send(self, command: str) -> None:
         self._wait(self.connection.execute(command))
 
     def _wait(self, result: Any) -> Any:
@@ -146,11 +146,14 @@ class Asyncpg(_PostgreSQL):
 
     def identity(self) -> tuple[Any, ...] | None:
         # asyncpg's private attributes: without them, each connection is queried
-        address, given = getattr(self.connection, "_addr", None), getattr(self.connection, "_params", None)
-        if given is None or getattr(given, "server_settings", None):
+        address, parameters = (
+            getattr(self.connection, "_addr", None),
+            getattr(self.connection, "_params", None),
+        )
+        if parameters is None or getattr(parameters, "server_settings", None):
             return None
         host, port = address if isinstance(address, tuple) else (address, None)
-        return self.driver, host, port, given.database, given.user
+        return self.driver, host, port, parameters.database, parameters.user
 
     def in_transaction(self) -> bool:
         return bool(self.connection.is_in_transaction())
@@ -180,9 +183,9 @@ class Sqlite3(DriverConnection):
     def identity(self) -> Hashable | None:
         return self._file() or None
 
-    def look(self) -> Place:
+    def look(self) -> Endpoint:
         url = URL.create(f"sqlite+{self.driver}", database=self._file() or ":memory:")
-        return Place(url, sys.modules["sqlite3"].sqlite_version_info, "main")
+        return Endpoint(url, sys.modules["sqlite3"].sqlite_version_info, "main")
 
     def _file(self) -> str:
         """Return the path of the file; empty for a database in memory."""
@@ -191,7 +194,7 @@ class Sqlite3(DriverConnection):
     def in_transaction(self) -> bool:
         return bool(self.connection.in_transaction)
 
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         # with autocommit=False one is always open
         return self.in_transaction() and autocommit_of(self.connection) is not False
 
@@ -221,7 +224,7 @@ _FILES = "PRAGMA database_list"
 
 # -- MariaDB -------------------------------------------------------------------------------------------------
 
-_PLACE = "SELECT VERSION(), DATABASE(), USER(), @@hostname, @@port"
+_ENDPOINT = "SELECT VERSION(), DATABASE(), USER(), @@hostname, @@port"
 
 
 class PyMySQL(DriverConnection):
@@ -239,7 +242,7 @@ class PyMySQL(DriverConnection):
     def identity(self) -> Hashable | None:
         return self.driver, *self._seen()
 
-    def look(self) -> Place:
+    def look(self) -> Endpoint:
         version, name, user, host, port = self._seen()
         if "MariaDB" not in version:
             raise UnsupportedDatabaseError(
@@ -248,11 +251,11 @@ class PyMySQL(DriverConnection):
         url = URL.create(
             f"mariadb+{self.driver}", user.rpartition("@")[0], host=host, port=port, database=name
         )
-        return Place(url, tuple(map(int, version.partition("-")[0].split("."))), name)
+        return Endpoint(url, tuple(map(int, version.partition("-")[0].split("."))), name)
 
     def _seen(self) -> tuple[Any, ...]:
         if self.connection not in _SEEN:
-            ((version, name, user, host, port),) = self.run(_PLACE, ()).rows
+            ((version, name, user, host, port),) = self.run(_ENDPOINT, ()).rows
             host, port = getattr(self.connection, "host", host), getattr(self.connection, "port", port)
             _SEEN[self.connection] = version, name, user, host, port
         return _SEEN[self.connection]
@@ -324,12 +327,12 @@ class Django(DriverConnection):
             rows = [tuple(map(_aware, row)) for row in rows]
         return Answer(names, rows)
 
-    def has_begun(self) -> bool:
+    def has_started(self) -> bool:
         return False  # atomic() checks it better: that of a test case does not count
 
-    def say(self, command: str) -> None:
+    def send(self, command: str) -> None:
         with self.wrapper.wrap_database_errors:
-            super().say(command)
+            super().send(command)
 
     def transaction(self) -> Any:
         return sys.modules["django.db.transaction"].atomic(using=self.wrapper.alias, durable=True)

@@ -109,16 +109,16 @@ class CallersTransaction:
         """Have the session commit a write that bypassed the ORM."""
         note_write(self.session)
 
-    def at_the_end(self, *, committed: Call = nothing, undone: Call = nothing) -> bool:
-        """Call `committed` when it commits, and `undone` when it, or its present savepoint, is rolled back.
-        Neither may refer to the connection. Return False where nothing reports the end."""
-        at_the_end_of(self.conn, committed=committed, undone=undone)
+    def at_the_end(self, *, committed: Call = nothing, rolled_back: Call = nothing) -> bool:
+        """Call `committed` when it commits, and `rolled_back` when it, or its present savepoint, is rolled
+        back. Neither may refer to the connection. Return False where nothing reports the end."""
+        at_the_end_of(self.conn, committed=committed, rolled_back=rolled_back)
         return True
 
-    def when_over(self, committed: Call, undone: Call) -> bool:
+    def when_over(self, committed: Call, rolled_back: Call) -> bool:
         """Do as `at_the_end`, for calls that use the session or the connection again."""
         self.note_write()
-        when_over(self.session, self.conn, committed, undone)
+        when_over(self.session, self.conn, committed, rolled_back)
         return True
 
     @contextmanager
@@ -136,7 +136,7 @@ class CallersTransaction:
         it. The caller's next write would begin another, whose commit would keep that part alone. So the
         connection then refuses to go on."""
         cause, dialect = self.database_error(error), self.dialect
-        if cause is not None and dialect.driver.trouble(cause).rolled_back and self._is_over():
+        if cause is not None and dialect.driver.problem(cause).rolled_back and self._is_over():
             self.conn.invalidate()  # guard: no-half-of-a-transaction-is-kept
             raise EnqueueError(
                 f"{dialect.title} has undone the whole transaction, also what came before its savepoints, "
@@ -179,11 +179,11 @@ class DriversTransaction(CallersTransaction):
             )
         self.conn.begin()  # guard: driver-begins-as-for-its-own
 
-    def at_the_end(self, *, committed: Call = nothing, undone: Call = nothing) -> bool:
+    def at_the_end(self, *, committed: Call = nothing, rolled_back: Call = nothing) -> bool:
         """Call `committed` after the commit, where the driver reports one. None reports a rollback."""
         return bool(self.conn.on_commit(committed))
 
-    def when_over(self, committed: Call, undone: Call) -> bool:
+    def when_over(self, committed: Call, rolled_back: Call) -> bool:
         """Call `committed` now, where each statement is a transaction."""
         if not self.conn.commits_at_once():
             return self.at_the_end(committed=committed)
@@ -261,8 +261,8 @@ def _zope() -> Any:
 
 def _joined(zope: Any) -> Mapping[Any, Any]:
     """Return the sessions whose transactions zope.sqlalchemy ends, with its status of each."""
-    found: Mapping[Any, Any] = zope._SESSION_STATE  # noqa: SLF001 - it has no other place to look
-    return found
+    statuses: Mapping[Any, Any] = zope._SESSION_STATE  # noqa: SLF001 - it has no other place to look
+    return statuses
 
 
 def itself(session: Any) -> Any:
@@ -325,7 +325,7 @@ def transaction_of(driver: DriverConnection, block: str = "completing", call: st
     """Return a context manager of a transaction on a driver's connection, asynchronous where the connection
     is. Raises `EnqueueError` where one is open, which this one would end. For that message, `block` is the
     block's name, and `call` is the call for an open transaction."""
-    if driver.has_begun():
+    if driver.has_started():
         raise EnqueueError(
             f"a transaction is open on this connection, and {block}(connection) makes one of its own: end "
             f"that one before, or write {call}(connection) in it"

@@ -31,7 +31,7 @@ class _Callbacks(NamedTuple):
 
     savepoints: int
     committed: Call
-    undone: Call
+    rolled_back: Call
 
 
 def nothing() -> None:
@@ -45,9 +45,9 @@ class _Open:
         self.waiting: list[_Callbacks] = []
 
     def undo_from(self, position: int) -> None:
-        undone, self.waiting[position:] = self.waiting[position:], []
-        for each in undone:
-            each.undone()
+        rolled_back, self.waiting[position:] = self.waiting[position:], []
+        for each in rolled_back:
+            each.rolled_back()
 
 
 _adding = threading.Lock()
@@ -57,15 +57,15 @@ _open: weakref.WeakKeyDictionary[Connection, _Open] = weakref.WeakKeyDictionary(
 """The open transactions of callers that have callbacks."""
 
 
-def at_the_end_of(conn: Connection, *, committed: Call = nothing, undone: Call = nothing) -> None:
-    """Call `committed` when the transaction of a connection has committed. Call `undone` when it, or its
+def at_the_end_of(conn: Connection, *, committed: Call = nothing, rolled_back: Call = nothing) -> None:
+    """Call `committed` when the transaction of a connection has committed. Call `rolled_back` when it, or its
     present savepoint, is rolled back, or the COMMIT fails. Neither may refer to the connection. The same
     calls several times in a row count once."""
     opened = _open.get(conn) or _opened(conn)
     # SQLAlchemy has no public number of savepoints, and its event of a new one has no name yet. Where a
     # release renames this one, the call raises at once.
     savepoints = getattr(conn, "_Connection__savepoint_seq")  # noqa: B009 - by its name, which Python mangles
-    callbacks = _Callbacks(savepoints, committed, undone)
+    callbacks = _Callbacks(savepoints, committed, rolled_back)
     if not opened.waiting or opened.waiting[-1] != callbacks:
         opened.waiting.append(callbacks)
 
@@ -109,7 +109,7 @@ def _commit(commit: Callable[..., None], *args: Any, **options: Any) -> None:
         commit(*args, **options)
     except BaseException:
         for each in callbacks:
-            each.undone()  # guard: a-failed-commit-is-a-rollback
+            each.rolled_back()  # guard: a-failed-commit-is-a-rollback
         raise
     for each in callbacks:
         each.committed()
@@ -136,18 +136,18 @@ _LISTENERS: Mapping[str, Callable[..., None]] = {
 }
 
 
-def when_over(session: Any, conn: Connection, committed: Call, undone: Call) -> None:
+def when_over(session: Any, conn: Connection, committed: Call, rolled_back: Call) -> None:
     """Do as `at_the_end_of`, for calls that use the session again: a Session's transaction has ended then."""
     if session is conn:
-        at_the_end_of(conn, committed=committed, undone=undone)
+        at_the_end_of(conn, committed=committed, rolled_back=rolled_back)
         return
     with _adding:
         if (waiting := _sessions.get(session)) is None:
             _sessions[session] = waiting = _OfSession(session)
-    callbacks = _Callbacks(0, committed, undone)
+    callbacks = _Callbacks(0, committed, rolled_back)
     waiting.callbacks.append(callbacks)
     # guard: savepoints-take-their-jobs-along
-    at_the_end_of(conn, undone=partial(waiting.undo, callbacks))
+    at_the_end_of(conn, rolled_back=partial(waiting.undo, callbacks))
 
 
 class _OfSession:
@@ -163,7 +163,7 @@ class _OfSession:
         """Call one back that was rolled back, as with the savepoint in which it was added."""
         if callbacks in self.callbacks:
             self.callbacks.remove(callbacks)
-            callbacks.undone()
+            callbacks.rolled_back()
 
     def _commits(self, session: Session) -> None:
         self._is_committed = session.get_nested_transaction() is None
@@ -173,7 +173,7 @@ class _OfSession:
             is_committed, self._is_committed = self._is_committed, False
             ended, self.callbacks = self.callbacks, []
             for each in ended:
-                each.committed() if is_committed else each.undone()
+                each.committed() if is_committed else each.rolled_back()
 
 
 _sessions: weakref.WeakKeyDictionary[Session, _OfSession] = weakref.WeakKeyDictionary()

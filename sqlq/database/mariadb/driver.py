@@ -8,13 +8,13 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
 
-from sqlq.config.constants import IDLE_TRANSACTION_MS, LOOP_LONGEST_ANSWER_SECONDS
+from sqlq.config.constants import IDLE_TRANSACTION_MS, LOOP_MAX_ANSWER_SECONDS
 from sqlq.config.urls import masked
 from sqlq.database.dialect import Driver
 from sqlq.database.mariadb import health
 from sqlq.database.pool import is_readable
-from sqlq.database.timeouts import Patience, bound
-from sqlq.database.values import Trouble
+from sqlq.database.timeouts import AnswerTimeout, bound
+from sqlq.database.values import Problem
 from sqlq.errors import UnsupportedDatabaseError
 from sqlq.schema import qualify
 
@@ -68,7 +68,7 @@ class MariaDBDriver(Driver):
 
     def ends(self, url: URL, connect_seconds: int) -> dict[str, Any]:
         # PyMySQL's connections are bound afterwards; those of mysqlclient keep these timeouts
-        silent = connect_seconds if "pymysql" in url.drivername else round(LOOP_LONGEST_ANSWER_SECONDS)
+        silent = connect_seconds if "pymysql" in url.drivername else round(LOOP_MAX_ANSWER_SECONDS)
         timeouts = {"connect_timeout": connect_seconds, "read_timeout": silent, "write_timeout": silent}
         return {name: seconds for name, seconds in timeouts.items() if name not in url.query}
 
@@ -76,17 +76,17 @@ class MariaDBDriver(Driver):
         driver = pooled.dbapi_connection
         return bool(driver.get_autocommit()) and not self.run(driver, self.in_transaction, ())[0][0]
 
-    def trouble(self, error: BaseException) -> Trouble:
-        said = getattr(error, "orig", None) or error
-        is_drivers = type(said).__module__.partition(".")[0] in self.packages
-        code = said.args[0] if is_drivers and said.args and isinstance(said.args[0], int) else None
+    def problem(self, error: BaseException) -> Problem:
+        cause = getattr(error, "orig", None) or error
+        is_drivers = type(cause).__module__.partition(".")[0] in self.packages
+        code = cause.args[0] if is_drivers and cause.args and isinstance(cause.args[0], int) else None
         # an error without a code is the driver's own: it cannot read the answer
         lost = (
             getattr(error, "connection_invalidated", False)
             or code in _LOST
-            or (is_drivers and code is None and type(said).__name__ in ("InternalError", "InterfaceError"))
+            or (is_drivers and code is None and type(cause).__name__ in ("InternalError", "InterfaceError"))
         )
-        return Trouble(
+        return Problem(
             is_away=code in _AWAY or lost,
             rolled_back=code in _ROLLED_BACK,
             refused=code is not None and not (code in _AWAY or lost or code in _ROLLED_BACK),
@@ -96,13 +96,13 @@ class MariaDBDriver(Driver):
             advice=f"{health.LAST_ID}: {health.LOWER_IDS}" if code == _NO_ID else None,
         )
 
-    def is_sound(self, engine: Engine, driver: Any, *, asks: bool) -> bool:
+    def is_sound(self, engine: Engine, driver: Any, *, pings: bool) -> bool:
         sock = getattr(driver, "_sock", None)
         if sock is None or is_readable(sock.fileno()):
             return False
-        return not asks or bool(self.run(driver, _IS_SOUND, ())[0][0])
+        return not pings or bool(self.run(driver, _IS_SOUND, ())[0][0])
 
-    def prepare(self, engine: Engine, patience: Patience, *, plans_once: bool) -> None:
+    def prepare(self, engine: Engine, timeout: AnswerTimeout, *, plans_once: bool) -> None:
         setattr(engine.dialect, _IS_OWN, True)
         settings = [_SESSION]
 
@@ -114,7 +114,7 @@ class MariaDBDriver(Driver):
         # before SQLAlchemy queries the version on a first connection
         @event.listens_for(engine, "connect", insert=True)
         def _connected(dbapi_connection: Any, record: Any) -> None:
-            bound(dbapi_connection, patience)
+            bound(dbapi_connection, timeout)
             dbapi_connection.use_unicode = True  # PyMySQL's, even if the URL forbids it
             is_first = engine.dialect.server_version_info is None
             if is_first:  # perhaps to MySQL, which has other settings
@@ -136,12 +136,12 @@ class MariaDBDriver(Driver):
                 conn.exec_driver_sql("BEGIN")
 
         @event.listens_for(engine, "checkin")
-        def _rests(dbapi_connection: Any, record: Any) -> None:
+        def _returned(dbapi_connection: Any, record: Any) -> None:
             if dbapi_connection is not None and record.info.pop(_LIMITED, False):
                 settle_in(dbapi_connection, record)
 
         if engine.dialect.driver == "pymysql":
-            event.listen(engine, "do_connect", lambda *given: _pymysql()(*given[2], **given[3]))
+            event.listen(engine, "do_connect", lambda *arguments: _pymysql()(*arguments[2], **arguments[3]))
 
 
 @cache
@@ -205,13 +205,13 @@ class _Compiler(qualify.COMPILER):  # type: ignore[misc]  # Any, as its docstrin
     def visit_delete(self, delete: Any, *args: Any, **kw: Any) -> str:
         return self._without_waits(super().visit_delete(delete, *args, **kw))
 
-    def _without_waits(self, said: str) -> str:
+    def _without_waits(self, cause: str) -> str:
         """Write a change of rows that are locked already so that it waits for nothing. Producers lock a
         unique key before its job, workers the job before its key. So only one of them may wait. A handler
         that completes its job in a transaction of its own is no worker."""
         # guard: workers-wait-for-no-key
         is_locked = _IS_OWN in vars(self.dialect) and not self.binds.keys().isdisjoint(("sqlq_ids", "batch"))
-        return f"SET STATEMENT innodb_lock_wait_timeout = 0 FOR {said}" if is_locked else said
+        return f"SET STATEMENT innodb_lock_wait_timeout = 0 FOR {cause}" if is_locked else cause
 
     def update_tables_clause(self, update: Any, table: Any, others: Any, **kw: Any) -> str:
         tables = [self.process(each, asfrom=True, **kw) for each in (*others, table)]

@@ -130,8 +130,8 @@ def last_id(conn: Connection) -> int | None:
 
 def _of_tables(conn: Connection, question: str) -> list[Any]:
     names = [table.name for table in metadata.tables.values()]
-    asked = text(question).bindparams(bindparam("names", names, expanding=True))
-    return [tuple(row) for row in conn.execute(asked, {"schema": schema_of(conn)})]
+    query = text(question).bindparams(bindparam("names", names, expanding=True))
+    return [tuple(row) for row in conn.execute(query, {"schema": schema_of(conn)})]
 
 
 def missing_grant(error: BaseException, url: URL | None, kind: str | None) -> str | None:

@@ -14,23 +14,23 @@ from sqlalchemy.sql.elements import BindParameter
 from sqlalchemy.sql.selectable import Subquery
 
 from sqlq.database.batch import Batch, Change, first_column
-from sqlq.database.sql import Sql, held
+from sqlq.database.sql import Sql, fenced
 from sqlq.schema.tables import CARRIED, failed_jobs, finished_jobs, jobs
 
 
-def note_met(key: str) -> str:
+def note_conflict(key: str) -> str:
     """Note the key of a row that an insert meets, with the time of the statement. A later statement of the
     session may insert a row of this key, as a retry does."""
-    return f"(@sqlq_met_{key} := {_met_now(key)})"
+    return f"(@sqlq_met_{key} := {_conflict_now(key)})"
 
 
-def is_met(key: str) -> str:
+def is_conflict(key: str) -> str:
     """Whether the insert has met the row that it returns. Without an assignment in front of it, MariaDB would
     read the variable before it inserts, or take an unknown one for NULL."""
-    return f"IF(`{key}` IS NULL, @sqlq_met_{key} := '', @sqlq_met_{key}) <=> {_met_now(key)}"
+    return f"IF(`{key}` IS NULL, @sqlq_met_{key} := '', @sqlq_met_{key}) <=> {_conflict_now(key)}"
 
 
-def _met_now(key: str) -> str:
+def _conflict_now(key: str) -> str:
     return f"CONCAT(`{key}`, ' ', UTC_TIMESTAMP(6))"  # guard: a-row-is-met-by-one-statement
 
 
@@ -41,7 +41,7 @@ class Locking(NamedTuple):
     """Selects their keys without a lock, if it has to look for them."""
     locks: Select[Any]
     """Locks them by these keys."""
-    place: int | None
+    position: int | None
     """The key's place among the columns, if any."""
 
 
@@ -58,8 +58,8 @@ def locking(query: Select[Any], waits: bool) -> Locking:
     ids = bindparam("sqlq_ids", expanding=True, type_=key.type)
     locks = by_key.limit(None).order_by(None).where(key.in_(ids)).order_by(key)
     names = [column.name for column in query.selected_columns]
-    place = names.index(key.name) if key.name in names else None
-    return Locking(query.with_only_columns(key), locks, place)
+    position = names.index(key.name) if key.name in names else None
+    return Locking(query.with_only_columns(key), locks, position)
 
 
 def _parts(element: Any) -> Iterable[Any]:
@@ -74,9 +74,9 @@ class Plan:
     """The statements of a `Change`. The rows are chosen and locked, then changed by their keys. They are read
     again if the change writes columns that it returns."""
 
-    chosen: Select[Any]
+    selection: Select[Any]
     waits: bool
-    given: Batch | None = None
+    batch: Batch | None = None
     changes: Any = None
     takes: list[str] = field(default_factory=list)
     """The parameters of the changing statement, which takes no others."""
@@ -87,14 +87,14 @@ class Plan:
 
 @lru_cache(maxsize=512)
 def plan_of(sql: Sql, change: Change) -> Plan:
-    key, chosen = change.key, change.chosen
+    key, selection = change.key, change.selection
     table = key.table
-    plan = Plan(chosen, change.waits)
+    plan = Plan(selection, change.waits)
     ids = bindparam("sqlq_ids", expanding=True, type_=key.type)
     written: set[str] = set()
     if callable(change.values):
-        plan.given = Batch(**{column.name: type(column.type) for column in chosen.selected_columns})
-        rows = sql.batch_table(plan.given)
+        plan.batch = Batch(**{column.name: type(column.type) for column in selection.selected_columns})
+        rows = sql.batch_table(plan.batch)
         values = change.values(rows)
         written = set(values)
         plan.changes = update(table).where(key == rows.c[key.name]).values(values)
@@ -111,8 +111,10 @@ def plan_of(sql: Sql, change: Change) -> Plan:
     if written & read:
         plan.returns = select(*change.returning).where(key.in_(ids)).order_by(key)
     else:
-        plan.returned_from = len(chosen.selected_columns)
-        plan.chosen = chosen.add_columns(*(c.label(f"sqlq_{i}") for i, c in enumerate(change.returning)))
+        plan.returned_from = len(selection.selected_columns)
+        plan.selection = selection.add_columns(
+            *(c.label(f"sqlq_{i}") for i, c in enumerate(change.returning))
+        )
         plan.row = result_tuple([str(c.key) for c in change.returning])
     return plan
 
@@ -134,4 +136,4 @@ def copying(sql: Sql, batch: Batch, target: Table) -> tuple[Any, Select[Any]]:
         .with_hint(jobs, "FORCE INDEX (PRIMARY)", "mariadb")
     )
     copy = insert(target).from_select([*CARRIED, *batch.extra], source)
-    return copy, held(sql, batch, jobs.c.lease_token)
+    return copy, fenced(sql, batch, jobs.c.lease_token)

@@ -43,33 +43,33 @@ from sqlq.database.batch import (
 )
 from sqlq.database.mariadb import statements
 from sqlq.database.mariadb.driver import REFUSE_STANDBY
-from sqlq.database.mariadb.locking import copying, deletion, is_met, locking, note_met, plan_of
-from sqlq.database.schemas import ask_on
+from sqlq.database.mariadb.locking import copying, deletion, is_conflict, locking, note_conflict, plan_of
+from sqlq.database.schemas import execute_on
 from sqlq.database.sql import Sql, listed
 from sqlq.database.values import (
     CLAIMED,
     LARGEST_WINDOW,
-    Ask,
     Claimant,
     ClaimRequest,
-    LookWanted,
+    Execute,
+    LookRequest,
     RawRows,
 )
 from sqlq.schema.tables import jobs
 from sqlq.schema.types import Moment, naive
 
-MOST_CHARACTERS = 3_500_000
+MAX_CHARACTERS = 3_500_000
 """The most that the texts of one statement may have. Each takes at most four bytes there, and a packet has
 16 MiB."""
 
 _TEXT = "LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
 
-_PLACE = {column.name: place for place, column in enumerate(CLAIMED)}
+_POSITION = {column.name: position for position, column in enumerate(CLAIMED)}
 
 
 class MariaDBSql(Sql):
-    _moment_in_json = staticmethod(lambda moment: str(naive(moment)))
-    most_characters = MOST_CHARACTERS
+    _time_in_json = staticmethod(lambda time: str(naive(time)))
+    max_characters = MAX_CHARACTERS
     claims_queues_apart = True
     levels, lines = statements.LEVELS, statements.LINES
 
@@ -86,7 +86,7 @@ class MariaDBSql(Sql):
         returning: Sequence[Expression] = (),
     ) -> Any:
         statement = mysql.insert(table).values(**values)
-        new, changed_it, left = (literal_column(str(met), Integer) for met in (NEW, CHANGED, LEFT))
+        new, changed_it, left = (literal_column(str(state), Integer) for state in (NEW, CHANGED, LEFT))
         # the exclusive locks of ON DUPLICATE KEY reach the next key
         if changes is None and returning:  # guard: what-is-met-is-shared
             return statement.prefix_with("IGNORE").returning(new, *returning)
@@ -97,11 +97,11 @@ class MariaDBSql(Sql):
         same = next(column for column in table.c if column is not row and column.name not in changed)
         if not returning:
             return statement.on_duplicate_key_update({same.name: same, **changed})
-        changed[same.name] = func.if_(literal_column(note_met(row.name), Text).is_(None), same, same)
-        has_met = literal_column(is_met(row.name), Boolean)
-        met: Any = changed_it if where is None else func.if_(where, changed_it, left)
-        met = func.if_(has_met, met, new)
-        return statement.on_duplicate_key_update(changed).returning(met, *returning)
+        changed[same.name] = func.if_(literal_column(note_conflict(row.name), Text).is_(None), same, same)
+        conflicted = literal_column(is_conflict(row.name), Boolean)
+        state: Any = changed_it if where is None else func.if_(where, changed_it, left)
+        state = func.if_(conflicted, state, new)
+        return statement.on_duplicate_key_update(changed).returning(state, *returning)
 
     def newest(self, query: Select[Any]) -> Select[Any]:
         has_key = literal_column("live_key") == jobs.c.unique_key
@@ -119,25 +119,25 @@ class MariaDBSql(Sql):
                 return []
             parameters = {**(parameters or {}), "sqlq_ids": sorted(ids)}
         rows = conn.execute(way.locks, parameters).all()
-        if ids is None or way.place is None:
+        if ids is None or way.position is None:
             return rows
-        order = {id: place for place, id in enumerate(ids)}
-        return sorted(rows, key=lambda row: order[row[way.place]])
+        order = {id: position for position, id in enumerate(ids)}
+        return sorted(rows, key=lambda row: order[row[way.position]])
 
     def change(self, conn: Connection, change: Change, parameters: Any = None) -> Sequence[Any]:
         plan = plan_of(self, change)
-        rows = self.lock(conn, plan.chosen, parameters, waits=plan.waits)
+        rows = self.lock(conn, plan.selection, parameters, waits=plan.waits)
         if not rows:
             return []
         ids = {"sqlq_ids": sorted(row[0] for row in rows)}
-        given = {**(parameters or {}), **ids}
-        if plan.given is not None:
-            some = [row[: len(plan.given.columns)] for row in sorted(rows, key=lambda row: row[0])]
-            given |= self.batch_parameters(plan.given, some)
+        values = {**(parameters or {}), **ids}
+        if plan.batch is not None:
+            some = [row[: len(plan.batch.columns)] for row in sorted(rows, key=lambda row: row[0])]
+            values |= self.batch_parameters(plan.batch, some)
         if plan.changes is None:
             self.delete(conn, change.key, ids["sqlq_ids"])
         else:
-            conn.execute(plan.changes, {name: given[name] for name in plan.takes})
+            conn.execute(plan.changes, {name: values[name] for name in plan.takes})
         if plan.returns is not None:
             return conn.execute(plan.returns, ids).all()
         return [plan.row(row[plan.returned_from :]) for row in rows]
@@ -159,8 +159,8 @@ class MariaDBSql(Sql):
         waits: bool = False,
     ) -> set[Right]:
         copy, query = copying(self, batch, target)
-        mine = self.lock(conn, query, self.batch_parameters(batch, rows), waits=waits)
-        rights = {(row[0], row[-1]) for row in mine}
+        locked_rows = self.lock(conn, query, self.batch_parameters(batch, rows), waits=waits)
+        rights = {(row[0], row[-1]) for row in locked_rows}
         if rights:
             conn.execute(
                 copy, self.batch_parameters(batch, [row for row in rows if tuple(row[:2]) in rights])
@@ -170,53 +170,57 @@ class MariaDBSql(Sql):
 
     # -- claim -----------------------------------------------------------------------------------------------
 
-    def claim(self, ask: Ask, wanted: ClaimRequest, by: Claimant) -> RawRows:
-        find = self._due_beyond if wanted.positions else self._due
-        return _reserved(ask, find(ask, wanted), by)
+    def claim(self, execute: Execute, request: ClaimRequest, by: Claimant) -> RawRows:
+        find = self._due_beyond if request.positions else self._due
+        return _reserved(execute, find(execute, request), by)
 
-    def _due(self, ask: Ask, wanted: ClaimRequest) -> RawRows:
-        names, limit, order, _ = wanted
+    def _due(self, execute: Execute, request: ClaimRequest) -> RawRows:
+        names, limit, order, _ = request
         first = statements.due(newest_first=order == "newest")
-        at_level = statements.due(given_level=True, newest_first=order == "newest")
+        at_level = statements.due(has_level=True, newest_first=order == "newest")
         levels = (first, at_level, statements.NEXT_LEVEL)
         due: list[Any] = []
         if len(names) > 1:  # one statement for all finds those that are worth one of their own
-            ready = {queue for queue, ms, _ in self.due_in(ask, names) if ms is not None and ms <= 0}
+            ready = {queue for queue, ms, _ in self.due_in(execute, names) if ms is not None and ms <= 0}
             names = [name for name in names if name in ready]
         for name in names:
             if len(due) < limit:
-                due += self._due_in_one(ask, levels, name, limit - len(due), _PLACE["priority"])
+                due += self._due_in_one(execute, levels, name, limit - len(due), _POSITION["priority"])
         return due
 
-    def _due_beyond(self, ask: Ask, wanted: ClaimRequest) -> RawRows:
+    def _due_beyond(self, execute: Execute, request: ClaimRequest) -> RawRows:
         due: list[Any] = []
-        places = [
-            (queue, priority, moment := _time_of(due_us), moment, id)
-            for queue, priority, due_us, id in wanted.positions
+        positions = [
+            (queue, priority, time := _time_of(due_us), time, id)
+            for queue, priority, due_us, id in request.positions
         ]
-        for place in places:
-            if len(due) < wanted.limit:
-                due += ask(statements.due(given_level=True, beyond=True), (*place, wanted.limit - len(due)))
+        for position in positions:
+            if len(due) < request.limit:
+                due += execute(
+                    statements.due(has_level=True, beyond=True), (*position, request.limit - len(due))
+                )
         return due
 
-    def due_in(self, ask: Ask, names: Sequence[str], after: str | None = None) -> RawRows:
+    def due_in(self, execute: Execute, names: Sequence[str], after: str | None = None) -> RawRows:
         if after is None and not names:
             return []
         # A loose scan cannot begin behind a queue: MariaDB would read all jobs there. So it reads all queues.
-        number, given = (len(names), tuple(names)) if after is None else (None, ())
-        rows = ask(statements.due_in(number), given)
+        number, values = (len(names), tuple(names)) if after is None else (None, ())
+        rows = execute(statements.due_in(number), values)
         if any(queue is None for queue, _ in rows):
-            ask(REFUSE_STANDBY, None)  # guard: an-empty-look-is-a-primarys-mariadb
+            execute(REFUSE_STANDBY, None)  # guard: an-empty-look-is-a-primarys-mariadb
         beyond = [] if after is None else sorted(queue for queue, _ in rows if queue > after)
-        places = {queue: place for place, queue in enumerate(beyond[:LARGEST_WINDOW], 1)}
+        positions = {queue: position for position, queue in enumerate(beyond[:LARGEST_WINDOW], 1)}
         known = {*names}
-        return [(queue, ms, places.get(queue)) for queue, ms in rows if queue in places or queue in known]
+        return [
+            (queue, ms, positions.get(queue)) for queue, ms in rows if queue in positions or queue in known
+        ]
 
-    def look(self, ask: Ask, wanted: LookWanted) -> RawRows:
-        due = [(*row, *[None] * 7) for row in self.due_in(ask, wanted.names, wanted.after)]
-        services = (wanted.maintenance,) * 2
-        given = (wanted.hosts_within_ms, wanted.hosts_within_ms, *services, *wanted.workers)
-        return [*due, *ask(statements.look(len(wanted.workers)), given)]
+    def look(self, execute: Execute, request: LookRequest) -> RawRows:
+        due = [(*row, *[None] * 7) for row in self.due_in(execute, request.names, request.after)]
+        services = (request.maintenance,) * 2
+        values = (request.hosts_within_ms, request.hosts_within_ms, *services, *request.workers)
+        return [*due, *execute(statements.look(len(request.workers)), values)]
 
     # -- batches ---------------------------------------------------------------------------------------------
 
@@ -232,12 +236,12 @@ class MariaDBSql(Sql):
         return _json_table("texts", columns, {"place": Integer, "value": mysql.LONGTEXT})
 
     def lock_key(self, conn: Connection, id: int) -> None:
-        ask = ask_on(conn)
-        for key in ask(statements.KEY_OF, (id,)):
-            ask(statements.LOCK_KEY, tuple(key))  # guard: the-key-before-its-job
+        execute = execute_on(conn)
+        for key in execute(statements.KEY_OF, (id,)):
+            execute(statements.LOCK_KEY, tuple(key))  # guard: the-key-before-its-job
 
 
-def _reserved(ask: Ask, due: RawRows, by: Claimant) -> RawRows:
+def _reserved(execute: Execute, due: RawRows, by: Claimant) -> RawRows:
     """Reserve locked jobs, and return them. Rows without attempts of their own get those of their tasks."""
     if not due:
         return []
@@ -245,12 +249,12 @@ def _reserved(ask: Ask, due: RawRows, by: Claimant) -> RawRows:
     allowed: dict[str, int] = json.loads(by.max_attempts)
     missing: dict[int, list[int]] = {}
     for row, own in zip(claimed, due, strict=True):
-        most = allowed.get(row[_PLACE["task"]])
-        if own[-1] is None and most is not None:
-            row[_PLACE["max_attempts"]] = most
-            missing.setdefault(most, []).append(row[0])
+        attempts = allowed.get(row[_POSITION["task"]])
+        if own[-1] is None and attempts is not None:
+            row[_POSITION["max_attempts"]] = attempts
+            missing.setdefault(attempts, []).append(row[0])
     cases = " ".join(f"WHEN id IN ({listed(ids)}) THEN %s" for ids in missing.values())
-    ask(statements.reserve(listed(row[0] for row in due), cases), (by.owner, by.lease_ms, *missing))
+    execute(statements.reserve(listed(row[0] for row in due), cases), (by.owner, by.lease_ms, *missing))
     return [tuple(row) for row in claimed]
 
 
@@ -259,7 +263,7 @@ def _time_of(us: int) -> datetime:
 
 
 def _json_type(kind: type[Any]) -> str:
-    return next((said for known, said in _TYPES.items() if issubclass(kind, known)), _TEXT)
+    return next((column_type for known, column_type in _TYPES.items() if issubclass(kind, known)), _TEXT)
 
 
 _TYPES = {BigInteger: "BIGINT", Integer: "INT", Moment: "DATETIME(6)", Double: "DOUBLE"}

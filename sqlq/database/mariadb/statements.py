@@ -12,12 +12,12 @@ from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
 
 from sqlq.database.values import claimed_columns
 from sqlq.schema.qualify import qualified
-from sqlq.schema.tables import LARGEST_TOKEN, MOST_COUNTED
+from sqlq.schema.tables import LARGEST_TOKEN, MAX_COUNT
 from sqlq.schema.types import MARIADB_NOW
 
 NOW = MARIADB_NOW
 NEXT_TOKEN = f"CASE WHEN lease_token < {LARGEST_TOKEN} THEN lease_token + 1 ELSE 1 END"
-ONE_MORE = f"LEAST(attempts + 1, {MOST_COUNTED})"
+ONE_MORE = f"LEAST(attempts + 1, {MAX_COUNT})"
 
 
 # guard: claim-starts-at-its-cursor-mariadb
@@ -25,7 +25,7 @@ _BEYOND = " AND (available_at > %s OR available_at = %s AND id > %s)"
 
 
 @cache
-def due(*, given_level: bool = False, beyond: bool = False, newest_first: bool = False) -> str:
+def due(*, has_level: bool = False, beyond: bool = False, newest_first: bool = False) -> str:
     """Lock the first due jobs of one priority of a queue: the highest, or a given one. Their columns are as
     the claim leaves them, and then the own attempts of each row.
 
@@ -34,7 +34,7 @@ def due(*, given_level: bool = False, beyond: bool = False, newest_first: bool =
     claim 2 to 7 %, and a settle 1 to 5 % (decision 47).
     """
     order = "available_at DESC, id DESC" if newest_first else "available_at, id"
-    level = "%s" if given_level else TOP_LEVEL
+    level = "%s" if has_level else TOP_LEVEL
     after = _BEYOND if beyond else ""
     columns = claimed_columns(qualified(MariaDBDialect()), lease_token=NEXT_TOKEN, attempts=ONE_MORE)
     # guard: claim-mariadb
@@ -99,13 +99,13 @@ def due_in(names: int | None) -> str:
     with 60,000 due jobs in three queues.
 
     A row without a queue is added where the server takes no writes, so that its look may be out of date."""
-    wanted = "" if names is None else f" AND queue IN ({', '.join(['%s'] * names)})"
+    condition = "" if names is None else f" AND queue IN ({', '.join(['%s'] * names)})"
     return f"""
 SELECT queue, CASE WHEN queue NOT IN (SELECT queue FROM __sqlq__.sqlq_queues WHERE paused_at IS NOT NULL)
                    THEN TIMESTAMPDIFF(MICROSECOND, {NOW}, MIN(first_at)) / 1000e0 END
   FROM (SELECT reserved_at, queue, priority, MIN(available_at) AS first_at
           FROM __sqlq__.jobs FORCE INDEX (jobs_claim)
-         WHERE reserved_at IS NULL{wanted} GROUP BY reserved_at, queue, priority) AS levels
+         WHERE reserved_at IS NULL{condition} GROUP BY reserved_at, queue, priority) AS levels
  GROUP BY queue
  UNION ALL SELECT NULL, NULL FROM DUAL WHERE @@global.read_only
 """

@@ -13,8 +13,8 @@ from sqlq.config.constants import IDLE_TRANSACTION_MS
 from sqlq.database.dialect import Driver
 from sqlq.database.pool import is_in_transaction, is_readable
 from sqlq.database.postgresql.online import sqlstate
-from sqlq.database.timeouts import Patience, bound
-from sqlq.database.values import RawRows, Trouble
+from sqlq.database.timeouts import AnswerTimeout, bound
+from sqlq.database.values import Problem, RawRows
 from sqlq.schema.qualify import in_catalog
 
 _ROLLED_BACK = {"40001", "40P01", "55P03"}
@@ -72,19 +72,19 @@ class PostgreSQLDriver(Driver):
         automatic = getattr(pooled.dbapi_connection, "autocommit", False)
         return bool(automatic) and not is_in_transaction(pooled.driver_connection)
 
-    def trouble(self, error: BaseException) -> Trouble:
-        said = getattr(error, "orig", None) or error
+    def problem(self, error: BaseException) -> Problem:
+        cause = getattr(error, "orig", None) or error
         state = sqlstate(error)
         # an error without a state is the client's: it could not connect, or the connection broke
         broken = getattr(error, "connection_invalidated", False) or (
-            not state and type(said).__name__ in ("OperationalError", "InterfaceError", "ConnectionTimeout")
+            not state and type(cause).__name__ in ("OperationalError", "InterfaceError", "ConnectionTimeout")
         )
-        goes_on = state.startswith(_AWAY_CLASSES) or state == _READ_ONLY
+        is_temporary = state.startswith(_AWAY_CLASSES) or state == _READ_ONLY
         rolled_back = state in _ROLLED_BACK
-        return Trouble(
-            is_away=goes_on or broken,
+        return Problem(
+            is_away=is_temporary or broken,
             rolled_back=rolled_back,
-            refused=bool(state) and not (goes_on or rolled_back),
+            refused=bool(state) and not (is_temporary or rolled_back),
             takes_no_writes=state in (_READ_ONLY, _DISK_FULL),
             only_reads=state == _READ_ONLY,
             has_no_room=state == _LIMIT_EXCEEDED,
@@ -113,16 +113,16 @@ class PostgreSQLDriver(Driver):
             arguments["connect_timeout"] = connect_seconds
         return arguments
 
-    def is_sound(self, engine: Engine, driver: Any, *, asks: bool) -> bool:
+    def is_sound(self, engine: Engine, driver: Any, *, pings: bool) -> bool:
         if is_readable(driver.fileno()):
             return False
-        return not asks or bool(engine.dialect.do_ping(driver))
+        return not pings or bool(engine.dialect.do_ping(driver))
 
-    def prepare(self, engine: Engine, patience: Patience, *, plans_once: bool) -> None:
+    def prepare(self, engine: Engine, timeout: AnswerTimeout, *, plans_once: bool) -> None:
         # before SQLAlchemy queries the version on a first connection
         @event.listens_for(engine, "connect", insert=True)
         def _connected(dbapi_connection: Any, record: Any) -> None:
-            bound(dbapi_connection, patience)  # guard: every-wait-has-an-end
+            bound(dbapi_connection, timeout)  # guard: every-wait-has-an-end
             _settle_in(dbapi_connection)
 
         # and after a caller's hooks

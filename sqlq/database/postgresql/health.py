@@ -21,20 +21,20 @@ from sqlq.schema.tables import INDEXES, metadata
 OWN_INDEXES = INDEXES
 
 
-def _asked(conn: Connection, question: str, **given: Any) -> CursorResult[*tuple[Any, ...]]:
+def _query(conn: Connection, question: str, **parameters: Any) -> CursorResult[*tuple[Any, ...]]:
     """Run a query on PostgreSQL."""
-    return conn.execute(text(in_catalog(question)), given)
+    return conn.execute(text(in_catalog(question)), parameters)
 
 
 def setting(conn: Connection, name: str) -> str:
     """Return the value of a setting for this connection."""
-    return str(_asked(conn, "SELECT current_setting(:name)", name=name).scalar())
+    return str(_query(conn, "SELECT current_setting(:name)", name=name).scalar())
 
 
 def unfit(conn: Connection) -> str | None:
-    if "-YB-" in str(_asked(conn, "SELECT version()").scalar()):
+    if "-YB-" in str(_query(conn, "SELECT version()").scalar()):
         return "YugabyteDB does not notify workers, and its SKIP LOCKED may wait for a locked row"
-    several = _asked(
+    several = _query(
         conn,
         "SELECT min(extname::text) FROM pg_catalog.pg_extension "
         "WHERE extname::text = ANY (ARRAY['bdr', 'pgactive', 'spock'])",
@@ -45,7 +45,7 @@ def unfit(conn: Connection) -> str | None:
 
 
 def is_standby(conn: Connection) -> bool:
-    return bool(_asked(conn, "SELECT pg_is_in_recovery()").scalar())
+    return bool(_query(conn, "SELECT pg_is_in_recovery()").scalar())
 
 
 def node(conn: Connection) -> str:
@@ -57,7 +57,7 @@ def node(conn: Connection) -> str:
 def weak_commits(conn: Connection) -> list[tuple[str, str]]:
     """Return the roles and databases whose own setting has commits wait for less than the standby's disk, and
     that setting."""
-    rows = _asked(
+    rows = _query(
         conn,
         "SELECT concat_ws(' in ', 'the role ' || quote_ident(r.rolname), 'the database ' || d.datname), "
         "split_part(c.said, '=', 2) FROM pg_catalog.pg_db_role_setting s "
@@ -68,12 +68,12 @@ def weak_commits(conn: Connection) -> list[tuple[str, str]]:
         "AND split_part(c.said, '=', 2) = ANY (ARRAY['off', 'local', 'remote_write']) "
         "AND coalesce(d.datname, current_database()) = current_database() ORDER BY 1 LIMIT 5",
     )
-    return [(who, level) for who, level in rows]
+    return [(program, level) for program, level in rows]
 
 
 def connections(conn: Connection) -> tuple[int, int]:
     """Return the number of client connections, and their limit without those reserved for superusers."""
-    used, limit = _asked(
+    used, limit = _query(
         conn,
         "SELECT (SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datid IS NOT NULL), "
         "current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int",
@@ -84,7 +84,7 @@ def connections(conn: Connection) -> tuple[int, int]:
 def old_transactions(conn: Connection, *, older_than_s: float = 0) -> list[Session]:
     """Return the oldest open transactions of this database that hold a snapshot or have written, the oldest
     first."""
-    rows = _asked(
+    rows = _query(
         conn,
         "SELECT pid, coalesce(application_name, ''), coalesce(state, '?'), EXTRACT(epoch FROM "
         "clock_timestamp() - xact_start), left(query, 1000) "
@@ -103,12 +103,12 @@ def hidden_sessions(conn: Connection) -> int:
         "SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datname = current_database() AND query = "
         "'<insufficient privilege>'"
     )
-    return int(_asked(conn, hidden).scalar() or 0)
+    return int(_query(conn, hidden).scalar() or 0)
 
 
 def dead_rows(conn: Connection) -> Rows | None:
     """Return the estimate for the table jobs; None without statistics of it."""
-    row = _asked(
+    row = _query(
         conn,
         "SELECT n_live_tup, n_dead_tup, greatest(last_vacuum, last_autovacuum) "
         "FROM pg_catalog.pg_stat_all_tables WHERE schemaname = :schema AND relname = 'jobs'",
@@ -119,11 +119,11 @@ def dead_rows(conn: Connection) -> Rows | None:
 
 def size(conn: Connection) -> int:
     """Return the bytes of the whole database, with the tables of others."""
-    return int(_asked(conn, "SELECT pg_database_size(current_database())").scalar_one())
+    return int(_query(conn, "SELECT pg_database_size(current_database())").scalar_one())
 
 
 def tables(conn: Connection) -> list[TableSize]:
-    rows = _asked(
+    rows = _query(
         conn,
         "SELECT relname, n_live_tup, n_dead_tup, pg_table_size(relid), pg_indexes_size(relid), "
         "greatest(last_vacuum, last_autovacuum), "
@@ -141,7 +141,7 @@ def tables(conn: Connection) -> list[TableSize]:
 def standbys(conn: Connection) -> list[str | None]:
     """Return the `sync_state` of each standby that streams from this server. It is "sync" or "quorum" where
     commits wait for it, and None where the role may not see that."""
-    rows = _asked(
+    rows = _query(
         conn,
         "SELECT sync_state FROM pg_catalog.pg_stat_replication r WHERE NOT EXISTS (SELECT 1 "
         "FROM pg_catalog.pg_replication_slots s WHERE s.active_pid = r.pid AND s.slot_type = 'logical') "
@@ -151,7 +151,7 @@ def standbys(conn: Connection) -> list[str | None]:
 
 
 def indexes(conn: Connection) -> dict[str, bool]:
-    rows = _asked(
+    rows = _query(
         conn,
         "SELECT c.relname, i.indisvalid FROM pg_catalog.pg_index i "
         "JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid "
@@ -169,14 +169,14 @@ def behind(conn: Connection) -> float | None:
 
     It is 0 where it receives, and has replayed all of it. Otherwise it is the age of the last commit that it
     replayed."""
-    found = _asked(
+    value = _query(
         conn,
         "SELECT CASE WHEN pg_is_in_recovery() THEN CASE WHEN "
         "EXISTS (SELECT 1 FROM pg_catalog.pg_stat_wal_receiver) "
         "AND pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn() THEN 0 ELSE "
         "EXTRACT(epoch FROM clock_timestamp() - pg_last_xact_replay_timestamp()) END END",
     ).scalar()
-    return None if found is None else float(found)
+    return None if value is None else float(value)
 
 
 def burden(conn: Connection) -> Burden:

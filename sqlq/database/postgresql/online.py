@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 LOCK_TIMEOUT_MS = 2_000
 """The timeout of one wait of a migration for a lock. It is longer than the second after which PostgreSQL
 cancels an autovacuum."""
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 """The time that a migration waits for another one to end, and that it keeps trying to get its locks."""
-INDEX_PATIENCE_MS = 3_600_000
+INDEX_TIMEOUT_MS = 3_600_000
 """The time that the build of an index waits for a transaction that began earlier; only vacuums and other
 builds wait along."""
 
@@ -116,8 +116,8 @@ def build_index(
 
 def is_valid(connection: Connection, schema: str, index: str) -> bool | None:
     """Whether queries can use an index; None where there is no index of that name."""
-    found: bool | None = connection.execute(text(_VALID), {"schema": schema, "index": index}).scalar()
-    return found
+    is_usable: bool | None = connection.execute(text(_VALID), {"schema": schema, "index": index}).scalar()
+    return is_usable
 
 
 _VALID = in_catalog(
@@ -139,7 +139,7 @@ def outside_transactions(engine: Engine) -> Iterator[Connection]:
     with engine.connect().execution_options(isolation_level="READ COMMITTED") as connection:
         with connection.begin():
             connection.exec_driver_sql("SET search_path = pg_catalog")
-            connection.exec_driver_sql(f"SET lock_timeout = {INDEX_PATIENCE_MS}")
+            connection.exec_driver_sql(f"SET lock_timeout = {INDEX_TIMEOUT_MS}")
         try:
             yield connection
         finally:
@@ -153,7 +153,7 @@ def _await_builds(connection: Connection, table: str) -> None:
     It tries the lock again and again, each time in a new transaction. A build waits for open transactions, so
     it would wait for one that waited for it.
     """
-    seconds = INDEX_PATIENCE_MS / 1000
+    seconds = INDEX_TIMEOUT_MS / 1000
     for _ in tries(seconds, 0.5, f"waiting for another build or a vacuum of {table}"):
         try:
             with connection.begin():

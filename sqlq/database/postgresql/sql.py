@@ -32,10 +32,10 @@ from sqlq.database.postgresql import statements
 from sqlq.database.postgresql.driver import REFUSE_STANDBY
 from sqlq.database.sql import RowQuery, Sql, fence
 from sqlq.database.values import (
-    Ask,
     Claimant,
     ClaimRequest,
-    LookWanted,
+    Execute,
+    LookRequest,
     RawRows,
 )
 from sqlq.schema.qualify import in_catalog
@@ -49,25 +49,27 @@ takes a driver twice as long."""
 class PostgreSQLSql(Sql):
     _insert = staticmethod(postgresql.insert)
     # a row that the statement updated has its transaction there
-    has_met = literal_column(in_catalog("xmax <> 0"))
+    conflicted = literal_column(in_catalog("xmax <> 0"))
 
-    def claim(self, ask: Ask, wanted: ClaimRequest, by: Claimant) -> RawRows:
-        given = {"most": wanted.limit, **by._asdict()}
-        if not wanted.positions:
-            return ask(statements.claim(wanted.order == "newest"), {"names": list(wanted.queues), **given})
-        queues, *numbers = zip(*wanted.positions, strict=True)
-        places = dict(zip(("priorities", "moments", "ids"), map(_numbers, numbers), strict=True))
-        return ask(statements.claim_beyond(), {"queues": list(queues), **places, **given})
+    def claim(self, execute: Execute, request: ClaimRequest, by: Claimant) -> RawRows:
+        parameters = {"most": request.limit, **by._asdict()}
+        if not request.positions:
+            return execute(
+                statements.claim(request.order == "newest"), {"names": list(request.queues), **parameters}
+            )
+        queues, *numbers = zip(*request.positions, strict=True)
+        positions = dict(zip(("priorities", "moments", "ids"), map(_numbers, numbers), strict=True))
+        return execute(statements.claim_beyond(), {"queues": list(queues), **positions, **parameters})
 
-    def due_in(self, ask: Ask, names: Sequence[str], after: str | None = None) -> RawRows:
-        given = {"names": list(names), "after": after}
-        rows = ask(statements.due_in(after is not None) + statements.IF_READ_ONLY, given)
+    def due_in(self, execute: Execute, names: Sequence[str], after: str | None = None) -> RawRows:
+        parameters = {"names": list(names), "after": after}
+        rows = execute(statements.due_in(after is not None) + statements.IF_READ_ONLY, parameters)
         if any(row[0] is None for row in rows):
-            ask(REFUSE_STANDBY, None)  # guard: an-empty-look-is-a-primarys
+            execute(REFUSE_STANDBY, None)  # guard: an-empty-look-is-a-primarys
         return rows
 
-    def look(self, ask: Ask, wanted: LookWanted) -> RawRows:
-        return ask(statements.look(wanted.after is not None), wanted._asdict())
+    def look(self, execute: Execute, request: LookRequest) -> RawRows:
+        return execute(statements.look(request.after is not None), request._asdict())
 
     def batch_table(self, batch: Batch) -> FromClause:
         arrays = (
@@ -129,8 +131,8 @@ class PostgreSQLSql(Sql):
 @cache
 def _query_of_each(sql: Sql, query: RowQuery, batch: Batch, *, locks: bool) -> Select[Any]:
     rows = sql.batch_table(batch)
-    found = query(rows.c).correlate(rows)
-    each = (locking(found, waits=False) if locks else found).lateral()
+    selected = query(rows.c).correlate(rows)
+    each = (locking(selected, waits=False) if locks else selected).lateral()
     return select(*each.c).join_from(rows, each, true())
 
 
@@ -145,10 +147,10 @@ def _move(sql: Sql, batch: Batch, target: Table, waits: bool) -> ReturningInsert
     ids. So no join is planned, which would take as long as the statement itself. On connections that plan
     once, as claims have them, a drain fell to a tenth (decision 10)."""
     rows = sql.batch_table(batch)
-    mine = select(*(jobs.c[name] for name in CARRIED)).where(jobs.c.id == rows.c.id, *fence(rows))
-    each = locking(mine, waits=waits).lateral("mine")
-    found = select(*each.c, *batch.carried(rows)).join_from(rows, each, true())
-    taken = found.cte("held").prefix_with("MATERIALIZED")
+    own = select(*(jobs.c[name] for name in CARRIED)).where(jobs.c.id == rows.c.id, *fence(rows))
+    each = locking(own, waits=waits).lateral("mine")
+    rows_of_each = select(*each.c, *batch.carried(rows)).join_from(rows, each, true())
+    taken = rows_of_each.cte("held").prefix_with("MATERIALIZED")
     ids = func.array(select(taken.c.id).scalar_subquery())
     return (
         insert(target)

@@ -7,7 +7,7 @@ from sqlalchemy.dialects import postgresql
 
 from sqlq.database.values import LARGEST_WINDOW, claimed_columns
 from sqlq.schema.qualify import in_catalog, written
-from sqlq.schema.tables import LARGEST_TOKEN, MOST_COUNTED
+from sqlq.schema.tables import LARGEST_TOKEN, MAX_COUNT
 
 
 @written
@@ -179,7 +179,7 @@ UPDATE __sqlq__.jobs
        reserved_by=%(owner)s,
        lease_expires_at=statement_timestamp() + (CAST(%(lease_ms)s AS bigint) * interval '1 millisecond'),
        lease_token=CASE WHEN lease_token < {LARGEST_TOKEN} THEN lease_token + 1 ELSE 1 END,
-       attempts=least(attempts + 1, {MOST_COUNTED}),
+       attempts=least(attempts + 1, {MAX_COUNT}),
        max_attempts=coalesce(max_attempts,
                              CAST(CAST(%(max_attempts)s AS pg_catalog.json) ->> task AS integer))
  WHERE id = ANY(ARRAY(SELECT id FROM due))

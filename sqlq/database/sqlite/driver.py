@@ -21,8 +21,8 @@ from sqlalchemy.util import await_only
 from sqlq.config.command_hint import command
 from sqlq.config.urls import IN_MEMORY, in_memory
 from sqlq.database.dialect import Driver
-from sqlq.database.timeouts import Patience
-from sqlq.database.values import RawRows, Trouble
+from sqlq.database.timeouts import AnswerTimeout
+from sqlq.database.values import Problem, RawRows
 from sqlq.errors import ConfigurationError, MissingFileError
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ class SQLiteDriver(Driver):
     def commits_at_once(self, pooled: Any) -> bool:
         return commits_at_once(pooled.driver_connection)
 
-    def trouble(self, error: BaseException) -> Trouble:
+    def problem(self, error: BaseException) -> Problem:
         code, kind = _code(error), _code(error) & 0xFF  # the extended code, and the primary one
-        return Trouble(
+        return Problem(
             is_away=kind in _AWAY,
             rolled_back=kind in _LOCKED,
             refused=kind not in (0, *_AWAY),
@@ -69,7 +69,7 @@ class SQLiteDriver(Driver):
             else None,
         )
 
-    def prepare(self, engine: Engine, patience: Patience, *, plans_once: bool) -> None:
+    def prepare(self, engine: Engine, timeout: AnswerTimeout, *, plans_once: bool) -> None:
         begin_explicitly(engine, immediate=True)  # guard: sqlite-begins-immediate
 
         @event.listens_for(engine, "connect")

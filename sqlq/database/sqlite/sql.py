@@ -13,18 +13,18 @@ from sqlalchemy.types import Text
 
 from sqlq.database.batch import Batch
 from sqlq.database.sql import Sql
-from sqlq.database.values import LARGEST_WINDOW, Ask, Claimant, ClaimRequest, RawRows, claimed_columns
-from sqlq.schema.tables import LARGEST_TOKEN, MOST_COUNTED
-from sqlq.schema.types import SQLITE_NOW, milliseconds_of
+from sqlq.database.values import LARGEST_WINDOW, Claimant, ClaimRequest, Execute, RawRows, claimed_columns
+from sqlq.schema.tables import LARGEST_TOKEN, MAX_COUNT
+from sqlq.schema.types import SQLITE_NOW, milliseconds_since_epoch
 
 
 class SQLiteSql(Sql):
     _insert = staticmethod(sqlite.insert)
-    _moment_in_json = staticmethod(milliseconds_of)
+    _time_in_json = staticmethod(milliseconds_since_epoch)
 
-    def claim(self, ask: Ask, wanted: ClaimRequest, by: Claimant) -> RawRows:
-        names, limit, order, _ = wanted
-        paused = {name for (name,) in ask(_PAUSED, ())}
+    def claim(self, execute: Execute, request: ClaimRequest, by: Claimant) -> RawRows:
+        names, limit, order, _ = request
+        paused = {name for (name,) in execute(_PAUSED, ())}
         served = [name for name in names if name not in paused]  # guard: pause-sqlite
         several = order == "evenly" and 0 < len(served) <= limit  # guard: queues-without-order-share-a-claim
         share = limit // len(served) if several else limit
@@ -35,26 +35,26 @@ class SQLiteSql(Sql):
         for name in served:
             if len(due) == limit:
                 break
-            rows = self._due_in_one(ask, statements, name, min(share, limit - len(due)), 1)
+            rows = self._due_in_one(execute, statements, name, min(share, limit - len(due)), 1)
             due += [id for id, _ in rows]
             more += [name] if len(rows) == share else []
         for name in more:
             if len(due) == limit:
                 break
-            rows = self._due_in_one(ask, statements, name, share + limit - len(due), 1)
+            rows = self._due_in_one(execute, statements, name, share + limit - len(due), 1)
             due += [id for id, _ in rows[share:]]
         if not due:
             return []
-        begun, ids = time.monotonic(), json.dumps(due)
-        rows = ask(_RESERVE, (*by, ids))
-        if (time.monotonic() - begun) * 2_000 > by.lease_ms:
+        started, ids = time.monotonic(), json.dumps(due)
+        rows = execute(_RESERVE, (*by, ids))
+        if (time.monotonic() - started) * 2_000 > by.lease_ms:
             # large rows: a rescue might follow the COMMIT; guard: sqlite-claim-renews-its-lease
-            ask(_RENEW, (by.lease_ms, ids))
+            execute(_RENEW, (by.lease_ms, ids))
         return rows
 
-    def due_in(self, ask: Ask, names: Sequence[str], after: str | None = None) -> RawRows:
+    def due_in(self, execute: Execute, names: Sequence[str], after: str | None = None) -> RawRows:
         known = json.dumps(list(names))
-        return ask(_DUE_IN, (known,)) if after is None else ask(_DUE_IN_WINDOW, (after, known))
+        return execute(_DUE_IN, (known,)) if after is None else execute(_DUE_IN_WINDOW, (after, known))
 
     def batch_table(self, batch: Batch) -> FromClause:
         each = func.json_each(bindparam("batch", type_=Text)).table_valued(column("value"), name="each")
@@ -138,7 +138,7 @@ UPDATE main.jobs
        reserved_by = ?,
        lease_expires_at = {SQLITE_NOW} + ?,
        lease_token = CASE WHEN lease_token < {LARGEST_TOKEN} THEN lease_token + 1 ELSE 1 END,
-       attempts = min(attempts + 1, {MOST_COUNTED}),
+       attempts = min(attempts + 1, {MAX_COUNT}),
        max_attempts = coalesce(max_attempts, (SELECT value FROM json_each(?) WHERE key = task))
  WHERE id IN (SELECT value FROM json_each(?))
 RETURNING {claimed_columns(sqlite.dialect())}

@@ -49,7 +49,7 @@ from sqlq.schema.tables import (
     jobs,
     names_of,
 )
-from sqlq.schema.types import Moment, far, milliseconds_of, moment_after
+from sqlq.schema.types import Moment, far, milliseconds_since_epoch, time_after
 from sqlq.store.jobs.rows import (
     NEW_OR_BLOCKED,
     NEW_STATE,
@@ -105,7 +105,7 @@ def _insert_plain(conn: Connection, new: Sequence[NewJob]) -> list[Job]:
 def created(conn: Any, ids: Sequence[int]) -> dict[int, int]:
     """Return the creation times of jobs, as SQLite stores them."""
     parts = ({"ids": list(part)} for part in slices(ids, _ROWS_AT_ONCE))
-    return {id: milliseconds_of(at) for part in parts for id, at in conn.execute(_CREATED, part)}
+    return {id: milliseconds_since_epoch(at) for part in parts for id, at in conn.execute(_CREATED, part)}
 
 
 _CREATED = select(jobs.c.id, jobs.c.created_at).where(jobs.c.id.in_(bindparam("ids", expanding=True)))
@@ -312,7 +312,7 @@ def _replacing(new: Any, max_wait_ms: int | None) -> dict[str, Any]:
     for column in columns_of("forgotten"):
         values[column.name] = literal(0) if isinstance(column.type, Integer) else null()
     if max_wait_ms is not None:
-        latest = moment_after(jobs.c.created_at, literal(max_wait_ms, BigInteger))
+        latest = time_after(jobs.c.created_at, literal(max_wait_ms, BigInteger))
         earlier = case((new.available_at < latest, new.available_at), else_=latest)
         # guard: debounced-to-a-limit
         values["available_at"] = case((earlier > jobs.c.available_at, earlier), else_=jobs.c.available_at)

@@ -29,8 +29,8 @@ from sqlalchemy import (
 from sqlq.database.batch import RIGHT, Batch, Change, Expression, Right, Values, rights
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of, refuse_standby
-from sqlq.database.sql import held
-from sqlq.database.values import Ask, Claimant, ClaimRequest
+from sqlq.database.sql import fenced
+from sqlq.database.values import Claimant, ClaimRequest, Execute
 from sqlq.model.job import ClaimedJob
 from sqlq.schema.tables import IS_RESERVED, jobs
 from sqlq.schema.types import after
@@ -39,7 +39,7 @@ from sqlq.store.jobs.rows import in_all_tables
 # -- claim ---------------------------------------------------------------------------------------------------
 
 
-def claim(ask: Ask, dialect: Dialect, wanted: ClaimRequest, by: Claimant) -> list[ClaimedJob]:
+def claim(ask: Execute, dialect: Dialect, wanted: ClaimRequest, by: Claimant) -> list[ClaimedJob]:
     """Claim jobs, and return them in their starting order: queue by queue, or with "evenly" one job of each
     queue in turn."""
     names, limit, order, _ = wanted
@@ -87,7 +87,7 @@ def _change_held(
     returning: tuple[Expression, ...],
     waits: bool,
 ) -> Change:
-    return Change(held(dialect.sql, batch), values, returning=returning, waits=waits)
+    return Change(fenced(dialect.sql, batch), values, returning=returning, waits=waits)
 
 
 def extend(conn: Connection, wanted: Iterable[Right], *, lease_ms: int) -> dict[Right, bool]:
@@ -170,7 +170,7 @@ _CHECKPOINT = Batch.of_claims(before=Text, after=Text)
 
 @cache
 def _save(dialect: Dialect) -> Change:
-    mine = held(dialect.sql, _CHECKPOINT)
+    mine = fenced(dialect.sql, _CHECKPOINT)
     # guard: checkpoints-follow-each-other
     mine = mine.where(jobs.c.cursor.is_not_distinct_from(mine.selected_columns.before))
     return Change(

@@ -33,7 +33,7 @@ from sqlq.database.batch import Batch, Condition, Expression, insert_returning
 from sqlq.database.dialect import Dialect
 from sqlq.model.job import NewJob, State
 from sqlq.schema.tables import IS_RESERVED, failed_jobs, finished_jobs, jobs, names_of
-from sqlq.schema.types import Moment, after, far, moment_after, now
+from sqlq.schema.types import Moment, after, far, now, time_after
 
 T = TypeVar("T")
 
@@ -165,7 +165,7 @@ def computed(said: Sequence[str], value: Value = _parameter) -> Mapping[str, Any
     times: dict[str, Expression] = {"available_at": at} if is_delayed(said) else {}
     ends = [value("start_by")] if "start_by" in said else []
     if "start_within_ms" in said:
-        ends.append(moment_after(at, value("start_within_ms")))
+        ends.append(time_after(at, value("start_within_ms")))
     if ends:
         times["start_by"] = func.coalesce(*ends) if len(ends) > 1 else ends[0]
     if "limit" in said:

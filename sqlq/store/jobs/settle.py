@@ -42,7 +42,7 @@ from sqlq.database.batch import RIGHT, Batch, Change, Right, Values, rights
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
 from sqlq.database.schemas import encryption_of
-from sqlq.database.sql import held, portions
+from sqlq.database.sql import fenced, portions
 from sqlq.database.values import CLAIMED
 from sqlq.errors import JobTimeoutError, WorkerLostError
 from sqlq.model import history
@@ -143,7 +143,7 @@ def _waiting_again(dialect: Dialect, batch: Batch, *, in_line: bool) -> Change:
         waits = in_its_line if in_line else {"available_at": due}
         return {**_UNRESERVED, "errors": errors_and(mine.c.record), **waits, **_AGAIN[batch](mine)}
 
-    return Change(held(dialect.sql, batch), values, returning=RIGHT)
+    return Change(fenced(dialect.sql, batch), values, returning=RIGHT)
 
 
 # -- settle --------------------------------------------------------------------------------------------------
@@ -420,7 +420,7 @@ _REVOKED = (*(jobs.c[name] for name in _KNOWN), attempts_allowed.label("max_atte
 
 @cache
 def _unbegun(dialect: Dialect) -> Select[Any]:
-    return held(dialect.sql, HOLD).with_only_columns(*CLAIMED, jobs.c.reserved_at, jobs.c.reserved_by)
+    return fenced(dialect.sql, HOLD).with_only_columns(*CLAIMED, jobs.c.reserved_at, jobs.c.reserved_by)
 
 
 # -- cancel --------------------------------------------------------------------------------------------------

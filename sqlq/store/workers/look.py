@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from sqlq.database.database import Database
-from sqlq.database.values import LARGEST_WINDOW, LookWanted
+from sqlq.database.values import LARGEST_WINDOW, LookRequest
 from sqlq.store.workers import workers as workerss
 from sqlq.store.workers.notify import channel
 from sqlq.store.workers.workers import Wanted
@@ -114,7 +114,7 @@ def look(
     driver, dialect = conn.connection.dbapi_connection, database.dialect
     asked = (channel(database.schema), hosts_within_ms, maintenance, list(workers))
     ask = database.naming()(partial(dialect.driver.run, driver))
-    rows = dialect.sql.look(ask, LookWanted(queues.names, queues.after, *asked))
+    rows = dialect.sql.look(ask, LookRequest(queues.names, queues.after, *asked))
     *due, (_, tick_ms, _, listens, hosts, expired, limited, *wanted) = sorted(
         rows, key=lambda row: row[0] is None
     )

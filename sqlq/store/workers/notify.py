@@ -10,7 +10,7 @@ from sqlalchemy import Connection, text
 
 from sqlq.database.database import Database
 from sqlq.database.dialects import dialect_of
-from sqlq.database.notifications import WAITING, place_of
+from sqlq.database.notifications import WAITING, key_of
 from sqlq.database.schemas import schema_of
 from sqlq.schema.qualify import in_catalog
 
@@ -26,7 +26,7 @@ def notify(database: Database) -> None:
             "pg_catalog.set_config('synchronous_commit', 'off', true)",
             {"channel": channel(database.schema)},
         )
-    for wake in WAITING.get(place_of(database.engine.url), ()):
+    for wake in WAITING.get(key_of(database.engine.url), ()):
         wake()
 
 

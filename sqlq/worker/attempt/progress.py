@@ -102,7 +102,7 @@ class ProgressWriter(Pace):
                 with self._database.single_statements() as conn:
                     written = lease.note(conn, [job.note() for job in jobs])
             except DBAPIError as error:
-                if self._database.dialect.driver.trouble(error).passes:
+                if self._database.dialect.driver.problem(error).passes:
                     raise
                 log.warning("the database refuses the progress of %d jobs: %s", len(jobs), error.orig)
                 written = set(reports)

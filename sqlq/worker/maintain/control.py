@@ -213,10 +213,10 @@ class Control(Service):
             except (DBAPIError, MissingFileError, SchemaVersionError) as error:
                 # at the start by hand a database that cannot be reached is a mistake in its URL; a standby is
                 # none
-                trouble = self.database.dialect.driver.trouble(error)
+                problem = self.database.dialect.driver.problem(error)
                 # a replacement waits for no tables: they were there, and its supervisor reports that
-                is_away = trouble.is_away if isinstance(error, DBAPIError) else patient is not True
-                if not is_away or not (monotonic() < until or trouble.only_reads):
+                is_away = problem.is_away if isinstance(error, DBAPIError) else patient is not True
+                if not is_away or not (monotonic() < until or problem.only_reads):
                     raise
                 self._grace.pulse()  # a worker that waits for its database is alive
                 self._grace.stopping.wait(outage.met(error))

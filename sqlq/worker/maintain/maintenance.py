@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 
 from sqlq.config.constants import RESCUE_MS
-from sqlq.database.database import Database, asked
+from sqlq.database.database import Database, answers
 from sqlq.store import blockers
 from sqlq.store.workers.look import Look
 from sqlq.worker.maintain.services import (
@@ -82,7 +82,7 @@ class ServiceLoop(Loop):
         """Run a service; return in how many seconds it is due again."""
         # guard: maintenance-is-taken-over
         is_done = service in self._shared and self._others_do()
-        times, writing = asked.times, asked.writing
+        times, writing = answers.times, answers.writing
         try:
             with self._serving:
                 wait = jittered(RESCUE_MS / 1000) if is_done else service.run()
@@ -90,8 +90,8 @@ class ServiceLoop(Loop):
             return outage.met(error)
         except Exception as error:
             return max(FAILED_SECONDS, outage.failed(error))
-        if asked.times > times:  # guard: outage-ends-by-a-statement
-            outage.over(wrote=asked.writing > writing)  # guard: read-ends-no-outage-of-writes
+        if answers.times > times:  # guard: outage-ends-by-a-statement
+            outage.over(wrote=answers.writing > writing)  # guard: read-ends-no-outage-of-writes
         else:
             outage.forget()
         return wait

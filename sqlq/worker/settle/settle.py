@@ -192,10 +192,10 @@ class Settler(Loop):
         return True
 
     def _failed(self, error: Exception) -> float:
-        trouble = self._database.dialect.driver.trouble(error)
-        is_away = trouble.is_away or isinstance(error, SqlqError)
+        problem = self._database.dialect.driver.problem(error)
+        is_away = problem.is_away or isinstance(error, SqlqError)
         is_fault = not (is_away or isinstance(error, REFUSALS))
-        self._recovery = self._recovery.after(is_away=is_away, passes=trouble.rolled_back or is_fault)
+        self._recovery = self._recovery.after(is_away=is_away, passes=problem.rolled_back or is_fault)
         # guard: worker-stops-when-settles-keep-failing
         if is_fault and self._recovery.failures > 2 * OFTEN:
             self._outage.give_up(error)
@@ -342,7 +342,7 @@ class Settler(Loop):
             self._refused_at[job.task] = monotonic()
             versions = (version for version in _plainer(outcome) if version != outcome)
             for _ in range(MOST_TRIES):
-                if not dialect.driver.trouble(error).rolled_back:  # else this version may pass
+                if not dialect.driver.problem(error).rolled_back:  # else this version may pass
                     text = "its outcome could not be stored: %s"
                     job.log_warning("unstorable", text, refusal(error))
                     if (version := next(versions, None)) is None:
@@ -353,7 +353,7 @@ class Settler(Loop):
                     self._write_together([right])
                     return
                 except Exception as again:
-                    if dialect.driver.trouble(again).is_away:
+                    if dialect.driver.problem(again).is_away:
                         raise
                     error = again.with_traceback(None)  # it would hold this frame, and all outcomes with it
 

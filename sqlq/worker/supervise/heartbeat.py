@@ -69,7 +69,7 @@ class Deaths:
             try:
                 self._release(database, dead)
             except Exception as error:  # guard: one-death-keeps-no-other-waiting
-                if isinstance(error, DBAPIError) and database.dialect.driver.trouble(error).passes:
+                if isinstance(error, DBAPIError) and database.dialect.driver.problem(error).passes:
                     raise
                 log.error("jobs of worker %s stay until their leases have run out: %s", dead.worker, error)
                 dead.rights = []

@@ -29,7 +29,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from sqlq.config.constants import HEARTBEAT_MS, LOOKOUT_MS, RESCUE_MS
+from sqlq.config.constants import HEARTBEAT_MS, POLLER_MS, RESCUE_MS
 from sqlq.config.durations import readable
 from sqlq.database.database import Database
 from sqlq.database.dialects import refuse_standby
@@ -41,7 +41,7 @@ from sqlq.worker.options import WorkerOptions
 from sqlq.worker.threads.log import log
 from sqlq.worker.threads.loop import AWAY, STOP_SECONDS, Loop, Outage
 
-IDLE_POLL_SECONDS = LOOKOUT_MS / 1000
+IDLE_POLL_SECONDS = POLLER_MS / 1000
 TRUSTED_SECONDS = 3 * IDLE_POLL_SECONDS
 """After this time without a look by the poller its workers look for themselves."""
 STAND_BY_SECONDS = 10.0
@@ -202,7 +202,7 @@ class Poller(Loop):
         # made here: the schema to listen for may need a query
         self._listening = listening = self._listening or self._database.for_listening()
         self._looking = looking = self._looking or self._database.for_looking(listening)
-        with listening.patience, looking.patience, ExitStack() as open_:
+        with listening.answer_timeout, looking.answer_timeout, ExitStack() as open_:
             listening_conn = looking_conn = open_.enter_context(
                 listening.connect(isolation_level="AUTOCOMMIT")
             )
