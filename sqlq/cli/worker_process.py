@@ -118,9 +118,8 @@ def _collect_less() -> None:
 
 
 def _announce(context: Context, app: App, options: WorkerOptions, facts: Facts) -> None:
-    queues = facts.options["queues"] or ()
-    shown = [f"{name}={weight}" for name, weight in (options.weights or {}).items()] or list(queues)
-    named = f"queue{'s' if len(shown) > 1 else ''} {', '.join(shown)}" if shown else "all queues"
+    queues = facts.options["queues"] or []
+    named = f"queues {', '.join(queues)}" if queues else "all queues"
     slots = counted(options.concurrency, "slot")
     if options.processes > 1:
         slots += f" in each of {options.processes} processes"
@@ -130,7 +129,7 @@ def _announce(context: Context, app: App, options: WorkerOptions, facts: Facts) 
         *(called, context.shown_url(), named, slots, counted(len(app.tasks), "task")),
         extra={"event": "started"},
     )
-    _warn_of_unknown_queues(app, list(queues))
+    _warn_of_unknown_queues(app, queues)
 
 
 def _warn_of_unknown_queues(app: App, queues: list[str]) -> None:

@@ -92,8 +92,6 @@ class ServiceLoop(Loop):
             return max(FAILED_SECONDS, outage.failed(error))
         if answers.times > times:  # guard: outage-ends-by-a-statement
             outage.over(wrote=answers.writing > writing)  # guard: read-ends-no-outage-of-writes
-        else:
-            outage.forget()
         return wait
 
 

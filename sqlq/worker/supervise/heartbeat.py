@@ -228,11 +228,6 @@ class Heartbeat(Loop):
     def _is_over(self) -> bool:
         return super()._is_over() and not self.deaths.waiting
 
-    def _failed(self, error: Exception) -> float:
-        if self._closed.is_set():
-            self.deaths.waiting.clear()  # their leases run out
-        return super()._failed(error)
-
     def _beat(self) -> None:
         with self._lock:
             kept = dict(self._kept)

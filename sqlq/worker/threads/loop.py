@@ -96,7 +96,7 @@ class Outage:
     def met(self, error: BaseException) -> float:
         """Note a failure; return how many seconds to wait before trying again.
 
-        After a broken connection the first other try follows at once, and nothing is logged. Pooled
+        After a broken connection the first other try follows soon, and nothing is logged. Pooled
         connections break now and then: a ping before each use would cost each claim and settle a round trip.
         The same holds after an outage: a loop may still have a connection from that time, to a standby for
         example."""
@@ -104,12 +104,10 @@ class Outage:
             if self._outage_number != self._shared.number:  # guard: outage-is-logged-once
                 self._failures, self._outage_number = 0, self._shared.number
         self._failures += 1
-        # a driver's own error: LISTEN's connection broke
-        if self._failures == 1 and getattr(error, "connection_invalidated", True):
-            log.debug("a connection broke while %s: %s", self._activity, error)
-            return 0.0
-        if self._failures == 1 and was_rolled_back(error):
-            log.debug("the database rolled back a transaction while %s: %s", self._activity, error)
+        # without the attribute it is a driver's own error: LISTEN's connection broke
+        is_broken = getattr(error, "connection_invalidated", True)
+        if self._failures == 1 and (is_broken or was_rolled_back(error)):
+            log.debug("a connection or transaction broke while %s: %s", self._activity, error)
             return MIN_WAIT_SECONDS * random.uniform(0.0, 1.0)
         with self._shared.lock:
             if is_refused(error):
@@ -173,11 +171,6 @@ class Outage:
             return False
         self._shared.logged_at[kind] = now
         return True
-
-    def forget(self) -> None:
-        """Count this loop's failures anew, after a turn without a query. The database may still be away, so
-        nothing is logged."""
-        self._failures = self._odd = 0
 
     def over(self, *, wrote: bool = True) -> None:
         """Note that the database answered. If it was not `wrote` to, it may be a standby, or its disk

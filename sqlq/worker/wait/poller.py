@@ -48,8 +48,6 @@ STAND_BY_SECONDS = 10.0
 """After this time a worker's own poller takes over. The supervisor's waits less long for an answer."""
 WINNERS = 3
 SOONEST_SECONDS = 0.005
-HOSTS_SECONDS = 10.0
-"""How often the poller counts the hosts."""
 HOSTS_WITHIN_MS = 3 * HEARTBEAT_MS
 RESCUERS = 10
 """How many hosts look for the work of services in each interval, on average."""
@@ -144,7 +142,8 @@ class Poller(Loop):
     _listening: Database | None = None
     _looking: Database | None = None
     _hosts = 1
-    _hosts_at = _maintenance_at = -NEVER
+    _maintenance_at = -NEVER
+    """When the services, and the number of hosts, were last looked at."""
 
     def __init__(
         self,
@@ -278,21 +277,19 @@ class Poller(Loop):
 
     def _look(self, conn: Connection) -> workers_look.Look:
         now = monotonic()
-        counts_hosts = now - self._hosts_at >= HOSTS_SECONDS
         is_due = now - self._maintenance_at >= self._rescue_seconds
         look = workers_look.look(
             conn,
             self._database,
             self._queues,
-            hosts_within_ms=HOSTS_WITHIN_MS if counts_hosts else None,
+            hosts_within_ms=HOSTS_WITHIN_MS if is_due else None,
             maintenance=is_due and looks_for_services(self._hosts),
             workers=self._workers(),
         )
         # The server counts milliseconds until a job is due from its look, which was no later than this.
         answered = monotonic()
-        if counts_hosts:
-            self._hosts, self._hosts_at = max(1, look.hosts or 1), now
         if is_due:
+            self._hosts = max(1, look.hosts or 1)
             # anew each time, so that hosts do not query together
             self._maintenance_at = now + self._rescue_seconds * random.uniform(-0.2, 0.2)
         if look.listens is None:  # once a primary, perhaps: what it shows is not what is there now
