@@ -19,7 +19,7 @@ from sqlq.model.outcome import Outcome, Settlement
 from sqlq.schema.types import MARIADB_NOW, POSTGRESQL_NOW, SQLITE_NOW
 from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
-from sqlq.store.jobs.lease import Fate
+from sqlq.store.jobs.lease import LeaseState
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.decide import Turn, claim_size
@@ -170,9 +170,9 @@ def settle(app: sqlq.App, job: Any, outcome: Outcome) -> set[int]:
         return ids(settling.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)]))
 
 
-def fate(app: sqlq.App, job: Any) -> Fate:
+def fate(app: sqlq.App, job: Any) -> LeaseState:
     with app.database.read() as conn:
-        return lease.fates(conn, [(job.id, job.lease_token)])[job.id, job.lease_token]
+        return lease.states_of(conn, [(job.id, job.lease_token)])[job.id, job.lease_token]
 
 
 def expire(engine: Engine) -> None:

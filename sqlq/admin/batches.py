@@ -130,7 +130,7 @@ def move_back(database: Database, selections: Iterable[Selection]) -> MovedBack:
     for selection in selections:
         last = 0
         while True:
-            moved, held = database.run(partial(operate.retry_failed, chosen=selection, after_id=last))
+            moved, held = database.run(partial(operate.retry_failed, selection=selection, after_id=last))
             if not moved and not held:
                 break
             done.moved.extend(moved)

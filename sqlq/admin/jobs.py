@@ -159,7 +159,7 @@ class Jobs(Facet):
         jobs, complete = self._query(
             lookup.listing,
             state=None if state is None else checked_state(state),
-            chosen=meant,
+            selection=meant,
             limit=limit,
             within=within and _within(within, meant),
             whole=whole,
@@ -209,7 +209,7 @@ class Jobs(Facet):
     ) -> tuple[builtins.list[Failures], bool]:
         """Group failed jobs by task and error, the most frequent first; return also whether all were
         counted. Unless `exact`, it reads the newest 10,000."""
-        within = None if exact else health.MOST
+        within = None if exact else health.COUNT_LIMIT
         with self._read() as conn:
             rows = lookup.failed_rows(conn, Selection(task=task, queue=queue, batch=batch), within=within)
             failures = grouped(rows, self._marks.of(conn, rows))
@@ -218,7 +218,7 @@ class Jobs(Facet):
     def failed_alike(self, fingerprint: str) -> builtins.list[int]:
         """Return the ids of the failed jobs with the error of a fingerprint, among the newest 10,000."""
         with self._read() as conn:
-            rows = lookup.failed_rows(conn, Selection(), within=health.MOST)
+            rows = lookup.failed_rows(conn, Selection(), within=health.COUNT_LIMIT)
             marks = self._marks.of(conn, rows)
         return [row.id for row, mark in marks.items() if mark.fingerprint == fingerprint]
 
@@ -406,7 +406,7 @@ class Jobs(Facet):
         deleted: builtins.list[int] = []
         for some in self._meant(ids, "failed jobs", **chosen):
             for source in (failed_jobs, finished_jobs) if some.ids else (failed_jobs,):
-                work = partial(pruning.forget, chosen=some, source=source)
+                work = partial(pruning.forget, selection=some, source=source)
                 while batch := self._database.run(work):
                     deleted += freed_after(self._database, batch)
         return sorted(deleted)

@@ -17,7 +17,7 @@ from sqlq.database.values import Burden
 from sqlq.errors import ConfigurationError
 from sqlq.model.checks import Rows
 from sqlq.store import health
-from sqlq.store.health import MOST_QUEUES, QueueStatus, vitals
+from sqlq.store.health import QUEUE_LIMIT, QueueStatus, vitals
 from sqlq.store.jobs import lookup, operate
 from sqlq.store.jobs.lookup import Waiting
 from sqlq.store.workers import pauses as pause_rows
@@ -62,7 +62,7 @@ class Queues(Facet):
         ]
         found = [replace(each, served=everything or each.queue in named) for each in rows]
         found.sort(key=lambda s: (s.queue not in first, s.queue))
-        statuses = QueueStatuses(sorted(found[:MOST_QUEUES], key=lambda s: s.queue))
+        statuses = QueueStatuses(sorted(found[:QUEUE_LIMIT], key=lambda s: s.queue))
         statuses.others = others + len(found) - len(statuses)
         return statuses
 

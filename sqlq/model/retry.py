@@ -77,13 +77,13 @@ class Snooze(Signal):
         super().__init__(f"the handler asked to be run again in {delay}")
 
 
-def _wait(delay: Duration | datetime, what: str) -> tuple[int, datetime | None]:
+def _wait(delay: Duration | datetime, name: str) -> tuple[int, datetime | None]:
     """Return how long to wait, and until when where `delay` is a datetime. The database's clock decides when
     that time has come. The wait until then is for the log and for when to look."""
     if not isinstance(delay, datetime):
-        return milliseconds(delay, what), None
-    at = aware(delay, what)
-    return milliseconds(max(at - datetime.now(UTC), timedelta()), what), at
+        return milliseconds(delay, name), None
+    at = aware(delay, name)
+    return milliseconds(max(at - datetime.now(UTC), timedelta()), name), at
 
 
 class Cancel(Signal):

@@ -21,9 +21,9 @@ from sqlq.model.job import NewJob
 CatchUp: TypeAlias = Literal["latest", "all", "skip"]
 Overlap: TypeAlias = Literal["allow", "skip", "queue"]
 
-SHORTEST_MS = 1_000
-MOST_REPEATS = 1_000_000_000
-MOST_CAUGHT_UP = 1_000
+MINIMUM_MS = 1_000
+MAX_REPEATS = 1_000_000_000
+MAX_CAUGHT_UP = 1_000
 """The most jobs that follow an outage with `catch_up="all"`: those of the newest runs."""
 LATE = timedelta(seconds=60)
 """With `catch_up="skip"` a run that is further past has been missed. A new schedule runs first at a `starts`
@@ -90,8 +90,8 @@ class Schedule:
         checked_word(self.catch_up, "catch_up", choice=CatchUp)
         checked_word(self.overlap, "overlap", choice=Overlap)
         if self.repeats is not None:
-            checked_whole(self.repeats, "repeats", range(1, MOST_REPEATS + 1))
-        if isinstance(self.every, timedelta) and self.every < timedelta(milliseconds=SHORTEST_MS):
+            checked_whole(self.repeats, "repeats", range(1, MAX_REPEATS + 1))
+        if isinstance(self.every, timedelta) and self.every < timedelta(milliseconds=MINIMUM_MS):
             raise ConfigurationError(f"every is {_text_of(self.every)}: it must be at least 1 s")
         if self.cron is not None:
             self._become("cron", _checked_cron(self.cron))
@@ -152,10 +152,10 @@ class Schedule:
                 yield time
 
     def due(
-        self, since: datetime, until: datetime, most: int = MOST_CAUGHT_UP + 1
+        self, since: datetime, until: datetime, limit: int = MAX_CAUGHT_UP + 1
     ) -> tuple[list[datetime], datetime | None]:
         """Return the runs after `since`, up to and with `until`, and the first one after that. Where they are
-        more than `most`, it returns only the newest, found without going through all of them."""
+        more than `limit`, it returns only the newest, found without going through all of them."""
         window = _WINDOW
         while True:
             begin = max(since, until - window)
@@ -166,8 +166,8 @@ class Schedule:
                     later = time
                     break
                 runs.append(time)
-            if begin == since or len(runs) >= most:
-                return runs[-most:], later
+            if begin == since or len(runs) >= limit:
+                return runs[-limit:], later
             window *= 4
 
     # -- in a row --------------------------------------------------------------------------------------------
@@ -207,23 +207,23 @@ def turn(plan: Schedule, *, last_at: datetime, now: datetime, ticks: int, alive:
         return Turn([], 0, last_at, None if _is_spent(plan, ticks) else later)
     if alive and plan.overlap == "queue":
         return Turn([], 0, last_at, now + QUEUE_LOOK)  # guard: queue-waits
-    chosen = _caught_up(plan, runs, now)
+    selected = _caught_up(plan, runs, now)
     if plan.overlap == "skip":
-        chosen = [] if alive else chosen[-1:]  # guard: overlap-is-skipped
+        selected = [] if alive else selected[-1:]  # guard: overlap-is-skipped
     elif plan.overlap == "queue":
-        chosen = chosen[:1]
+        selected = selected[:1]
     if plan.repeats is not None:
-        chosen = chosen[: max(0, plan.repeats - ticks)]  # guard: schedule-respects-repeats
+        selected = selected[: max(0, plan.repeats - ticks)]  # guard: schedule-respects-repeats
     # the others of a queue are decided when it is their turn
-    decided = chosen[-1] if chosen and plan.overlap == "queue" else runs[-1]
-    skipped = sum(run <= decided for run in runs) - len(chosen)
+    decided = selected[-1] if selected and plan.overlap == "queue" else runs[-1]
+    skipped = sum(run <= decided for run in runs) - len(selected)
     next_at = later if decided == runs[-1] else now + QUEUE_LOOK
-    return Turn(chosen, skipped, decided, None if _is_spent(plan, ticks + len(chosen)) else next_at)
+    return Turn(selected, skipped, decided, None if _is_spent(plan, ticks + len(selected)) else next_at)
 
 
 def _caught_up(plan: Schedule, runs: list[datetime], now: datetime) -> list[datetime]:
     if plan.catch_up == "all":
-        return runs[-MOST_CAUGHT_UP:]
+        return runs[-MAX_CAUGHT_UP:]
     if plan.catch_up == "skip":
         return [run for run in runs[-1:] if now - run <= LATE]
     return runs[-1:]

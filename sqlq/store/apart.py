@@ -26,7 +26,7 @@ REFUSALS: tuple[type[Exception], ...] = (StatementError, ValueError, OverflowErr
 hold, or too large a number."""
 REFUSED: BindParameter[Any] = bindparam("refused", [], expanding=True)
 LATELY_SECONDS = 300.0
-MOST_REMEMBERED = 10_000
+REMEMBERED_ROWS = 10_000
 T = TypeVar("T")
 
 
@@ -90,7 +90,7 @@ def _note(rows: dict[tuple[str, Any], float], why: str, item: Any, error: Except
             extra={"job_id": item[0], "event": "unstorable"},
         )
     rows[why, item[0]] = time.monotonic() + LATELY_SECONDS
-    if len(rows) > MOST_REMEMBERED:
+    if len(rows) > REMEMBERED_ROWS:
         del rows[next(iter(rows))]
 
 

@@ -1,8 +1,8 @@
 """Queries of dashboards and of `sqlq doctor`: counts, the pace of jobs, and signs of trouble; they only read.
 
-A capped count reads at most `MOST` rows of a queue in one state, and about `ROWS` rows of all queues
-together. No count scans the table: the claim index counts waiting jobs, one queue and priority after the
-other. Samples of bounded size measure the pace, however many jobs end.
+A capped count reads at most `COUNT_LIMIT` rows of a queue in one state, and about `ROW_LIMIT` rows of all
+queues together. No count scans the table: the claim index counts waiting jobs, one queue and priority after
+the other. Samples of bounded size measure the pace, however many jobs end.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from sqlq.store.workers.workers import moment
 
 # -- counts --------------------------------------------------------------------------------------------------
 
-MOST_QUEUES = 1_000
-MOST = 10_000
+QUEUE_LIMIT = 1_000
+COUNT_LIMIT = 10_000
 """The cap of one count; for a person "10,000+" is as good as the number."""
-ROWS = 100_000
+ROW_LIMIT = 100_000
 """The most rows that the counts of waiting jobs read in each state. With many queues and priorities each
 count has a lower cap."""
-LEAST = 100
+COUNT_MINIMUM = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +101,8 @@ _COUNTED = ("available", "scheduled", "blocked", "running", "failed")
 
 
 def capped(conn: Connection, preferred: Collection[str] = ()) -> tuple[list[QueueStatus], int]:
-    """Return the counts of each queue, by name, each at most `MOST`; a number that reaches it is named in
-    `capped`. It returns at most `MOST_QUEUES` queues, those of `preferred` before others, and the
+    """Return the counts of each queue, by name, each at most `COUNT_LIMIT`; a number that reaches it is named
+    in `capped`. It returns at most `QUEUE_LIMIT` queues, those of `preferred` before others, and the
     number of the others.
 
     No index finds failed jobs by their queue, so only the newest are counted. Beyond that number every
@@ -114,10 +114,10 @@ def capped(conn: Connection, preferred: Collection[str] = ()) -> tuple[list[Queu
     failed = select(failed_jobs.c.queue).order_by(failed_jobs.c.id.desc())
     others = {"running": _by_value(conn, running), "failed": _by_value(conn, failed)}
     names = {level.queue for level in rows} | {queue for counts in others.values() for queue, _ in counts}
-    shown = set(sorted(names, key=lambda name: (name not in preferred, name))[:MOST_QUEUES])
+    shown = set(sorted(names, key=lambda name: (name not in preferred, name))[:QUEUE_LIMIT])
     rows = [level for level in rows if level.queue in shown]
-    most = min(MOST, max(LEAST, ROWS // max(1, len(rows))))
-    waiting = dialect_of(conn).sql.each(conn, _waiting, _LEVEL, rows, {"limit": most}) if rows else []
+    limit = min(COUNT_LIMIT, max(COUNT_MINIMUM, ROW_LIMIT // max(1, len(rows))))
+    waiting = dialect_of(conn).sql.each(conn, _waiting, _LEVEL, rows, {"limit": limit}) if rows else []
     until, pauses = moment(conn), paused(conn)
 
     numbers: Counter[tuple[str, str]] = Counter()
@@ -126,22 +126,24 @@ def capped(conn: Connection, preferred: Collection[str] = ()) -> tuple[list[Queu
     for queue, *counted, first in waiting:
         for name, number in zip(_COUNTED, counted, strict=False):
             numbers[queue, name] += number
-            if number == most:
+            if number == limit:
                 full.add((queue, name))
         if counted[0]:
             oldest[queue] = min(first, oldest.get(queue, first))
     for name, counts in others.items():
         numbers.update({(queue, name): number for queue, number in counts})
-        if sum(number for _, number in counts) == MOST:  # any queue may have more
+        if sum(number for _, number in counts) == COUNT_LIMIT:  # any queue may have more
             full |= {(queue, name) for queue in shown}
     stats = [
         QueueStatus(
             queue,
-            **{name: min(numbers[queue, name], MOST) for name in _COUNTED},
+            **{name: min(numbers[queue, name], COUNT_LIMIT) for name in _COUNTED},
             oldest_wait_seconds=(until - oldest[queue]).total_seconds() if queue in oldest else None,
             paused=queue in pauses,
             served=False,
-            capped=tuple(name for name in _COUNTED if (queue, name) in full or numbers[queue, name] > MOST),
+            capped=tuple(
+                name for name in _COUNTED if (queue, name) in full or numbers[queue, name] > COUNT_LIMIT
+            ),
         )
         for queue in sorted(shown)
     ]
@@ -175,7 +177,7 @@ def _waiting(level: Any) -> Select[Any]:
 
 def _by_value(conn: Connection, column: Select[Any]) -> Sequence[Any]:
     """Count the first rows of a query of one column by their values."""
-    (value,) = column.limit(MOST).subquery().c
+    (value,) = column.limit(COUNT_LIMIT).subquery().c
     return conn.execute(select(value, func.count()).group_by(value).order_by(value)).all()
 
 
@@ -293,7 +295,7 @@ def stuck(conn: Connection, *, longer_than_ms: int) -> dict[int, float]:
     # a row that was reserved by hand may have no lease end
     until = func.coalesce(jobs.c.lease_expires_at, jobs.c.reserved_at)  # guard: no-lease-counts-as-expired
     query = select(jobs.c.id, since_ms(until)).where(IS_RESERVED, until < ago(longer_than_ms))
-    return {id: float(ms) / 1000 for id, ms in conn.execute(query.order_by(jobs.c.id).limit(LOOKED_AT))}
+    return {id: float(ms) / 1000 for id, ms in conn.execute(query.order_by(jobs.c.id).limit(SAMPLE_JOBS))}
 
 
 class Unknown(NamedTuple):
@@ -308,7 +310,7 @@ class Unknown(NamedTuple):
     runs: bool
 
 
-LOOKED_AT = 1_000
+SAMPLE_JOBS = 1_000
 
 
 def unknown_tasks(conn: Connection) -> list[Unknown]:
@@ -317,7 +319,7 @@ def unknown_tasks(conn: Connection) -> list[Unknown]:
     No index has these jobs. While workers keep up, they are among the oldest: the search reads only those.
     """
     columns = (jobs.c.task, jobs.c.queue, jobs.c.unknown_since, jobs.c.reserved_at)
-    oldest = select(*columns).order_by(jobs.c.id).limit(MOST).subquery()
+    oldest = select(*columns).order_by(jobs.c.id).limit(COUNT_LIMIT).subquery()
     since = func.min(oldest.c.unknown_since)
     query = select(oldest.c.task, func.count(), since, func.min(oldest.c.queue)).group_by(oldest.c.task)
     query = query.where(oldest.c.unknown_since.is_not(None), oldest.c.reserved_at.is_(None)).order_by(since)
@@ -330,7 +332,7 @@ def unknown_tasks(conn: Connection) -> list[Unknown]:
 
 def _last_completions(conn: Connection) -> dict[str, datetime]:
     """Return when a job of each task was last completed, by the newest finished jobs."""
-    newest = select(finished_jobs).order_by(finished_jobs.c.id.desc()).limit(LOOKED_AT).subquery()
+    newest = select(finished_jobs).order_by(finished_jobs.c.id.desc()).limit(SAMPLE_JOBS).subquery()
     last = func.max(newest.c.finished_at)
     completed = select(newest.c.task, last).where(newest.c.outcome == "finished")
     return dict(conn.execute(completed.group_by(newest.c.task)).all())

@@ -25,7 +25,7 @@ _ENQUEUES = (
     "SELECT ON jobs, finished_jobs, failed_jobs, sqlq_version",
     f"INSERT ({_ENQUEUED}) ON jobs",
     "SELECT (id), INSERT (name) ON sqlq_flows",
-    "SELECT (place), INSERT (job_id, depends_on, on_outcome, place) ON sqlq_edges",
+    "SELECT (prefix), INSERT (job_id, depends_on, on_outcome, prefix) ON sqlq_edges",
     "SELECT (id), INSERT (at, limit_key, max_running, rate, period_ms, in_order, holds) ON sqlq_wakes",
 )
 _LOOKS = (
@@ -65,15 +65,15 @@ RIGHTS = {
 
 def statements(kind: str, role: str, schema: str, *, only: bool = False) -> list[str]:
     """Return the GRANTs that a role needs; with `only` after a REVOKE of all that it has on sqlq's tables."""
-    place, to = QUOTER.quote(schema), QUOTER.quote(role)
-    every = ", ".join(f"{place}.{name}" for name in TABLES)
-    said = [f"REVOKE ALL ON {every} FROM {to}"] if only else []
-    said.append(f"GRANT USAGE ON SCHEMA {place} TO {to}")
+    prefix, to = QUOTER.quote(schema), QUOTER.quote(role)
+    every = ", ".join(f"{prefix}.{name}" for name in TABLES)
+    grants = [f"REVOKE ALL ON {every} FROM {to}"] if only else []
+    grants.append(f"GRANT USAGE ON SCHEMA {prefix} TO {to}")
     for each in RIGHTS[kind]:
         rights, tables = each.split(" ON ")
-        on = ", ".join(f"{place}.{name}" for name in tables.split(", "))
-        said.append(f"GRANT {rights} ON {on} TO {to}")
-    return said
+        on = ", ".join(f"{prefix}.{name}" for name in tables.split(", "))
+        grants.append(f"GRANT {rights} ON {on} TO {to}")
+    return grants
 
 
 def apply(conn: Connection, kind: str, role: str, schema: str, *, only: bool = False) -> None:

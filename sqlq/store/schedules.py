@@ -36,7 +36,7 @@ from sqlq.store.workers.workers import moment
 
 BATCH = 200
 """Schedules in one transaction: their rows stay locked until it ends."""
-MOST_JOBS = 2_000
+JOB_LIMIT = 2_000
 """At this number of jobs a transaction takes no further schedule."""
 RECENT = 10
 """The number of last jobs that a schedule's row names."""
@@ -104,7 +104,7 @@ def _tick(conn: Connection, *, at: datetime | None) -> Ticked:
     for row in rows:
         turns.append(done := _decided(row, alive, in_test=at is not None))
         number += len(done.new)
-        if number >= MOST_JOBS:
+        if number >= JOB_LIMIT:
             break
     enqueued: _Pairs = []
 
@@ -246,8 +246,8 @@ def follow(
         for name in done.added:
             _insert(conn, declared[name], service, started, database.encryption)
         # with the rows that another worker has added meanwhile
-        ours = _SCHEDULES.where(_table.declared_at.is_not(None) | _table.name.in_(list(declared)))
-        for row in dialect_of(conn).sql.lock(conn, ours, waits=True):
+        query = _SCHEDULES.where(_table.declared_at.is_not(None) | _table.name.in_(list(declared)))
+        for row in dialect_of(conn).sql.lock(conn, query, waits=True):
             new = declared.get(row.name)
             if row.declared_at is not None and row.declared_at > started + SIBLINGS:
                 continue  # guard: older-deploy-changes-no-schedule
@@ -274,7 +274,7 @@ def _insert(
     conn: Connection, new: Declared, service: str | None, started: datetime, encryption: Encryption | None
 ) -> None:
     job = new.job if encryption is None else new.job._protected_by(encryption)
-    values = {**_job_columns(job), **_begun(new.plan, moment(conn)), "name": new.name}
+    values = {**_job_columns(job), **_start_values(new.plan, moment(conn)), "name": new.name}
     values |= {"service": service, "declared_at": started}
     conn.execute(dialect_of(conn).sql.upsert(schedules, _KEY), values)
 
@@ -290,7 +290,7 @@ def _changed(row: Row[Any], new: Declared, encryption: Encryption | None) -> dic
             values["payload"] = new.job._protected_by(encryption).payload
     if row.retired_at is not None or row.plan != new.plan.as_text():
         values["retired_at"] = None
-        values |= _begun(new.plan, row.moment, ticks=row.ticks, paused=row.paused_at is not None)
+        values |= _start_values(new.plan, row.moment, ticks=row.ticks, paused=row.paused_at is not None)
     return values
 
 
@@ -298,7 +298,7 @@ def _job_columns(job: NewJob) -> dict[str, Any]:
     return {"task": job.task, "queue": job.queue, "payload": job.payload, "options": options_text(job)}
 
 
-def _begun(plan: Schedule, here: datetime, *, ticks: int = 0, paused: bool = False) -> dict[str, Any]:
+def _start_values(plan: Schedule, here: datetime, *, ticks: int = 0, paused: bool = False) -> dict[str, Any]:
     """Return the columns of a schedule that begins now with this plan; earlier runs count as decided."""
     spent = plan.repeats is not None and ticks >= plan.repeats
     return {
@@ -317,7 +317,7 @@ def add(conn: Any, name: str, plan: Schedule, job: NewJob) -> None:
     """Add a schedule. Raises `ConfigurationError` where one of that name exists, or the plan has no run to
     come. Then nothing is written, and the transaction stays usable."""
     here = moment(conn)
-    values = {**_job_columns(job), **_begun(plan, plan.begins(here)), "name": name}
+    values = {**_job_columns(job), **_start_values(plan, plan.begins(here)), "name": name}
     if values["next_at"] is None:
         raise ConfigurationError(f"the schedule {name!r} has no moment to come: {plan} is past")
     if not inserted(conn, dialect_of(conn).sql.upsert(schedules, _KEY, returning=(_table.name,)), values):
@@ -339,8 +339,10 @@ def resume(conn: Any, name: str) -> bool:
     row = get(conn, name, locks=True)
     if row.paused_at is None:
         return False
-    begun = _begun(schedule.read(row.plan), row.moment, ticks=row.ticks, paused=row.retired_at is not None)
-    _change(conn, name, {**begun, "paused_at": None})
+    values = _start_values(
+        schedule.read(row.plan), row.moment, ticks=row.ticks, paused=row.retired_at is not None
+    )
+    _change(conn, name, {**values, "paused_at": None})
     return True
 
 
@@ -403,4 +405,4 @@ def begin_at(conn: Connection, here: datetime) -> None:
     """Begin all active schedules at this time, for tests with a clock of their own."""
     for row in rows(conn):
         if row.paused_at is None and row.retired_at is None:
-            _change(conn, row.name, _begun(schedule.read(row.plan), here, ticks=row.ticks))
+            _change(conn, row.name, _start_values(schedule.read(row.plan), here, ticks=row.ticks))

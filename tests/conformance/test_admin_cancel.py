@@ -31,7 +31,7 @@ from sqlq.model.outcome import (
 from sqlq.schema.tables import jobs as jobs_table
 from sqlq.store.jobs import lease, operate
 from sqlq.store.jobs import settle as settling
-from sqlq.store.jobs.lease import Fate
+from sqlq.store.jobs.lease import LeaseState
 from sqlq.store.workers import look
 from tests import claims as claiming
 from tests.kit import for_each
@@ -83,10 +83,10 @@ class Play:
         with self.app.database.begin() as conn:
             return lease.extend(conn, [(job.id, job.lease_token)], lease_ms=30_000)
 
-    def fate(self, job: ClaimedJob) -> Fate:
+    def fate(self, job: ClaimedJob) -> LeaseState:
         right = (job.id, job.lease_token)
         with self.app.database.read() as conn:
-            return lease.fates(conn, [right])[right]
+            return lease.states_of(conn, [right])[right]
 
     def requested(self) -> dict[int, Any]:
         with self.app.database.read() as conn:
@@ -200,7 +200,7 @@ def test_after_a_forced_cancel_the_old_owner_changes_nothing(play: Play, outcome
     assert "while it ran" in str(ended.reason)
     assert play.settle(owner, outcome) == set()
     assert play.extend(owner) == {}
-    assert play.fate(owner) is Fate.LOST
+    assert play.fate(owner) is LeaseState.LOST
     with play.app.database.begin() as conn:
         assert settling.rescue(conn) == []
     assert play.app.jobs.get(id) == ended
@@ -437,9 +437,9 @@ def test_a_settle_after_a_forced_cancel_changes_nothing(play: Play) -> None:
     with play.app.database.begin() as conn:
         assert [row.id for row in operate.cancel(conn, [id], force=True).gone] == [id]
         assert play.settle(owner, Finished("1")) == set(), "the settle passes over the locked row"
-        assert play.fate(owner) is Fate.HELD, "not committed yet: not known to be lost"
+        assert play.fate(owner) is LeaseState.HELD, "not committed yet: not known to be lost"
     assert play.settle(owner, Finished("1")) == set()
-    assert play.fate(owner) is Fate.LOST
+    assert play.fate(owner) is LeaseState.LOST
     assert play.states([id]) == ["cancelled"]
 
 
@@ -486,7 +486,7 @@ def test_concurrent_claims_settles_and_cancels_lose_nothing(play: Play) -> None:
         while claimed := play.claim(limit=3):
             for job in claimed:
                 # as a worker does: a settle passes over a row that somebody has locked, and is repeated
-                while not (done := play.settle(job, Finished())) and play.fate(job) is Fate.HELD:
+                while not (done := play.settle(job, Finished())) and play.fate(job) is LeaseState.HELD:
                     pass
                 settled.update(done)
 

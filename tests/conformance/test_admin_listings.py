@@ -83,14 +83,14 @@ def test_a_count_stops_at_a_bound(play: Play, monkeypatch: pytest.MonkeyPatch) -
     assert [wait is None for wait in oldest] == [False, True, False]
     assert oldest[0] == pytest.approx(play.app.queues.list(exact=True)[0].oldest_wait_seconds, abs=5)
 
-    monkeypatch.setattr(health, "MOST", 3)
+    monkeypatch.setattr(health, "COUNT_LIMIT", 3)
     # running and failed jobs are counted over all queues: any may have more
     assert play.status() == {
         "mail": (3, 3, 0, 2, ("available", "scheduled", "running")),
         "other": (0, 1, 0, 0, ("running",)),
         "third": (1, 0, 3, 0, ("running",)),
     }
-    monkeypatch.setattr(health, "MOST", 2)
+    monkeypatch.setattr(health, "COUNT_LIMIT", 2)
     assert play.status()["other"] == (0, 1, 0, 0, ("running", "failed"))
     assert play.status(exact=True) == all_of_them
 
@@ -101,8 +101,8 @@ def test_with_many_queues_and_priorities_each_count_ends_sooner(
     play.enqueue(4, queue="mail")
     play.enqueue(1, queue="mail", priority=1)
     play.enqueue(1, queue="other")
-    monkeypatch.setattr(health, "ROWS", 9)
-    monkeypatch.setattr(health, "LEAST", 1)
+    monkeypatch.setattr(health, "ROW_LIMIT", 9)
+    monkeypatch.setattr(health, "COUNT_MINIMUM", 1)
     assert play.status() == {
         "mail": (4, 0, 0, 0, ("available",)),
         "other": (1, 0, 0, 0, ()),
@@ -265,7 +265,7 @@ LOOKS: dict[str, Callable[[Connection], Any]] = {
     "capped": health.capped,
     "listing": lambda conn: lookup.listing(conn, limit=20, within=1_000),
     "listing_queue": lambda conn: lookup.listing(
-        conn, chosen=lookup.Selection(queue="nowhere"), limit=20, within=1_000
+        conn, selection=lookup.Selection(queue="nowhere"), limit=20, within=1_000
     ),
     "listing_available": lambda conn: lookup.listing(conn, state=State.AVAILABLE, limit=20, within=1_000),
     "listing_running": lambda conn: lookup.listing(conn, state=State.RUNNING, limit=20, within=1_000),
@@ -302,8 +302,8 @@ def received(conn: Connection, look: Callable[[Connection], Any]) -> list[tuple[
 def test_postgresql_reads_a_bounded_number_of_pages(
     crowded: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "MOST", 500)
-    monkeypatch.setattr(health, "LOOKED_AT", 100)
+    monkeypatch.setattr(health, "COUNT_LIMIT", 500)
+    monkeypatch.setattr(health, "SAMPLE_JOBS", 100)
     for analyzed in (False, True):
         reads_few_pages(crowded, analyzed=analyzed)
 
@@ -327,8 +327,8 @@ def reads_few_pages(crowded: sqlq.App, *, analyzed: bool) -> None:
 
 @pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 def test_mariadb_reads_a_bounded_number_of_rows(crowded: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "MOST", 500)
-    monkeypatch.setattr(health, "LOOKED_AT", 100)
+    monkeypatch.setattr(health, "COUNT_LIMIT", 500)
+    monkeypatch.setattr(health, "SAMPLE_JOBS", 100)
     with crowded.database.connect(isolation_level="AUTOCOMMIT") as conn:
         conn.exec_driver_sql("ANALYZE TABLE jobs, finished_jobs, failed_jobs")
     with crowded.database.read() as conn:

@@ -87,7 +87,7 @@ def test_status_counts_the_queues_that_it_does_not_show(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for module in ("sqlq.store.health", "sqlq.admin.queues"):
-        monkeypatch.setattr(f"{module}.MOST_QUEUES", 3)
+        monkeypatch.setattr(f"{module}.QUEUE_LIMIT", 3)
     enqueue_in(app, [f"q{i}" for i in range(6)])
     app.queues.pause("q5")
     for exact in (False, True):

@@ -225,13 +225,13 @@ def dead(app: sqlq.App, *, started: bool) -> Iterator[None]:
 def test_a_result_is_stored_whole_when_its_table_is_back(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fates, looked = lease.fates, threading.Event()
+    states_of, looked = lease.states_of, threading.Event()
 
     def noted(*given: Any, **options: Any) -> Any:
         looked.set()
-        return fates(*given, **options)
+        return states_of(*given, **options)
 
-    monkeypatch.setattr(lease, "fates", noted)
+    monkeypatch.setattr(lease, "states_of", noted)
 
     @app.task(name="t")
     def renames() -> str:

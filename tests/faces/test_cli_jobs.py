@@ -328,7 +328,7 @@ def test_failed_jobs_counted_by_error(desk: Desk, monkeypatch: pytest.MonkeyPatc
     assert told.items() <= error.items()
     assert not listed["capped"]
     assert "and 1 other error; --limit N shows more" in desk("failed", "-n", "1")
-    monkeypatch.setattr(health, "MOST", 1)
+    monkeypatch.setattr(health, "COUNT_LIMIT", 1)
     said = desk("failed")
     assert "--exact counts all of them" in said
     assert "ValueError" not in said
@@ -341,7 +341,7 @@ def test_failed_jobs_counted_by_error(desk: Desk, monkeypatch: pytest.MonkeyPatc
 def test_status_marks_counts_that_ended_early(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         desk.enqueue()
-    monkeypatch.setattr(health, "MOST", 2)
+    monkeypatch.setattr(health, "COUNT_LIMIT", 2)
     said = desk("status")
     (row,) = [line for line in said.splitlines() if line.startswith("default ")]
     assert row.split()[:3] == ["default", "2+", "0"], said

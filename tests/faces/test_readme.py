@@ -1424,7 +1424,7 @@ def work_as(url: str) -> None:
                 (job,) = claim.claim(conn, ["default"], limit=1, owner="w", lease_ms=1000)
                 lease.extend(conn, [(job.id, job.lease_token)], lease_ms=1000)
                 settle.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)])
-                lease.fates(conn, [(job.id, job.lease_token)])
+                lease.states_of(conn, [(job.id, job.lease_token)])
         with database.begin() as conn:
             claim.claim(conn, ["default"], limit=10, owner="w", lease_ms=0)
         with database.begin() as conn:

@@ -158,7 +158,7 @@ GUARDS = [
     Guard("settle-is-fenced", None, "return (jobs.c.lease_token == rows.c.token,)", LEASES + "test_a_settle_is_not_repeated[sqlite-Retried]"),
     Guard("locked-rows-are-skipped", "skip_locked=not waits", "skip_locked=False", LEASES + "test_a_locked_row_does_not_delay_the_others[settle-postgresql]"),
     Guard("lease-state-compares-the-token", None, "if False:", LEASES + "test_a_zombie_changes_nothing[postgresql-Finished]"),
-    Guard("completed-and-pruned-is-settled", "Fate.SETTLED if (id, token) in completed else", "", SMALL + "test_a_missing_row_counts_as_settled_if_its_handler_completed_the_job[sqlite]"),
+    Guard("completed-and-pruned-is-settled", "LeaseState.SETTLED if (id, token) in completed else", "", SMALL + "test_a_missing_row_counts_as_settled_if_its_handler_completed_the_job[sqlite]"),
     Guard("ended-jobs-are-seen", "max(self.retention_ms, SEEN_MS)", "self.retention_ms", "tests/worker/test_flow.py::test_a_job_that_has_just_ended_is_not_pruned[sqlite]"),
     Guard("lost-lease-is-not-settled", None, "if False:", ZOMBIES + "test_a_worker_of_the_same_name_is_another_owner[sqlite]"),
     # the claim

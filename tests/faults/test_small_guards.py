@@ -19,7 +19,7 @@ from sqlq.database.database import Database
 from sqlq.database.values import Claimant, ClaimRequest, Execute
 from sqlq.model.outcome import Finished, Settlement
 from sqlq.store.jobs import lease, settle
-from sqlq.store.jobs.lease import Fate
+from sqlq.store.jobs.lease import LeaseState
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.options import WorkerOptions
 from tests import claims as claiming
@@ -156,7 +156,7 @@ def test_final_states_are_not_read_from_a_standby(restartable_postgresql: OwnPos
             pytest.raises(DBAPIError, match="the server is read-only"),
             database.read() as conn,
         ):
-            lease.fates(conn, [(1, 1)])
+            lease.states_of(conn, [(1, 1)])
     finally:
         restartable_postgresql.drop_database(url)
 
@@ -204,8 +204,8 @@ def test_a_missing_row_counts_as_settled_if_its_handler_completed_the_job(app: s
         assert settle.settle(conn, [Settlement(*right, 1, Finished())]) == {right}
     app.jobs.prune(finished="0s")
     with app.database.read() as conn:
-        assert lease.fates(conn, [right], completed=[right]) == {right: Fate.SETTLED}
-        assert lease.fates(conn, [right]) == {right: Fate.LOST}
+        assert lease.states_of(conn, [right], completed=[right]) == {right: LeaseState.SETTLED}
+        assert lease.states_of(conn, [right]) == {right: LeaseState.LOST}
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

@@ -42,7 +42,7 @@ from sqlq.store.flows import flows
 from sqlq.store.flows import unblock as unblocking
 from sqlq.store.jobs import insert, lease, lookup, operate, prune
 from sqlq.store.jobs import settle as settling
-from sqlq.store.jobs.lease import Fate
+from sqlq.store.jobs.lease import LeaseState
 from sqlq.store.limits import admit as admission
 from tests import claims as claiming
 from tests.faults import guard
@@ -364,8 +364,8 @@ class Contract(Model, RuleBasedStateMachine):
             with self.transaction() as conn:
                 assert settling.settle(conn, batch) == set(), "settled twice"
             with self.database.read() as conn:
-                fates = lease.fates(conn, good)
-            assert set(fates.values()) <= {Fate.SETTLED}
+                fates = lease.states_of(conn, good)
+            assert set(fates.values()) <= {LeaseState.SETTLED}
 
     @precondition(lambda self: self.rights)
     @rule(data=st.data(), crash=st.booleans())
@@ -402,13 +402,13 @@ class Contract(Model, RuleBasedStateMachine):
     def look(self) -> None:
         """An owner reads the state of each of its leases, once a reply was lost."""
         with self.database.read() as conn:
-            fates = lease.fates(conn, [(job.id, job.lease_token) for job in self.rights])
+            fates = lease.states_of(conn, [(job.id, job.lease_token) for job in self.rights])
         for job in self.rights:
             known = self.model.get(job.id)
             if known is None or known.token != job.lease_token:
-                expected = Fate.LOST
+                expected = LeaseState.LOST
             else:
-                expected = Fate.HELD if known.owner is not None else Fate.SETTLED
+                expected = LeaseState.HELD if known.owner is not None else LeaseState.SETTLED
             assert fates[job.id, job.lease_token] is expected
 
     # -- rescue (T8, T9) -------------------------------------------------------------------------------------

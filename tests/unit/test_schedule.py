@@ -14,7 +14,7 @@ import sqlq
 from sqlq import Schedule
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import NewJob
-from sqlq.model.schedule import MOST_CAUGHT_UP, QUEUE_LOOK, Turn, options_text, planned, read, template, turn
+from sqlq.model.schedule import MAX_CAUGHT_UP, QUEUE_LOOK, Turn, options_text, planned, read, template, turn
 from tests.kit import for_each
 
 BERLIN, NEW_YORK = "Europe/Berlin", "America/New_York"
@@ -189,7 +189,7 @@ def test_skip_enqueues_no_run_that_is_long_past() -> None:
 
 def test_catch_up_all_is_bounded() -> None:
     moments, skipped, last, _ = decide(minutely(catch_up="all"), NOON, NOON + 5_000 * MINUTE)
-    assert moments == list(range(5_001 - MOST_CAUGHT_UP, 5_001))
+    assert moments == list(range(5_001 - MAX_CAUGHT_UP, 5_001))
     assert (skipped, last) == (1, 5_000)
 
 

@@ -20,7 +20,7 @@ from sqlq.schema.tables import LARGEST_TOKEN, MAX_COUNT
 from sqlq.store import health
 from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
-from sqlq.store.jobs.lease import Fate
+from sqlq.store.jobs.lease import LeaseState
 from sqlq.store.workers import look
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.maintain import services
@@ -124,7 +124,7 @@ def test_a_zombie_changes_nothing(app: sqlq.App, engine: Engine, noop: Any, outc
     with app.database.begin() as conn:
         assert lease.extend(conn, [(zombie.id, zombie.lease_token)], lease_ms=60_000) == {}
     assert app.jobs.get(owner.id) == before
-    assert fate(app, zombie) is Fate.LOST
+    assert fate(app, zombie) is LeaseState.LOST
     assert settle(app, owner, Finished(None)) == {owner.id}
     assert settle(app, zombie, outcome) == set()
     assert app.jobs.get(owner.id).state == "finished"
@@ -151,7 +151,7 @@ def test_a_settle_is_not_repeated(app: sqlq.App, noop: Any, outcome: Outcome) ->
     (job,) = claim(app)
     assert settle(app, job, outcome) == {job.id}
     after = app.jobs.get(job.id)
-    assert fate(app, job) is Fate.SETTLED
+    assert fate(app, job) is LeaseState.SETTLED
     for again in EVERY_OUTCOME:
         assert settle(app, job, again) == set()
     assert app.jobs.get(job.id) == after
@@ -161,7 +161,7 @@ def test_expiry_alone_revokes_nothing(app: sqlq.App, engine: Engine, noop: Any) 
     app.enqueue(noop.new())
     (job,) = claim(app)
     expire(engine)
-    assert fate(app, job) is Fate.HELD
+    assert fate(app, job) is LeaseState.HELD
     assert settle(app, job, Finished(None)) == {job.id}
 
 
@@ -213,7 +213,7 @@ def test_a_locked_row_does_not_delay_the_others(app: sqlq.App, engine: Engine, n
     with engine.begin() as rival:
         rival.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": second.id})
         assert write() == {first.id, third.id}
-        assert fate(app, second) is Fate.HELD
+        assert fate(app, second) is LeaseState.HELD
     assert write() == ({second.id} if verb == "settle" else {first.id, second.id, third.id})
 
 

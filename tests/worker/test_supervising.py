@@ -25,7 +25,7 @@ from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Finished, Outcome, Released, Settlement
 from sqlq.schema.tables import CARRIED
 from sqlq.store.jobs import lease, settle
-from sqlq.store.jobs.lease import Fate
+from sqlq.store.jobs.lease import LeaseState
 from sqlq.store.workers import workers
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.ipc.parent import ORPHANED_MS, Facts, Parent
@@ -130,7 +130,7 @@ def test_a_worker_taken_for_dead_can_settle_nothing(
     assert dead_worker("dead", {right(job)})
     with app.database.begin() as conn:
         assert settle.settle(conn, [Settlement(*right(job), 1, Finished())]) == set()
-        assert lease.fates(conn, [right(job)]) == {right(job): Fate.LOST}
+        assert lease.states_of(conn, [right(job)]) == {right(job): LeaseState.LOST}
         assert workers.stand_in(conn, ["dead"], lease_ms=1)[1] == {"dead": {}}
 
 

@@ -62,10 +62,10 @@ from sqlq.store.jobs.rows import (
     insert_of_many,
     is_delayed,
     option_values,
+    options_of,
+    options_of_any,
     parameters_of,
     row_of,
-    said_by,
-    said_by_any,
     slices,
     texts_of,
 )
@@ -122,7 +122,7 @@ def insert_one(conn: Connection, job: NewJob, schema: str | None) -> Job:
 def insert_statement(job: NewJob, dialect: Any, schema: str | None) -> tuple[str, Any]:
     """Return the statement that inserts one job without a unique key, and its parameters, as the driver takes
     them. Pass the returned row to `inserted`."""
-    options = () if option_values(job) == NO_OPTIONS else said_by(job)  # nearly all jobs have none
+    options = () if option_values(job) == NO_OPTIONS else options_of(job)  # nearly all jobs have none
     insert = _insert_of_one(dialect, schema, options)
     return insert.statement, insert.parameters(job)
 
@@ -138,7 +138,7 @@ def foreign_statement(job: NewJob, kind: str, style: str, schema: str | None) ->
     are in this style. It returns the job's id, or where a live job holds the unique key no row, on MariaDB
     that job's id. Without a schema the table is found by the connection's search_path."""
     is_keyed = job.unique_key is not None
-    insert = _insert_for_others(kind, style, schema, said_by(job), is_keyed, _conflict_of(job))
+    insert = _insert_for_others(kind, style, schema, options_of(job), is_keyed, _conflict_of(job))
     return insert.statement.replace(f"{TOKEN_SCHEMA}.", ""), insert.parameters(job)
 
 
@@ -194,23 +194,23 @@ _STATES = {str(state): state for state in State}
 
 
 def insert_keyed(conn: Connection, new: Sequence[NewJob], keyed: Iterable[int]) -> dict[int, Job]:
-    """Insert the jobs at these places, which have unique keys, and return them by their places."""
-    places: dict[JobKey, list[int]] = defaultdict(list)
+    """Insert the jobs at these places, which have unique keys, and return them by their positions."""
+    positions: dict[JobKey, list[int]] = defaultdict(list)
     for i in keyed:
-        places[new[i].queue, new[i].unique_key].append(i)
-    lasting = [key for key, its in places.items() if any(new[i].unique_until == "pruned" for i in its)]
-    several = (len(places) > 1 or bool(lasting)) and not dialect_of(conn).in_a_file
+        positions[new[i].queue, new[i].unique_key].append(i)
+    lasting = [key for key, its in positions.items() if any(new[i].unique_until == "pruned" for i in its)]
+    several = (len(positions) > 1 or bool(lasting)) and not dialect_of(conn).in_a_file
     missed: list[JobKey] = []
     # Another producer's job can end between the insert that met it and the lookup. Then the key is free, and
     # we try again. With locks on higher keys that would be out of order, so the rollback releases them first.
     for _ in range(_ROUNDS):
         with conn.begin_nested() if several else nullcontext() as savepoint:
-            done, missed = _insert_in_order(conn, new, places, lasting)
+            done, missed = _insert_in_order(conn, new, positions, lasting)
             if not missed and several and lasting:
                 # the key's job may have ended between the look for it and the insert, which waited for it
-                made = [key for key in lasting if any(done[i].created for i in places[key])]
+                new_keys = [key for key in lasting if any(done[i].created for i in positions[key])]
                 # guard: what-has-just-ended-keeps-its-key
-                missed = list(held(conn, made))
+                missed = list(held(conn, new_keys))
             if not missed:
                 return done
             if savepoint is not None:
@@ -225,24 +225,24 @@ def insert_keyed(conn: Connection, new: Sequence[NewJob], keyed: Iterable[int]) 
 def _insert_in_order(
     conn: Connection,
     new: Sequence[NewJob],
-    places: Mapping[JobKey, list[int]],
+    positions: Mapping[JobKey, list[int]],
     lasting: Sequence[JobKey],
 ) -> tuple[dict[int, Job], list[JobKey]]:
     """Insert one job of each key, or let it replace the waiting one, or find the live one. Return the jobs by
     their places, and the keys that had neither. For a permanent key it also finds a job that has ended."""
     dialect = dialect_of(conn)
-    counting = {key: _that_counts(new, its) for key, its in places.items()}
+    counting = {key: _that_counts(new, its) for key, its in positions.items()}
     holders = held(conn, lasting)  # guard: what-has-ended-keeps-its-key
     changing = [key for key, i in counting.items() if key not in holders and new[i].on_conflict != "keep"]
     live = held(conn, changing, live=True)
     # guard: what-runs-is-not-waited-for
     holders |= {key: job for key, job in live.items() if job.state is State.RUNNING}
-    waiting = [key for key in places if key not in holders]
+    waiting = [key for key in positions if key not in holders]
     ordered = sorted(waiting, key=lambda key: (key[0], key[1] or ""))  # guard: keys-in-one-order
     for conflict, run in groupby(ordered, key=lambda key: _conflict_of(new[counting[key]])):
-        chosen = [new[counting[key]] for key in run]
-        options = said_by_any(chosen)
-        values = [row_of(job, options) for job in chosen]
+        batch = [new[counting[key]] for key in run]
+        options = options_of_any(batch)
+        values = [row_of(job, options) for job in batch]
         statement = _statement(dialect, options, conflict)
         parts = portions(dialect.sql, values, lambda row: row.values())
         rows = (row for part in parts for row in conn.execute(statement, part))
@@ -255,15 +255,15 @@ def _insert_in_order(
     done = {
         i: job if i == counting[key] else replace(job, created=False, replaced=False)
         for key, job in holders.items()
-        for i in places[key]
+        for i in positions[key]
     }
     return done, [key for key in ordered if key not in holders]
 
 
-def _that_counts(new: Sequence[NewJob], places: Sequence[int]) -> int:
+def _that_counts(new: Sequence[NewJob], positions: Sequence[int]) -> int:
     """Return the place of the effective job among several with one key: the last that replaces a waiting job,
     else the first."""
-    return next((i for i in reversed(places) if new[i].on_conflict != "keep"), places[0])
+    return next((i for i in reversed(positions) if new[i].on_conflict != "keep"), positions[0])
 
 
 Conflict: TypeAlias = tuple[OnConflict, int | None]
@@ -273,9 +273,9 @@ _conflict_of: Callable[[NewJob], Conflict] = attrgetter("on_conflict", "max_wait
 
 
 @cache
-def _statement(dialect: Dialect, said: tuple[str, ...], conflict: Conflict) -> Any:
+def _statement(dialect: Dialect, options: tuple[str, ...], conflict: Conflict) -> Any:
     returned = (jobs.c.queue, jobs.c.unique_key, jobs.c.id, jobs.c.task, _STATE)
-    return inserting(dialect, said, conflict, returned)
+    return inserting(dialect, options, conflict, returned)
 
 
 # in the rows that an insert returns, SQLite 3.40 takes `NULL IS NOT NULL` for true
@@ -284,7 +284,7 @@ _STATE = case((jobs.c.reserved_at < far(), State.RUNNING.value), else_=NEW_OR_BL
 
 def inserting(
     dialect: Dialect,
-    said: tuple[str, ...],
+    options: tuple[str, ...],
     conflict: Conflict,
     returning: Sequence[Expression],
 ) -> Any:
@@ -292,10 +292,10 @@ def inserting(
     it while it waits."""
     on_conflict, max_wait_ms = conflict
     if on_conflict == "keep":
-        return dialect.sql.upsert(jobs, LIVE_KEY, computed(said), returning=returning)
+        return dialect.sql.upsert(jobs, LIVE_KEY, computed(options), returning=returning)
     # a job that waits for a slot or for other steps stays; guard: only-the-waiting-are-replaced
     return dialect.sql.upsert(
-        *(jobs, LIVE_KEY, computed(said), partial(_replacing, max_wait_ms=max_wait_ms)),
+        *(jobs, LIVE_KEY, computed(options), partial(_replacing, max_wait_ms=max_wait_ms)),
         where=and_(IS_UNRESERVED, jobs.c.blocked_by.is_(None)),
         returning=returning,
     )

@@ -90,10 +90,10 @@ def _change_held(
     return Change(fenced(dialect.sql, batch), values, returning=returning, waits=waits)
 
 
-def extend(conn: Connection, wanted: Iterable[Right], *, lease_ms: int) -> dict[Right, bool]:
+def extend(conn: Connection, claims: Iterable[Right], *, lease_ms: int) -> dict[Right, bool]:
     """Renew leases, counted from now. Return the renewed ones, with whether an operator has requested the
-    job's cancel. A missing one is locked or lost; see `fates`."""
-    rows = change_held(conn, HOLD, sorted(wanted), _renewed, returning=_RETURNED, lease_ms=lease_ms)
+    job's cancel. A missing one is locked or lost; see `states_of`."""
+    rows = change_held(conn, HOLD, sorted(claims), _renewed, returning=_RETURNED, lease_ms=lease_ms)
     return {(id, token): cancel_requested_at is not None for id, token, cancel_requested_at in rows}
 
 
@@ -190,7 +190,7 @@ def _saved(mine: CTE) -> Values:
 # -- looking -------------------------------------------------------------------------------------------------
 
 
-class Fate(Enum):
+class LeaseState(Enum):
     """The state of a right to a job after a settle or a heartbeat matched no row, or its reply was lost."""
 
     HELD = "held"
@@ -198,9 +198,9 @@ class Fate(Enum):
     LOST = "lost"
 
 
-def fates(
-    conn: Connection, wanted: Iterable[Right], *, completed: Collection[Right] = ()
-) -> dict[Right, Fate]:
+def states_of(
+    conn: Connection, claims: Iterable[Right], *, completed: Collection[Right] = ()
+) -> dict[Right, LeaseState]:
     """Look up each right: held, settled or lost. Still held means that a row lock was in the way; lost means
     to another owner.
 
@@ -208,8 +208,8 @@ def fates(
     Raises on a standby, whose rows may be old.
     """
     refuse_standby(conn)  # guard: standby-is-not-believed
-    wanted = list(wanted)
-    ids = [id for id, _ in wanted]
+    claims = list(claims)
+    ids = [id for id, _ in claims]
     query = in_all_tables(
         lambda table, _: select(
             table.c.id, table.c.lease_token, IS_RESERVED if table is jobs else false()
@@ -217,20 +217,20 @@ def fates(
     )
     rows = {id: (token, is_reserved) for id, token, is_reserved in conn.execute(query)}
 
-    def fate(id: int, token: int) -> Fate:
+    def state_of(id: int, token: int) -> LeaseState:
         if id not in rows:
             # guard: completed-and-pruned-is-settled
-            return Fate.SETTLED if (id, token) in completed else Fate.LOST
+            return LeaseState.SETTLED if (id, token) in completed else LeaseState.LOST
         actual, is_reserved = rows[id]
         if actual != token:  # guard: lease-state-compares-the-token
-            return Fate.LOST
-        return Fate.HELD if is_reserved else Fate.SETTLED
+            return LeaseState.LOST
+        return LeaseState.HELD if is_reserved else LeaseState.SETTLED
 
-    return {(id, token): fate(id, token) for id, token in wanted}
+    return {(id, token): state_of(id, token) for id, token in claims}
 
 
-def is_held(conn: Connection, right: Right) -> bool:
+def is_valid(conn: Connection, right: Right) -> bool:
     """Whether a right to a job is valid in the snapshot of this transaction."""
     id, token = right
-    held = (jobs.c.id == id, jobs.c.lease_token == token, IS_RESERVED)
-    return conn.scalar(select(jobs.c.id).where(*held)) is not None
+    fence = (jobs.c.id == id, jobs.c.lease_token == token, IS_RESERVED)
+    return conn.scalar(select(jobs.c.id).where(*fence)) is not None

@@ -93,9 +93,9 @@ class Selection:
             parts.append(columns.created_at >= self.since)
         if self.until is not None:
             parts.append(columns.created_at < self.until)
-        return and_(true(), *parts, *self.in_place(source))
+        return and_(true(), *parts, *self.bound(source))
 
-    def in_place(self, source: FromClause) -> list[Condition]:
+    def bound(self, source: FromClause) -> list[Condition]:
         """Return the conditions that a row is where the search goes on, by its id."""
         return [] if self.before is None else [source.c.id < self.before]
 
@@ -147,7 +147,7 @@ def listing(
     conn: Connection,
     *,
     state: State | None = None,
-    chosen: Selection = EVERY,
+    selection: Selection = EVERY,
     limit: int = 100,
     within: int | None = None,
     whole: bool = True,
@@ -157,25 +157,27 @@ def listing(
     `within`, search only that many of the newest in each table, since matches may be rare. Unless `whole`,
     large fields are not read. `encryption` opens signed or encrypted texts."""
     sources = [_SOURCES[state]] if state else [(source, true()) for source in _DETAILS]
-    is_rare = chosen.is_rare or state not in (None, State.RUNNING, State.FAILED)
-    if not is_rare or chosen.batch is not None or chosen.ids:  # all match, or an index finds those that do
+    is_rare = selection.is_rare or state not in (None, State.RUNNING, State.FAILED)
+    if (
+        not is_rare or selection.batch is not None or selection.ids
+    ):  # all match, or an index finds those that do
         within = None
     left_out = set() if whole else {*LARGE}
-    if chosen.visible is not None:
+    if selection.visible is not None:
         left_out.discard("payload")
     jobs: list[JobDetails] = []
     floors: list[int] = []
     for source, belongs in sources:
-        floor = None if within is None else position_of(conn, source, within, chosen)
-        query = _selected(source, belongs, chosen, None if floor is None else within, limit)
+        floor = None if within is None else position_of(conn, source, within, selection)
+        query = _selected(source, belongs, selection, None if floor is None else within, limit)
         # guard: lists-read-no-large-field
         columns = (null().label(c.name) if c.name in left_out else c for c in query.selected_columns)
         query = query.with_only_columns(*columns).order_by(source.c.id.desc())
         # a list that is shorter than the limit would reveal that there are others; all may be too large for
         # memory
-        query = query.limit(limit) if chosen.visible is None else query.execution_options(yield_per=100)
+        query = query.limit(limit) if selection.visible is None else query.execution_options(yield_per=100)
         with conn.execute(query) as rows:
-            visible = filter(chosen.visible, (_job(row, encryption) for row in rows.mappings()))
+            visible = filter(selection.visible, (_job(row, encryption) for row in rows.mappings()))
             some = [*islice(visible, limit)]
         jobs += some
         if floor is not None and len(some) < limit:
@@ -188,31 +190,31 @@ def listing(
 def of_ids(conn: Connection, ids: Iterable[int]) -> list[JobDetails]:
     """Return those of these jobs that are kept, without their large fields."""
     parts = slices(possible(ids), BATCH)
-    lists = (listing(conn, chosen=Selection(tuple(part)), limit=BATCH, whole=False) for part in parts)
+    lists = (listing(conn, selection=Selection(tuple(part)), limit=BATCH, whole=False) for part in parts)
     return [job for jobs, _ in lists for job in jobs]
 
 
-def position_of(conn: Connection, source: Table, position: int, chosen: Selection = EVERY) -> int | None:
+def position_of(conn: Connection, source: Table, position: int, selection: Selection = EVERY) -> int | None:
     """Return the id of the job at a position, counted from the newest as 0; None if there are fewer jobs."""
-    ids = select(source.c.id).where(*chosen.in_place(source))
+    ids = select(source.c.id).where(*selection.bound(source))
     id: int | None = conn.scalar(ids.order_by(source.c.id.desc()).offset(position).limit(1))
     return id
 
 
 def _selected(
-    source: Table, belongs: Condition, chosen: Selection, within: int | None, limit: int
+    source: Table, belongs: Condition, selection: Selection, within: int | None, limit: int
 ) -> Select[Any]:
     """Return a query of the selected jobs, at least the newest `limit`; with `within`, among that number of
     the newest."""
     query = _DETAILS[source]
     if within is None:
-        return query.where(belongs, chosen.where(source))
+        return query.where(belongs, selection.where(source))
     # a subquery finds the newest first, so that no plan reads more of the table
     searched = (c for c in source.c if c.name not in ("result", "traceback", "errors"))
-    newest = select(*searched, belongs.label("belongs")).where(*chosen.in_place(source))
+    newest = select(*searched, belongs.label("belongs")).where(*selection.bound(source))
     newest_rows = newest.order_by(source.c.id.desc()).limit(within).subquery()
-    ids = select(newest_rows.c.id).where(newest_rows.c.belongs, chosen.where(newest_rows))
-    ids = ids.order_by(newest_rows.c.id.desc()).limit(limit if chosen.visible is None else within)
+    ids = select(newest_rows.c.id).where(newest_rows.c.belongs, selection.where(newest_rows))
+    ids = ids.order_by(newest_rows.c.id.desc()).limit(limit if selection.visible is None else within)
     return query.where(source.c.id.in_(select(ids.subquery().c.id)))  # MariaDB takes no LIMIT within IN
 
 
@@ -289,24 +291,24 @@ def waiting(conn: Connection, queues: Collection[str] | None, limit: int) -> Wai
     return Waiting(sum(map(bool, due)), len(due) < limit)
 
 
-def counts(conn: Connection, chosen: Selection) -> dict[State, int]:
+def counts(conn: Connection, selection: Selection) -> dict[State, int]:
     """Return the number of the selected jobs by state."""
-    states = _selected_everywhere(chosen).subquery()
+    states = _selected_everywhere(selection).subquery()
     query = select(states.c.state, func.count()).group_by(states.c.state)
     return {State(state): number for state, number in conn.execute(query)}
 
 
-def handles(conn: Connection, chosen: Selection) -> list[Job]:
+def handles(conn: Connection, selection: Selection) -> list[Job]:
     """Return the selected jobs in the order of their ids."""
-    rows = conn.execute(_selected_everywhere(chosen, "id", "queue", "task").order_by("id"))
+    rows = conn.execute(_selected_everywhere(selection, "id", "queue", "task").order_by("id"))
     return [Job(id, queue, task, State(state), created=False) for id, queue, task, state in rows]
 
 
-def _selected_everywhere(chosen: Selection, *names: str) -> CompoundSelect[Any]:
+def _selected_everywhere(selection: Selection, *names: str) -> CompoundSelect[Any]:
     """Select columns of the selected jobs from all tables, and then their states."""
     return in_all_tables(
         lambda table, state: select(*(table.c[name] for name in names), state.label("state")).where(
-            chosen.where(table)
+            selection.where(table)
         )
     )
 
@@ -352,7 +354,7 @@ def more_failed_than(conn: Connection, number: int) -> bool:
     return position_of(conn, failed_jobs, number) is not None
 
 
-def failed_rows(conn: Connection, chosen: Selection, *, within: int | None = None) -> list[FailedRow]:
+def failed_rows(conn: Connection, selection: Selection, *, within: int | None = None) -> list[FailedRow]:
     """Return the errors of failed jobs of a task or queue, the newest first; with `within` among that
     number."""
     # a subquery of more columns would be copied with its tracebacks on MariaDB
@@ -362,8 +364,8 @@ def failed_rows(conn: Connection, chosen: Selection, *, within: int | None = Non
     table = source.c
     message = func.substr(table.message, 1, FIRST_LINE_CHARACTERS)
     query = select(table.id, table.task, table.reason, table.exception, message, table.failed_at)
-    found = conn.execute(query.where(chosen.where(source)).order_by(table.id.desc()))
-    return [FailedRow(*row) for row in found]
+    rows = conn.execute(query.where(selection.where(source)).order_by(table.id.desc()))
+    return [FailedRow(*row) for row in rows]
 
 
 def traces(conn: Connection, ids: Sequence[int]) -> Iterator[tuple[int, str | None]]:
@@ -409,30 +411,30 @@ class Seen(NamedTuple):
         return self.state in OVER
 
 
-def look(conn: Connection, wanted: Mapping[int, bool]) -> dict[int, Seen]:
+def look(conn: Connection, requests: Mapping[int, bool]) -> dict[int, Seen]:
     """Return the states of jobs, by their ids. All come from one snapshot, in which each job is in one table
-    and never between two. Unknown jobs are missing. True in `wanted` requests more than the state."""
+    and never between two. Unknown jobs are missing. True in `requests` requests more than the state."""
     dialect = dialect_of(conn)
     found: dict[int, Seen] = {}
-    for some in slices(possible(wanted), AT_ONCE):
-        rows = [(id, int(wanted[id])) for id in some]
-        for id, state, *values in conn.execute(_look(dialect), dialect.sql.batch_parameters(_WANTED, rows)):
+    for some in slices(possible(requests), AT_ONCE):
+        rows = [(id, int(requests[id])) for id in some]
+        for id, state, *values in conn.execute(_look(dialect), dialect.sql.batch_parameters(_REQUESTS, rows)):
             found[id] = Seen(id, State(state), *values)
     return found
 
 
-_WANTED = Batch(id=BigInteger, whole=Integer)
-_SAID = ("result", "reason", "exception", "message", "traceback")
+_REQUESTS = Batch(id=BigInteger, whole=Integer)
+_END_COLUMNS = ("result", "reason", "exception", "message", "traceback")
 
 
 @cache
 def _look(dialect: Dialect) -> Any:
-    rows = dialect.sql.batch_table(_WANTED)
+    rows = dialect.sql.batch_table(_REQUESTS)
 
     def query_of(table: Table, state: Expression) -> Select[Any]:
         ends = (
             case((rows.c.whole == 1, table.c[name])) if name in table.c else cast(null(), Text)
-            for name in _SAID
+            for name in _END_COLUMNS
         )
         created = [type_coerce(table.c.created_at, BigInteger)] if dialect.in_a_file else []
         columns = (table.c.id, cast(state, Text), table.c.queue, table.c.task, table.c.attempts)

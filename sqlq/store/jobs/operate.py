@@ -56,10 +56,10 @@ def newest(conn: Connection) -> int:
 
 
 def live(
-    conn: Connection, chosen: Selection, *, after_id: int, up_to_id: int, waiting: bool = False
+    conn: Connection, selection: Selection, *, after_id: int, up_to_id: int, waiting: bool = False
 ) -> list[int]:
     """Return the next live or `waiting` jobs of a selection by their ids, ascending, at most a batch."""
-    query = select(jobs.c.id).where(chosen.where(jobs), jobs.c.id > after_id, jobs.c.id <= up_to_id)
+    query = select(jobs.c.id).where(selection.where(jobs), jobs.c.id > after_id, jobs.c.id <= up_to_id)
     query = query.where(IS_UNRESERVED) if waiting else query
     return list(conn.scalars(query.order_by(jobs.c.id).limit(BATCH)))
 
@@ -219,7 +219,7 @@ CARRIED_BATCH = 100
 """Rows of one move, which carries them through this process with payloads of up to 1 MiB."""
 
 
-def retry_failed(conn: Connection, chosen: Selection, *, after_id: int = 0) -> tuple[list[int], list[int]]:
+def retry_failed(conn: Connection, selection: Selection, *, after_id: int = 0) -> tuple[list[int], list[int]]:
     """Move a batch of failed jobs back to be run again. Return the ids moved, and those that stay because a
     live job holds their unique key.
 
@@ -227,7 +227,7 @@ def retry_failed(conn: Connection, chosen: Selection, *, after_id: int = 0) -> t
     the failed attempt still matches no row. The last error joins those of the earlier attempts.
     """
     dialect = dialect_of(conn)
-    failed = select(failed_jobs).where(chosen.where(failed_jobs), failed_jobs.c.id > after_id)
+    failed = select(failed_jobs).where(selection.where(failed_jobs), failed_jobs.c.id > after_id)
     rows = dialect.sql.lock(conn, failed.order_by(failed_jobs.c.id).limit(CARRIED_BATCH))
     if not rows:
         return [], []
@@ -258,9 +258,9 @@ def _history_with_the_last(row: Row[Any]) -> str:
     lines = records(row.errors)
     if len(row.errors or "") <= ERROR_BYTES:
         started_at = history.started_at(row.reserved_at, row.start_ms)
-        course = AttemptTimes(row.reserved_at, started_at, row.failed_at, row.reserved_by)
+        times = AttemptTimes(row.reserved_at, started_at, row.failed_at, row.reserved_by)
         error = ErrorText(row.exception or "", row.message or "")
-        lines.append(json.loads(error_record(row.attempts, row.reason, error, course)))
+        lines.append(json.loads(error_record(row.attempts, row.reason, error, times)))
     if len(row.errors or "") <= 2 * ERROR_BYTES:
         lines.append(json.loads(history.note(None, "put_back")))  # guard: operator-retry-is-recorded
     return json.dumps(lines, ensure_ascii=False)
@@ -296,14 +296,14 @@ def replay(
     Without ids it leaves out cancelled jobs. A replay under a limit waits in its line, as any new job.
     """
     ids: list[int] = []
-    for chosen in selections:
+    for selection in selections:
         for table, ended_at in ENDED_AT.items():
             query = (
                 select(table.c.id)
                 .where(
-                    chosen.where(table),
+                    selection.where(table),
                     table.c.flow_id.is_(None),  # guard: steps-are-not-replayed
-                    *([] if chosen.ids or table is failed_jobs else [table.c.outcome == "finished"]),
+                    *([] if selection.ids or table is failed_jobs else [table.c.outcome == "finished"]),
                     *([] if since is None else [ended_at >= since]),
                     *([] if until is None else [ended_at < until]),
                 )

@@ -18,11 +18,11 @@ from sqlq.store.jobs.rows import ENDED_AT, TABLES
 from sqlq.store.limits.wakes import wake_lines
 
 
-def forget(conn: Connection, chosen: Selection, source: Table = failed_jobs) -> Sequence[Any]:
+def forget(conn: Connection, selection: Selection, source: Table = failed_jobs) -> Sequence[Any]:
     """Delete a batch of failed or finished jobs for good and return their rows, at most 1,000. A finished
     step stays while another step may take its result."""
     dialect = dialect_of(conn)
-    ids = select(source.c.id).where(chosen.where(source)).order_by(source.c.id)
+    ids = select(source.c.id).where(selection.where(source)).order_by(source.c.id)
     if source is finished_jobs:
         ids = ids.where(_is_free(source))  # guard: needed-results-are-not-deleted
     returning = (source.c.id, *(source.c[name] for name in names_of("waited")))
@@ -68,14 +68,14 @@ def prune_expired(conn: Connection, *, limit: int, later_ms: int = 0) -> int:
     return pruned
 
 
-def _delete(conn: Connection, source: Table, most: int, *where: Condition, order_by: Column[Any]) -> int:
-    """Delete at most `most` of the chosen rows, and return the number. A locked one is left to the next run,
+def _delete(conn: Connection, source: Table, limit: int, *where: Condition, order_by: Column[Any]) -> int:
+    """Delete at most `limit` of the chosen rows, and return the number. A locked one is left to the next run,
     and one that the database refuses to delete to a later one."""
     dialect = dialect_of(conn)
-    chosen = select(source.c.id, source.c.flow_id).where(*where, source.c.id.not_in(REFUSED))
+    query = select(source.c.id, source.c.flow_id).where(*where, source.c.id.not_in(REFUSED))
     # guard: what-is-asked-for-is-kept
-    chosen = chosen.where(_is_free(source))
-    rows = dialect.sql.lock(conn, chosen.order_by(order_by).limit(most), lately(conn, OLD))
+    query = query.where(_is_free(source))
+    rows = dialect.sql.lock(conn, query.order_by(order_by).limit(limit), lately(conn, OLD))
 
     def delete(some: Sequence[Any]) -> None:
         dialect.sql.delete(conn, source.c.id, sorted(row.id for row in some))

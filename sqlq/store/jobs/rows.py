@@ -95,7 +95,7 @@ TIMES = {name for name, kind in _TYPES.items() if kind is Moment}
 FIELDS = {name: _ELSEWHERE.get(name, name) for name in _TYPES}
 """The name of each in `NewJob`."""
 _COMMON = ("queue", "task", "max_attempts")
-_SAYABLE = (*_OPTIONS, *_COMPUTED)
+_SETTABLE = (*_OPTIONS, *_COMPUTED)
 
 
 def fields(names: Iterable[str]) -> Callable[[NewJob], Any]:
@@ -103,11 +103,11 @@ def fields(names: Iterable[str]) -> Callable[[NewJob], Any]:
     return attrgetter(*(FIELDS[name] for name in names))
 
 
-option_values = fields(_SAYABLE)
+option_values = fields(_SETTABLE)
 """Returns the values of a job's options."""
-texts_of = fields(("payload", *_SAYABLE))
+texts_of = fields(("payload", *_SETTABLE))
 """Returns a job's texts, and other values."""
-_all_but_payload = fields((*_COMMON, *_SAYABLE))
+_all_but_payload = fields((*_COMMON, *_SETTABLE))
 NO_OPTIONS = option_values(NewJob("", "", "", 1))
 """The values of a job without options."""
 
@@ -117,58 +117,58 @@ def slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
         yield items[start : start + size]
 
 
-def said_by(job: NewJob) -> tuple[str, ...]:
+def options_of(job: NewJob) -> tuple[str, ...]:
     """Return the options that a job has."""
-    pairs = zip(_SAYABLE, option_values(job), NO_OPTIONS, strict=True)
+    pairs = zip(_SETTABLE, option_values(job), NO_OPTIONS, strict=True)
     return tuple(name for name, value, default in pairs if value != default)
 
 
-def said_by_any(new: Sequence[NewJob]) -> tuple[str, ...]:
+def options_of_any(new: Sequence[NewJob]) -> tuple[str, ...]:
     """Return the options that at least one of these jobs has."""
-    said = {name for job in new for name in said_by(job)}
-    return tuple(name for name in _SAYABLE if name in said)
+    options = {name for job in new for name in options_of(job)}
+    return tuple(name for name in _SETTABLE if name in options)
 
 
-def parameters_of(said: Sequence[str]) -> tuple[str, ...]:
+def parameters_of(options: Sequence[str]) -> tuple[str, ...]:
     """Return the parameters of an insert of jobs that have these options."""
-    return (*_ALWAYS, *said)
+    return (*_ALWAYS, *options)
 
 
-def row_of(job: NewJob, said: Sequence[str]) -> dict[str, Any]:
+def row_of(job: NewJob, options: Sequence[str]) -> dict[str, Any]:
     """Return the parameters of one job."""
-    return {name: getattr(job, FIELDS[name]) for name in parameters_of(said)}
+    return {name: getattr(job, FIELDS[name]) for name in parameters_of(options)}
 
 
-def is_delayed(said: Sequence[str]) -> bool:
+def is_delayed(options: Sequence[str]) -> bool:
     """Whether jobs that have these options may be due later."""
-    return not DUE.keys().isdisjoint(said)
+    return not DUE.keys().isdisjoint(options)
 
 
 Value: TypeAlias = Callable[[str], Expression]
 """Returns the expression of an option."""
 
 
-def due(said: Collection[str], value: Value) -> Expression:
+def due(options: Collection[str], value: Value) -> Expression:
     """Return the time when jobs are due."""
-    at = after(value("delay_ms")) if "delay_ms" in said else now()
-    return func.coalesce(value("moment"), at) if "moment" in said else at
+    at = after(value("delay_ms")) if "delay_ms" in options else now()
+    return func.coalesce(value("moment"), at) if "moment" in options else at
 
 
 def _parameter(name: str) -> Expression:
     return bindparam(name, type_=_TYPES[name])
 
 
-def computed(said: Sequence[str], value: Value = _parameter) -> Mapping[str, Any]:
+def computed(options: Sequence[str], value: Value = _parameter) -> Mapping[str, Any]:
     """Return the computed columns of jobs that have these options. A job under a limit is blocked until it
     is admitted."""
-    at = due(said, value)
-    times: dict[str, Expression] = {"available_at": at} if is_delayed(said) else {}
-    ends = [value("start_by")] if "start_by" in said else []
-    if "start_within_ms" in said:
+    at = due(options, value)
+    times: dict[str, Expression] = {"available_at": at} if is_delayed(options) else {}
+    ends = [value("start_by")] if "start_by" in options else []
+    if "start_within_ms" in options:
         ends.append(time_after(at, value("start_within_ms")))
     if ends:
         times["start_by"] = func.coalesce(*ends) if len(ends) > 1 else ends[0]
-    if "limit" in said:
+    if "limit" in options:
         times |= {"limit_key": value("limit"), **in_line(value("limit").is_not(None), at)}
     return times
 
@@ -190,41 +190,43 @@ def insert_of_many(dialect: Dialect, new: Sequence[NewJob]) -> tuple[Any, dict[s
         len(set(map(_all_but_payload, new))) == 1
         and (texts := dialect.sql.joined([job.payload for job in new])) is not None
     ):
-        said = said_by(first)
-        return _insert_alike(dialect, said), {**row_of(first, said), "texts": texts}
-    said = said_by_any(new)
-    values = fields(parameters_of(said))
+        options = options_of(first)
+        return _insert_alike(dialect, options), {**row_of(first, options), "texts": texts}
+    options = options_of_any(new)
+    values = fields(parameters_of(options))
     rows = [(i, *values(job)) for i, job in enumerate(new)]
-    return _insert_many(dialect, said), dialect.sql.batch_parameters(_batch(said), rows)
+    return _insert_many(dialect, options), dialect.sql.batch_parameters(_batch(options), rows)
 
 
 @cache
-def _batch(said: tuple[str, ...]) -> Batch:
-    return Batch(n=Integer, **{name: _TYPES[name] for name in parameters_of(said)})
+def _batch(options: tuple[str, ...]) -> Batch:
+    return Batch(n=Integer, **{name: _TYPES[name] for name in parameters_of(options)})
 
 
 @cache
-def _insert_alike(dialect: Dialect, said: tuple[str, ...]) -> Any:
+def _insert_alike(dialect: Dialect, options: tuple[str, ...]) -> Any:
     """Insert jobs that differ only in their payloads, as in most batches. It sends the common values once,
     and the payloads as one text. A statement with a parameter for each value of each row costs several times
     as much."""
     texts = dialect.sql.texts()
     common = {
-        name: bindparam(name, type_=jobs.c[name].type) for name in (*_COMMON, *said) if name not in _COMPUTED
+        name: bindparam(name, type_=jobs.c[name].type)
+        for name in (*_COMMON, *options)
+        if name not in _COMPUTED
     }
-    columns: dict[str, Any] = {**common, "payload": texts.c.value, **computed(said)}
-    return _insert_all(columns, texts.c.place, said)
+    columns: dict[str, Any] = {**common, "payload": texts.c.value, **computed(options)}
+    return _insert_all(columns, texts.c.place, options)
 
 
 @cache
-def _insert_many(dialect: Dialect, said: tuple[str, ...]) -> Any:
-    rows = dialect.sql.batch_table(_batch(said))
-    columns: dict[str, Any] = {name: rows.c[name] for name in parameters_of(said) if name not in _COMPUTED}
-    columns |= computed(said, lambda name: rows.c[name])
-    return _insert_all(columns, rows.c.n, said)
+def _insert_many(dialect: Dialect, options: tuple[str, ...]) -> Any:
+    rows = dialect.sql.batch_table(_batch(options))
+    columns: dict[str, Any] = {name: rows.c[name] for name in parameters_of(options) if name not in _COMPUTED}
+    columns |= computed(options, lambda name: rows.c[name])
+    return _insert_all(columns, rows.c.n, options)
 
 
-def _insert_all(columns: dict[str, Any], place: Expression, said: Sequence[str]) -> Any:
-    state = NEW_OR_BLOCKED if "limit" in said else NEW_STATE
+def _insert_all(columns: dict[str, Any], position: Expression, options: Sequence[str]) -> Any:
+    state = NEW_OR_BLOCKED if "limit" in options else NEW_STATE
     returned = (jobs.c.id, state) if "available_at" in columns else (jobs.c.id,)
-    return insert_returning(jobs, columns, *returned, order_by=place)
+    return insert_returning(jobs, columns, *returned, order_by=position)

@@ -153,8 +153,8 @@ def settle(conn: Connection, settlements: Sequence[Settlement]) -> set[Right]:
     """Write the outcomes of attempts, and return the rights that their owner still had.
 
     Each row is fenced by itself. A right that is not returned is locked by another transaction or lost;
-    `lease.fates` finds out which. Settlements with a follow-up belong in one transaction: otherwise a crash
-    between two statements loses the follow-up.
+    `lease.states_of` finds out which. Settlements with a follow-up belong in one transaction: otherwise a
+    crash between two statements loses the follow-up.
     """
     batches: dict[Batch, list[Row]] = defaultdict(list)
     for s in sorted(settlements, key=itemgetter(0)):
@@ -217,12 +217,12 @@ def _reason_of_request(conn: Connection, id: int) -> str | None:
 _OF_OPERATORS = ("cancel_requested", "put_back")  # a retry ends an earlier request
 
 
-def errors_and(record: Any, most: int = ERROR_BYTES) -> Any:
+def errors_and(record: Any, limit: int = ERROR_BYTES) -> Any:
     """The history with one more record, as a JSON array in text; a full history keeps its oldest records."""
     length = func.length(jobs.c.errors)
     earlier = func.substr(jobs.c.errors, 1, length - 1).concat(", ")
     begins = case((jobs.c.errors.is_(None), "["), else_=earlier)
-    return case((length > most, jobs.c.errors), else_=begins.concat(record).concat("]"))
+    return case((length > limit, jobs.c.errors), else_=begins.concat(record).concat("]"))
 
 
 def _retried(mine: CTE) -> Values:
@@ -309,7 +309,7 @@ def rescue(conn: Connection, *, limit: int = 500) -> list[Rescued]:
 
 def lose(
     conn: Connection,
-    wanted: Iterable[Right],
+    claims: Iterable[Right],
     why: str,
     *,
     late: Collection[Right] = (),
@@ -324,11 +324,11 @@ def lose(
         revoked = change_held(conn, HOLD, some, _raised, returning=_REVOKED)
         taken.extend(_lose(conn, revoked, why, {id for id, _ in late}))
 
-    apart(sorted(wanted), take, noted(conn, LOST), dialect_of(conn), within=conn)
+    apart(sorted(claims), take, noted(conn, LOST), dialect_of(conn), within=conn)
     return taken
 
 
-def give_back(conn: Connection, wanted: Iterable[Right]) -> set[Right]:
+def give_back(conn: Connection, claims: Iterable[Right]) -> set[Right]:
     """Release, for their owner, jobs that it never started; return the rights that it still had. A row that
     another transaction has locked is skipped."""
     dialect, done = dialect_of(conn), set[Right]()
@@ -337,13 +337,13 @@ def give_back(conn: Connection, wanted: Iterable[Right]) -> set[Right]:
     def release(some: Sequence[Right]) -> None:
         settlements = []
         for row in dialect.sql.lock(conn, _unbegun(dialect), dialect.sql.batch_parameters(HOLD, some)):
-            job, course = ClaimedJob._make(row[: len(CLAIMED)]), _course_of_lost(row)
+            job, course = ClaimedJob._make(row[: len(CLAIMED)]), _times_of_lost(row)
             # guard: what-never-began-keeps-its-key
             trusted = as_trusted(job, encryption)
             settlements.append(settlement(trusted, given_back(job), course, encryption=encryption))
         done.update(settle(conn, settlements))
 
-    apart(sorted(wanted), release, noted(conn, LOST), dialect, within=conn)
+    apart(sorted(claims), release, noted(conn, LOST), dialect, within=conn)
     return done
 
 
@@ -365,7 +365,7 @@ def _lose(conn: Connection, revoked: Sequence[Any], why: str, late: Collection[i
             over.append((row, Failed(reason, error)))
         else:
             wait_ms = wait_after_loss_ms(row.losses) or None  # it may never have started
-            record = error_record(row.attempts, reason, error, _course_of_lost(row))
+            record = error_record(row.attempts, reason, error, _times_of_lost(row))
             again.append((row.id, row.lease_token, wait_ms, None, record))
         known = (row.id, row.task, row.queue, row.attempts, row.reserved_by, failed)
         taken.append(Rescued(*known, row, reason))
@@ -378,7 +378,7 @@ def _lose(conn: Connection, revoked: Sequence[Any], why: str, late: Collection[i
     return taken
 
 
-def _course_of_lost(row: Any) -> AttemptTimes:
+def _times_of_lost(row: Any) -> AttemptTimes:
     return AttemptTimes(row.reserved_at, worker=row.reserved_by)
 
 
@@ -392,8 +392,8 @@ def _follow_ups(conn: Connection, over: Sequence[tuple[Any, Outcome]]) -> list[N
     encryption, forged = encryption_of(conn), set[int]()
     if encryption is not None and (followed := [row.id for row, _ in over if row.on_failure is not None]):
         columns = (jobs.c.id, jobs.c.task, jobs.c.queue, jobs.c.payload)
-        found = conn.execute(select(*columns).where(jobs.c.id.in_(followed)))
-        forged = {id for id, *row in found if not encryption.opens(*row)}  # guard: the-lost-are-trusted
+        rows = conn.execute(select(*columns).where(jobs.c.id.in_(followed)))
+        forged = {id for id, *row in rows if not encryption.opens(*row)}  # guard: the-lost-are-trusted
     return [None if row.id in forged else follow_up(row, outcome, encryption) for row, outcome in over]
 
 

@@ -48,15 +48,15 @@ class KnownQueues:
         latest claims stay known."""
         if self.after is None:
             return
-        moment, seen = time.monotonic(), {queue: place for queue, _, place in rows}
-        window = {place: name for name, place in seen.items() if place is not None}
+        now, seen = time.monotonic(), {queue: position for queue, _, position in rows}
+        window = {position: name for name, position in seen.items() if position is not None}
         # guard: looks-reach-every-queue
         self.after = window[len(window)] if len(window) == LARGEST_WINDOW else ""
-        known = dict.fromkeys(seen, -math.inf) | self._claimed_at | dict.fromkeys(claimed, moment)
+        known = dict.fromkeys(seen, -math.inf) | self._claimed_at | dict.fromkeys(claimed, now)
         known = {
             name: at
             for name, at in known.items()
-            if isinstance(name, str) and (name in seen or at > moment - KEPT_SECONDS)  # SQLite lets in bytes
+            if isinstance(name, str) and (name in seen or at > now - KEPT_SECONDS)  # SQLite lets in bytes
         }
         # guard: known-queues-are-bounded
         latest = sorted(known.items(), key=lambda item: item[1], reverse=True)[:LARGEST_WINDOW]
@@ -72,7 +72,7 @@ def due_in(database: Database, queues: KnownQueues, claimed: Iterable[str] = ())
     SQLite.
     """
     sql = database.dialect.sql
-    rows = database.run_raw(lambda ask: sql.due_in(ask, queues.names, queues.after), reads=True)
+    rows = database.run_raw(lambda execute: sql.due_in(execute, queues.names, queues.after), reads=True)
     return _noted(queues, rows, claimed)
 
 
@@ -112,9 +112,9 @@ def look(
     """Run the poll that a host repeats about once a second, on a connection that may LISTEN (PostgreSQL).
     With `maintenance` it also finds out whether the maintenance services have work."""
     driver, dialect = conn.connection.dbapi_connection, database.dialect
-    asked = (channel(database.schema), hosts_within_ms, maintenance, list(workers))
-    ask = database.naming()(partial(dialect.driver.run, driver))
-    rows = dialect.sql.look(ask, LookRequest(queues.names, queues.after, *asked))
+    options = (channel(database.schema), hosts_within_ms, maintenance, list(workers))
+    execute = database.naming()(partial(dialect.driver.run, driver))
+    rows = dialect.sql.look(execute, LookRequest(queues.names, queues.after, *options))
     *due, (_, tick_ms, _, listens, hosts, expired, limited, *wanted) = sorted(
         rows, key=lambda row: row[0] is None
     )

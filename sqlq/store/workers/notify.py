@@ -35,8 +35,10 @@ def notifying_statement(
 ) -> tuple[str, dict[str, Any]]:
     """Return a statement that is a transaction by itself and notifies idle workers at its commit
     (PostgreSQL)."""
-    told = f"WITH done AS ({statement}) SELECT done.*, pg_catalog.pg_notify(%(channel)s, '') FROM done"
-    return told, {**parameters, "channel": channel(schema)}
+    with_notification = (
+        f"WITH done AS ({statement}) SELECT done.*, pg_catalog.pg_notify(%(channel)s, '') FROM done"
+    )
+    return with_notification, {**parameters, "channel": channel(schema)}
 
 
 def wake_others(conn: Connection) -> None:
@@ -52,11 +54,11 @@ def listen(conn: Connection) -> None:
 
 def listens(conn: Connection) -> bool:
     """Whether the session that answers now is the one that LISTENs; also a sign of life (PostgreSQL)."""
-    found = conn.execute(
+    row = conn.execute(
         text(in_catalog("SELECT :channel = ANY (SELECT pg_listening_channels())")),
         {"channel": _channel_of(conn)},
     )
-    return bool(found.scalar_one())
+    return bool(row.scalar_one())
 
 
 def channel(schema: str | None) -> str:

@@ -58,14 +58,14 @@ def stand_in(
     is requested. Each process makes a new worker id, and none is used twice, so the id suffices as a fence.
     """
     dialect = dialect_of(conn)
-    given = {"owners": sorted(owners)}
+    parameters = {"owners": sorted(owners)}
     renewed: dict[str, dict[Right, bool]] = {owner: {} for owner in owners}
-    rows = dialect.sql.change(conn, _RENEW, {**given, "lease_ms": lease_ms})
+    rows = dialect.sql.change(conn, _RENEW, {**parameters, "lease_ms": lease_ms})
     for owner, id, token, cancel_requested_at in rows:
         renewed[owner][id, token] = cancel_requested_at is not None
-    entered = {row.id for row in dialect.sql.change(conn, _SEEN, given)}
+    entered = {row.id for row in dialect.sql.change(conn, _SEEN, parameters)}
     if len(entered) < len(owners):  # the rows of the others are deleted or locked
-        entered |= set(conn.scalars(_entered, given))
+        entered |= set(conn.scalars(_entered, parameters))
     return entered, renewed
 
 
@@ -189,13 +189,13 @@ def wanted(requests: str | None, all_paused: bool, pause_ms: float | None) -> Wa
 
 def read(conn: Connection, id: str) -> Wanted:
     """Return the requests to one worker, and to all."""
-    asked = conn.execute(_ASKED, {"id": id}).one_or_none()
+    row = conn.execute(_REQUEST, {"id": id}).one_or_none()
     paused, ends_ms = pauses.read(conn)
-    requests = () if asked is None else (Request(*asked),)
+    requests = () if row is None else (Request(*row),)
     return Wanted(requests, paused.all is not None, ends_ms)
 
 
-_ASKED = select(
+_REQUEST = select(
     workers.c.id,
     workers.c.asked,
     type_coerce(workers.c.asked_at, BigInteger),
@@ -210,8 +210,8 @@ def ask(conn: Connection, ids: Collection[str], word: str) -> set[str]:
 
 def _write(conn: Connection, ids: Collection[str], *, waits: bool = True, **values: Any) -> set[str]:
     # in one order, so that two operators cannot deadlock
-    chosen = select(workers.c.id).where(workers.c.id.in_(ids)).order_by(workers.c.id)
-    writing = Change(chosen, values, returning=(workers.c.id,), waits=waits)
+    query = select(workers.c.id).where(workers.c.id.in_(ids)).order_by(workers.c.id)
+    writing = Change(query, values, returning=(workers.c.id,), waits=waits)
     return {row.id for row in dialect_of(conn).sql.change(conn, writing)}
 
 

@@ -180,7 +180,7 @@ def _grow(conn: Connection, attempt: Attempt, growth: Growth) -> None:
 
 
 def _not_saved(conn: Connection, attempt: Attempt) -> Exception:
-    if not leases.is_held(conn, attempt.right):
+    if not leases.is_valid(conn, attempt.right):
         return _lost(attempt)
     return ExecutionError(
         f"the transaction of an earlier checkpoint of job {attempt.id} was rolled back, so that this one "

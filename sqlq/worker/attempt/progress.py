@@ -77,8 +77,8 @@ class ProgressWriter(Pace):
         if not missing:
             return set()
         with self._database.read() as conn:
-            fates = lease.fates(conn, missing)
-        return {right for right in missing if fates[right] is lease.Fate.HELD}
+            fates = lease.states_of(conn, missing)
+        return {right for right in missing if fates[right] is lease.LeaseState.HELD}
 
     def _write_new(self, jobs: Sequence[Attempt]) -> None:
         running = [job for job in jobs if _has_news(job) and not (job.ended or job.completed)]

@@ -234,10 +234,10 @@ class Leases(Loop):
         by another transaction, and so not known."""
         completed = {right for right in missing if held[right].completed}
         with self._database.read() as conn:
-            fates = lease.fates(conn, missing, completed=completed)
-            lost = [right for right, fate in fates.items() if fate is lease.Fate.LOST]
+            fates = lease.states_of(conn, missing, completed=completed)
+            lost = [right for right, fate in fates.items() if fate is lease.LeaseState.LOST]
         for right, fate in fates.items():
-            if fate is lease.Fate.SETTLED and right in held:
+            if fate is lease.LeaseState.SETTLED and right in held:
                 held[right].completed = True  # its row may be pruned while the handler goes on
         for right in lost:
             job = held[right]

@@ -234,11 +234,11 @@ class Settler(Loop):
 
     def _fates(
         self, wanted: Collection[Right], *, completed: Collection[Right] = ()
-    ) -> dict[Right, lease.Fate]:
+    ) -> dict[Right, lease.LeaseState]:
         if not wanted:
             return {}
         with self._database.read() as conn:
-            return lease.fates(conn, wanted, completed=completed)
+            return lease.states_of(conn, wanted, completed=completed)
 
     def _settle(self, settlements: list[Settlement]) -> set[Right]:
         """Write settlements and return the rights that were still good.
@@ -259,7 +259,7 @@ class Settler(Loop):
         if not completed:
             return
         fates = self._fates(completed, completed=completed)
-        settled = {right for right, fate in fates.items() if fate is lease.Fate.SETTLED}
+        settled = {right for right, fate in fates.items() if fate is lease.LeaseState.SETTLED}
         for right, (job, outcome) in completed.items():
             assert isinstance(outcome, SelfCompleted)
             # guard: completion-is-verified-by-token
@@ -274,15 +274,15 @@ class Settler(Loop):
     def _resolve(self, some: Sequence[Right], done: set[Right]) -> None:
         """Take settled and lost jobs of `some` out of the pending ones."""
         fates = self._fates([right for right in some if right not in done])
-        self._end([right for right in some if fates.get(right) is not lease.Fate.HELD], fates)
+        self._end([right for right in some if fates.get(right) is not lease.LeaseState.HELD], fates)
 
-    def _end(self, ended: Collection[Right], fates: Mapping[Right, lease.Fate]) -> None:
+    def _end(self, ended: Collection[Right], fates: Mapping[Right, lease.LeaseState]) -> None:
         items: list[Item] = []
         try:
             for right in ended:
                 job, outcome = item = self._pending.pop(right)
                 items.append(item)
-                if fates.get(right) is lease.Fate.LOST:  # guard: lost-lease-is-not-settled
+                if fates.get(right) is lease.LeaseState.LOST:  # guard: lost-lease-is-not-settled
                     self.counts.lost += 1
                     self._reporter.lost(job, "another owner has it")
                 else:

@@ -87,10 +87,12 @@ class Deaths:
             back = settle.give_back(conn, set(rights) - started)
             taken = settle.lose(conn, started, why, late=dead.late) if started else []
             done = {id for id, _ in back} | {job.id for job in taken}
-            states = lease.fates(conn, [right for right in rights if right[0] not in done])
+            states = lease.states_of(conn, [right for right in rights if right[0] not in done])
             refused = lately(conn, settle.LOST)["refused"]
             # guard: refused-settle-is-left-to-the-rescue
-            locked = [r for r, state in states.items() if state is lease.Fate.HELD and r[0] not in refused]
+            locked = [
+                r for r, state in states.items() if state is lease.LeaseState.HELD and r[0] not in refused
+            ]
             if not locked and not lease.owned(conn, worker):
                 workers.leave(conn, worker)
             if done:

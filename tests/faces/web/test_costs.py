@@ -67,9 +67,9 @@ def crowded(app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> s
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
         conn.exec_driver_sql(FILL.replace("%", "%%"))
         conn.exec_driver_sql("VACUUM ANALYZE")
-    monkeypatch.setattr(health, "MOST", 500)
-    monkeypatch.setattr(health, "ROWS", 5_000)
-    monkeypatch.setattr(health, "LOOKED_AT", 100)
+    monkeypatch.setattr(health, "COUNT_LIMIT", 500)
+    monkeypatch.setattr(health, "ROW_LIMIT", 5_000)
+    monkeypatch.setattr(health, "SAMPLE_JOBS", 100)
     monkeypatch.setattr(pages, "SEARCHED", 1_000)
     return app
 
