@@ -60,10 +60,10 @@ class Queues(Facet):
         rows += [
             QueueStatus(name, 0, 0, 0, 0, 0, None, paused=name in pauses, served=False) for name in empty
         ]
-        found = [replace(each, served=everything or each.queue in named) for each in rows]
-        found.sort(key=lambda s: (s.queue not in first, s.queue))
-        statuses = QueueStatuses(sorted(found[:QUEUE_LIMIT], key=lambda s: s.queue))
-        statuses.others = others + len(found) - len(statuses)
+        rows = [replace(row, served=everything or row.queue in named) for row in rows]
+        rows.sort(key=lambda row: (row.queue not in first, row.queue))
+        statuses = QueueStatuses(sorted(rows[:QUEUE_LIMIT], key=lambda row: row.queue))
+        statuses.others = others + len(rows) - len(statuses)
         return statuses
 
     def _vitals(self) -> tuple[dict[str, int], Burden]:

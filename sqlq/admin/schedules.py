@@ -220,8 +220,8 @@ def _details(
     left = None if plan is None or plan.repeats is None else max(0, plan.repeats - row.ticks)
     upcoming: tuple[datetime, ...] = ()
     if plan is not None and row.paused_at is None and row.retired_at is None:
-        most = UPCOMING if left is None else min(left, UPCOMING)
-        upcoming = tuple(islice(plan.moments(max(row.last_at, row.moment)), most))
+        number = UPCOMING if left is None else min(left, UPCOMING)
+        upcoming = tuple(islice(plan.moments(max(row.last_at, row.moment)), number))
     if row.retired_at is not None:
         state = "retired"
     elif row.paused_at is not None:
@@ -256,13 +256,10 @@ def tick_all(database: Database, *, at: datetime, since: datetime | None = None)
     """
     if since is not None:
         database.run(partial(schedules.begin_at, here=since))
-    done = schedules.tick(database, at=at)
-    jobs, errors = [*done.jobs], done.errors
-    while done.seen:
-        done = schedules.tick(database, at=at)
+    jobs = []
+    while (done := schedules.tick(database, at=at)).seen:
         jobs += done.jobs
-        errors |= done.errors
-    for name, error in errors.items():
-        raise SqlqError(f"the schedule {name!r} could not be ticked: {error}")
+        for name, error in done.errors.items():
+            raise SqlqError(f"the schedule {name!r} could not be ticked: {error}")
     jobs.sort(key=lambda pair: (pair[0].scheduled_for, pair[1].id))
     return [job for _, job in jobs]

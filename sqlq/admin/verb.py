@@ -1,9 +1,9 @@
-"""A verb of operators: its options, its answer, and the selection of its jobs."""
+"""A verb of operators: its options, its answer, and the jobs that it is for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -81,7 +81,7 @@ class Verb:
     words: str
     """Those of its command."""
     do: Callable[..., Outcome]
-    chosen_by: tuple[Option, ...] = ()
+    selectors: tuple[Option, ...] = ()
     """The options that choose the subjects."""
     options: tuple[Option, ...] = ()
     role: Literal["operator", "admin"] = "operator"
@@ -111,7 +111,7 @@ class Verb:
     @property
     def subjects(self) -> str:
         """The argument of its command: in brackets where options may choose in its place."""
-        return "IDS..." if not self.group and not self.chosen_by else SUBJECTS[self.group]
+        return "IDS..." if not self.group and not self.selectors else SUBJECTS[self.group]
 
     @property
     def is_of_jobs(self) -> bool:
@@ -137,18 +137,11 @@ class Verb:
         return f"it is {job.state}: {self.words} is for {', '.join(self.states)} jobs"
 
 
-@dataclass(frozen=True, slots=True)
-class JobSelection:
-    """The jobs that a command line, a form or a filter chooses: by ids and by the options of
-    `app.jobs.list`, which must all fit."""
-
-    ids: tuple[int, ...] = ()
-    search: Mapping[str, Any] = field(default_factory=dict)
-
-    def states(self, app: Any, states: Iterable[str], limit: int, **how: Any) -> dict[int, str]:
-        """Return the ids of at most `limit` jobs in these states, each with its state."""
-        found: dict[int, str] = {}
-        for state in states:
-            ids = app.jobs._ids(state=state, limit=limit, ids=self.ids, **self.search, **how)
-            found |= dict.fromkeys(ids[: limit - len(found)], state)
-        return found
+def states_of(app: Any, states: Iterable[str], limit: int, **search: Any) -> dict[int, str]:
+    """Return the ids of at most `limit` jobs in these states, each with its state. They fit a search, as of
+    `app.jobs.list`."""
+    jobs: dict[int, str] = {}
+    for state in states:
+        ids = app.jobs._ids(state=state, limit=limit, **search)
+        jobs |= dict.fromkeys(ids[: limit - len(jobs)], state)
+    return jobs

@@ -95,7 +95,7 @@ def on_jobs(
 
 @verb(
     "retry",
-    chosen_by=(
+    selectors=(
         *ONES,
         ERROR,
         Option("flow", "Failed steps of this flow, which then continues.", "number", metavar="ID"),
@@ -124,7 +124,7 @@ def retry(app: Any, ids: Sequence[int], *, flow: int | None = None, **options: A
 
 @verb(
     "cancel",
-    chosen_by=(
+    selectors=(
         *ONES,
         Option("flow", "Steps of this flow that have not ended.", "number", metavar="ID"),
         Option("all", "All jobs that have not ended; asks for confirmation.", "flag"),
@@ -150,8 +150,7 @@ def cancel(app: Any, ids: Sequence[int], *, flow: int | None = None, **options: 
     if flow is None:
         effects = app.jobs.cancel(ids, **options)
     else:
-        named = {name: options[name] for name in ("force", "reason") if name in options}
-        effects = app.flows.cancel(flow, **named)
+        effects = app.flows.cancel(flow, force=options.get("force", False), reason=options.get("reason"))
     by_effect: dict[str, list[int]] = {
         effect.replace(" ", "_"): sorted(id for id, of_job in effects.items() if of_job == effect)
         for effect in ("cancelled", "requested", "ended", "unknown", "passed over", "locked")
@@ -169,7 +168,7 @@ def cancel(app: Any, ids: Sequence[int], *, flow: int | None = None, **options: 
 
 @verb(
     "reschedule",
-    chosen_by=(*ONES, Option("all", "All waiting jobs.", "flag")),
+    selectors=(*ONES, Option("all", "All waiting jobs.", "flag")),
     options=(Option("available_at", "New due time.", "time"), DELAY),
     states=WAITING,
     button="Run now",
@@ -216,7 +215,7 @@ _NOT_CHANGED = {
 
 @verb(
     "delete",
-    chosen_by=(*ONES, ERROR, ALL_FAILED),
+    selectors=(*ONES, ERROR, ALL_FAILED),
     role="admin",
     states=("failed",),
     button="Delete…",
@@ -236,7 +235,7 @@ def delete(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
 
 @verb(
     "replay",
-    chosen_by=(
+    selectors=(
         *ONES,
         Option("since", "Jobs that ended at this time or later; or an age, as in 2h.", "age"),
         Option("until", "Jobs that ended before this time; or an age.", "age"),
@@ -283,7 +282,7 @@ def skip(app: Any, ids: Sequence[int]) -> Outcome:
 
 @verb(
     "queues pause",
-    chosen_by=(Option("all", "All queues, future ones included.", "flag"),),
+    selectors=(Option("all", "All queues, future ones included.", "flag"),),
     options=(LASTING,),
     states=("open",),
     button="Pause",
@@ -306,7 +305,7 @@ def pause_queues(
 
 @verb(
     "queues resume",
-    chosen_by=(Option("all", "End a pause of all queues.", "flag"),),
+    selectors=(Option("all", "End a pause of all queues.", "flag"),),
     states=("paused",),
     button="Resume",
 )
@@ -340,7 +339,7 @@ def _switched(
 
 @verb(
     "workers pause",
-    chosen_by=(ALL_WORKERS,),
+    selectors=(ALL_WORKERS,),
     states=("starting", "idle", "busy", "stopping", "stuck"),
     button="Pause",
 )
@@ -353,7 +352,7 @@ def pause_workers(app: Any, names: Sequence[str], **options: Any) -> Outcome:
     return _requested("pause", "paused", app.workers.pause(*names, **options))
 
 
-@verb("workers resume", chosen_by=(ALL_WORKERS,), states=("paused",), button="Resume")
+@verb("workers resume", selectors=(ALL_WORKERS,), states=("paused",), button="Resume")
 def resume_workers(app: Any, names: Sequence[str], **options: Any) -> Outcome:
     """Have paused workers claim again, within 2 seconds."""
     return _requested("resume", "resumed", app.workers.resume(*names, **options))
@@ -361,7 +360,7 @@ def resume_workers(app: Any, names: Sequence[str], **options: Any) -> Outcome:
 
 @verb(
     "workers restart",
-    chosen_by=(ALL_WORKERS,),
+    selectors=(ALL_WORKERS,),
     role="admin",
     button="Restart…",
     asks=True,
@@ -375,7 +374,7 @@ def restart_workers(app: Any, names: Sequence[str], **options: Any) -> Outcome:
     return _requested("restart", "restarted", app.workers.restart(*names, **options))
 
 
-@verb("workers stop", chosen_by=(ALL_WORKERS,), role="admin", button="Stop…", asks=True)
+@verb("workers stop", selectors=(ALL_WORKERS,), role="admin", button="Stop…", asks=True)
 def stop_workers(app: Any, names: Sequence[str], **options: Any) -> Outcome:
     """Have workers end when what they run has ended, however long that takes.
 

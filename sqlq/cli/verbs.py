@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from sqlq.admin.verb import JobSelection, Verb
+from sqlq.admin.verb import Verb, states_of
 from sqlq.admin.verbs import of
 from sqlq.cli.context import Context
 from sqlq.cli.options import confirm, json_flag, option_of, yes_option
@@ -39,7 +39,7 @@ def command_of(verb: Verb) -> click.Command:
         help=verb.help,
     )
     confirmed = [yes_option] if verb.confirms else []
-    for option in (*map(option_of, (*verb.chosen_by, *verb.options)), *confirmed, json_flag):
+    for option in (*map(option_of, (*verb.selectors, *verb.options)), *confirmed, json_flag):
         option(command)
     return command
 
@@ -48,9 +48,9 @@ def _run(
     verb: Verb, context: Context, /, subjects: Any, as_json: bool, yes: bool = False, **options: Any
 ) -> None:
     named = subjects if isinstance(subjects, tuple) else (subjects,)
-    names = {each.name for each in verb.chosen_by if options[each.name] not in (None, False)}
-    if verb.chosen_by and not subjects and not names:
-        choices = ", ".join(option.words for option in verb.chosen_by)
+    names = {each.name for each in verb.selectors if options[each.name] not in (None, False)}
+    if verb.selectors and not subjects and not names:
+        choices = ", ".join(option.words for option in verb.selectors)
         raise click.UsageError(f"name the {verb.group or 'jobs'}, or give {choices}")
     for name in names & {"flow", "error"}:
         if subjects or len(names) > 1:
@@ -62,7 +62,7 @@ def _run(
             raise ConfigurationError(f"no failed job has the error {error!r}: see {quoted('failed')}")
     if not yes and not subjects and not names.isdisjoint(verb.confirms):
         search = {name: options[name] for name in ("task", "queue", "batch")}
-        number = len(JobSelection(named, search).states(app, verb.states, COUNT_LIMIT))
+        number = len(states_of(app, verb.states, COUNT_LIMIT, ids=named, **search))
         if number:
             more = "at least " if number >= COUNT_LIMIT else ""
             noun = "failed job" if verb.states == ("failed",) else "job"

@@ -18,7 +18,7 @@ from sqlq.admin.doctor.doctor import examine
 from sqlq.admin.doctor.finding import Finding, Verdict
 from sqlq.admin.jobs import LOOKED_AT
 from sqlq.admin.storage import Storage, storage
-from sqlq.admin.verb import JobSelection, Option, Verb, whole
+from sqlq.admin.verb import Option, Verb, states_of, whole
 from sqlq.admin.verbs import VERBS
 from sqlq.admin.why import why
 from sqlq.app.app import App
@@ -291,7 +291,7 @@ def act(view: View) -> Response:
 def _options(verb: Verb) -> Mapping[str, Option]:
     """Return the options that a form may have. A filter has the fields of those that choose jobs."""
     others = (*FIELDS, "error", *(["all"] if verb.is_of_jobs else []))
-    options = (*verb.chosen_by, *verb.options)
+    options = (*verb.selectors, *verb.options)
     return {each.name: each for each in options if each.name not in others and each.kind != "time"}
 
 
@@ -305,14 +305,14 @@ def _jobs(view: View, verb: Verb) -> tuple[dict[int, str], int]:
     if form.get("matching") and not form.get("error"):
         search = search_of(view, fields_of(form))
         search.pop("state", None)
-        return JobSelection(search=search).states(app, states, ACTION_LIMIT, within=SEARCHED), 0
+        return states_of(app, states, ACTION_LIMIT, within=SEARCHED, **search), 0
     if form.get("error"):
         ids = app.jobs.failed_alike(form["error"])
     else:
         ids = [id for text in form.getlist("id") if (id := whole(text, "the id"))]
     if not ids:  # an empty selection would mean all
         return {}, 0
-    jobs = JobSelection(tuple(ids)).states(app, states, ACTION_LIMIT, within=SEARCHED)
+    jobs = states_of(app, states, ACTION_LIMIT, within=SEARCHED, ids=tuple(ids))
     return jobs, len(set(ids) - jobs.keys())
 
 

@@ -22,7 +22,7 @@ Jobs.touch = _touch  # type: ignore[attr-defined]
 
 @verb(
     "touch",
-    chosen_by=(QUEUE,),
+    selectors=(QUEUE,),
     options=(Option("by", "How much.", "duration", example="2h"),),
     states=WAITING,
     button="Touch",

@@ -253,7 +253,6 @@ def test_bad_input_is_one_sentence_and_changes_nothing(sqlq_: Command, app: sqlq
         (("cancel", "--force"), "name the jobs, or give --task, --queue, --batch, --flow, --all"),
         (("cancel", "--queue", ""), "--queue is ''"),
         (("cancel", "--task", "x" * 300), "--task has 300 characters"),
-        (("prune",), "say what to prune: --finished, --failed or both, each with an age such as 7d"),
         (("prune", "--finished", "7"), "--finished is '7': give a duration such as"),
         (("prune", "--finished", "0s", "--failed", "soon"), "--failed is 'soon': give a duration such as"),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from sqlq.admin.doctor.finding import Answers, Case, Check, check, ok, to_do
 from sqlq.admin.queues import QueueStatus
@@ -71,16 +72,16 @@ def queues(case: Case) -> Answers:
         names = (f"{queue.queue} ({_number_in([queue], ('available',), 'due', 'due')})" for queue in unserved)
         start = command(f"work -q {word(unserved[0].queue)}", needs_app=True)
         yield to_do(f"no worker serves {', '.join(names)}", f"start one with {start}, or without -q for all")
-    oldest = max(queues, key=_wait_seconds, default=None)
-    if oldest is None or oldest.oldest_wait_seconds is None:
+    waits = [(queue.oldest_wait_seconds, queue) for queue in queues if queue.oldest_wait_seconds is not None]
+    if not waits:
         return
-    seconds = _wait_seconds(oldest)
-    said = f"the job that has waited longest is in queue {oldest.queue}, due for {span(seconds)}"
+    seconds, oldest = max(waits, key=itemgetter(0))
+    message = f"the oldest waiting job is in queue {oldest.queue}, due for {span(seconds)}"
     if oldest.served and seconds * 1000 > LONG_MS:
-        more = "start more workers, or workers with more slots"
-        yield check(said, f"{more}; {command('workers')} shows what they are at")
+        remedy = "start more workers, or workers with more slots"
+        yield check(message, f"{remedy}; {command('workers')} shows their jobs")
     elif not unserved:
-        yield ok(said)
+        yield ok(message)
 
 
 def paused(case: Case) -> Answers:
@@ -145,10 +146,10 @@ def limits(case: Case) -> Answers:
         if job is None or job.state is not State.BLOCKED:
             continue
         first, *others, _ = why(case.database, job)  # the last one is its cancel
-        said = "; ".join(reason.text for reason in (first, *others))
-        said = f"a job has been in line for the key {key!r} since {written(due_at)}: {said}"
+        message = "; ".join(reason.text for reason in (first, *others))
+        message = f"a job has been in line for the key {key!r} since {written(due_at)}: {message}"
         remedy = first.words and command(first.words, needs_app=first.needs_app)
-        yield (to_do if first.needs_app else check)(said, remedy or command(f"why {id}"))
+        yield (to_do if first.needs_app else check)(message, remedy or command(f"why {id}"))
 
 
 def flows(case: Case) -> Answers:
@@ -181,10 +182,6 @@ CHECKS = (
     Check("flows", flows, "no flow is blocked by a failed step"),
     Check("failed", failed, "no job has failed for good"),
 )
-
-
-def _wait_seconds(queue: QueueStatus) -> float:
-    return queue.oldest_wait_seconds or 0.0
 
 
 def _number_in(queues: Sequence[QueueStatus], names: Sequence[str], one: str, many: str) -> str:

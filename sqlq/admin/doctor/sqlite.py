@@ -32,8 +32,8 @@ def file(case: Case) -> Answers:
     if file is None:
         yield check("could not look: SQLite names no file")
     elif _only_read(case):
-        said = f"{file} may only be read: jobs can be looked at here, and neither enqueued nor claimed"
-        yield check(said, "make the file and its directory writable, if that is not meant")
+        message = f"{file} may only be read: jobs can be looked at here, and neither enqueued nor claimed"
+        yield check(message, "make the file and its directory writable, if that is not meant")
     elif (kind := _kind(file)) in NETWORK_FILESYSTEMS:
         yield to_do(
             f"{file} is on a {kind} filesystem: its locks cannot be relied on, so that jobs can be lost or "
@@ -41,7 +41,7 @@ def file(case: Case) -> Answers:
             "move it to a local disk, or use PostgreSQL",
         )
     else:
-        yield ok(f"{file} is on a local filesystem, as far as can be told ({kind or 'unknown'})")
+        yield ok(f"{file} is on a local filesystem, as far as is known ({kind or 'unknown'})")
 
 
 def journal(case: Case) -> Answers:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from string import Template
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NoReturn
 
 import click
 
@@ -16,24 +16,16 @@ from sqlq.errors import ConfigurationError
 TEMPLATES: Final = Path(__file__).parent / "templates"
 
 
-class Kind(NamedTuple):
-    """A kind of project: the name of its App, the lines above its first task, and the folder of its
-    templates."""
-
-    app: str
-    head: str
-    prefix: str = ""
-    templates: str = "plain"
-
-
 KINDS: Final = {
-    "Django": Kind("app", "from sqlq.django import app", templates="django"),
-    "Flask": Kind(
-        "queue", "import sqlq\n\nqueue = sqlq.App()  # and in create_app: queue.use(engine=db.engine)"
-    ),
-    "FastAPI": Kind("queue", "import sqlq\n\nqueue = sqlq.App()", "async "),
-    "plain Python": Kind("app", "import sqlq\n\napp = sqlq.App()"),
+    "Django": {"app": "app", "head": "from sqlq.django import app"},
+    "Flask": {
+        "app": "queue",
+        "head": "import sqlq\n\nqueue = sqlq.App()  # and in create_app: queue.use(engine=db.engine)",
+    },
+    "FastAPI": {"app": "queue", "head": "import sqlq\n\nqueue = sqlq.App()", "prefix": "async "},
+    "plain Python": {"app": "app", "head": "import sqlq\n\napp = sqlq.App()"},
 }
+"""The kinds of projects, each with the name of its App, and the lines above its first task."""
 
 
 @click.command()
@@ -58,7 +50,10 @@ def init(yes: bool) -> None:
         click.echo(f"{where}:\n{lines}\n")
     if not yes:
         confirm("write this")
-    _write(files)
+    for file, text in files.items():
+        gap = "\n" if file.exists() else ""  # of pyproject.toml alone
+        with file.open("a" if gap else "x", encoding="utf-8") as out:
+            out.write(gap + text)
     click.echo(steps, nl=False)
 
 
@@ -104,7 +99,8 @@ def _recognised(folder: Path) -> str:
 
 
 def _plan(folder: Path, kind: str) -> tuple[dict[Path, str], str]:
-    """Return the text for each file, pyproject.toml last, and what a person does next."""
+    """Return the text for each file, and what a person does next. pyproject.toml comes first: where that is
+    locked, nothing is written."""
     is_django = kind == "Django"
     marks = ("apps.py", "models.py") if is_django else ("__init__.py",)
     folders = {file.parent for mark in marks for file in _files(folder, f"*/{mark}", f"src/*/{mark}")}
@@ -115,24 +111,15 @@ def _plan(folder: Path, kind: str) -> tuple[dict[Path, str], str]:
     module = "tasks" if target == folder else f"{target.name}.tasks"
     # in a package of tests, and beside the module, pytest finds the module by itself
     tests = target if is_django else folder / "tests" if (folder / "tests/__init__.py").exists() else folder
-    names = KINDS[kind]._asdict() | {"module": module, "package": target.name}
+    names = {"prefix": "", "module": module, "package": target.name, **KINDS[kind]}
     names["file"] = str((tests / "test_tasks.py").relative_to(folder))
 
     def filled(name: str) -> str:
-        template = TEMPLATES / KINDS[kind].templates / f"{name}.txt"
+        template = TEMPLATES / ("django" if is_django else "plain") / f"{name}.txt"
         return Template(template.read_text(encoding="utf-8")).substitute(names)
 
     files = {parent / name: filled(name) for parent, name in ((target, "tasks.py"), (tests, "test_tasks.py"))}
     for file in files:
         if file.exists():
             _refuse(f"{file.relative_to(folder)} is there already, and init overwrites nothing")
-    return {**files, folder / "pyproject.toml": filled("pyproject.toml")}, filled("steps")
-
-
-def _write(files: Mapping[Path, str]) -> None:
-    for file, text in reversed(
-        [*files.items()]
-    ):  # pyproject.toml first: nothing is written where it is locked
-        gap = "\n" if file.name == "pyproject.toml" and file.exists() else ""
-        with file.open("a" if gap else "x", encoding="utf-8") as out:
-            out.write(gap + text)
+    return {folder / "pyproject.toml": filled("pyproject.toml"), **files}, filled("steps")

@@ -35,8 +35,6 @@ def prune(
         return
     if audit is not None:
         raise click.UsageError("--audit is for the record alone: leave out the rest")
-    if finished is None and failed is None:
-        raise click.UsageError("say what to prune: --finished, --failed or both, each with an age such as 7d")
     with naming_options():
         gone = context.app().jobs.prune(finished=finished, failed=failed)
     results = [("finished", finished, gone.finished), ("failed", failed, gone.failed)]
