@@ -274,6 +274,8 @@ def load_app(path: str, directories: Sequence[Path] = ()) -> App:
         raise ConfigurationError(
             f"--app {path}: the module {module_name} ({module.__file__}) has no {attribute!r}; {hint}"
         ) from None
+    except Exception as error:  # a module may create its App on access, as that of Django does
+        raise ConfigurationError(f"--app {path} failed: {_described(error)}") from error
     if inspect.isroutine(target) and not named["call"]:
         hint = f"to have it called, write '{path}()'"
     try:
