@@ -26,7 +26,7 @@ class Background:
         thread is to be had now. Then the next call tries again."""
         if self._thread is None:
             thread = threading.Thread(target=self._run, name=self.thread_name, daemon=True)
-            thread.start()  # guard: threads-begin-again
+            thread.start()  # guard: failed-thread-start-is-repeated
             self._thread = thread
 
     def _run(self) -> None:

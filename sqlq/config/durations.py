@@ -76,7 +76,7 @@ def aware(value: datetime, name: str) -> datetime:
         raise ConfigurationError(
             f"{name} is {value}: it must lie between the years {_YEARS.start} and {_YEARS.stop - 1}"
         )
-    return at  # guard: moments-are-in-utc
+    return at  # guard: times-are-in-utc
 
 
 def readable(ms: float) -> str:

@@ -89,7 +89,7 @@ def _is_a_strangers(file: Path) -> bool:
     own = {"0", str(user), os.environ.get("SUDO_UID") if user == 0 else None}
     for path in (file.parent.resolve(), file, file.resolve()):
         owner = path.lstat().st_uid
-        if str(owner) not in own:  # guard: a-strangers-project-is-passed-over
+        if str(owner) not in own:  # guard: foreign-pyproject-is-ignored
             _warn_once(file, path, owner)
             return True
     return False

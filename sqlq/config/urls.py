@@ -173,7 +173,7 @@ def read_url(argument: str | URL | None = None, *, of: URL) -> URL | None:
         return None
     url = database_url(value)
     same = (url.get_backend_name(), url.database) == (of.get_backend_name(), of.database)
-    return url if argument is not None or same else None  # guard: where-to-read-goes-with-the-database
+    return url if argument is not None or same else None  # guard: read-url-goes-with-the-database
 
 
 def hosts(url: URL) -> list[str]:

@@ -142,7 +142,7 @@ class Database:
         self._file_seen: tuple[int, int] | None = None
         self._on_another_file: Callable[[], None] = lambda: None
         _FORKABLE.add(self)
-        # its threads may have opened connections after `close`; guard: the-collected-leave-no-connection
+        # its threads may have opened connections after `close`; guard: collected-database-closes-its-pool
         weakref.finalize(self, dispose, engine).atexit = False
         dialect = self.dialect
         raise_sqlalchemys_errors(engine)
@@ -366,7 +366,7 @@ class Database:
         if file != self._file_seen:
             if self._file_seen is not None:
                 self._on_another_file()
-                self.close()  # guard: a-file-made-anew-is-opened-anew
+                self.close()  # guard: replaced-file-is-reopened
             self._file_seen = file
 
     @contextmanager
@@ -514,8 +514,8 @@ class Database:
     def forget_connections(self) -> None:
         """Leave the connections open, to the parent process of a fork: shared, they would mix two
         conversations."""
-        self._raw.forget()  # guard: fork-forgets
-        self.engine.dispose(close=False)  # guard: fork-disposes
+        self._raw.forget()  # guard: forked-child-leaves-resting-connections
+        self.engine.dispose(close=False)  # guard: forked-child-leaves-the-pool
 
     def __enter__(self) -> Self:
         return self

@@ -65,7 +65,7 @@ class Hearing:
             self._hinted = True
             return
         self._ignored += 1
-        if time.monotonic() >= self._warned_at + WARNING_SECONDS:  # guard: ignored-is-told-seldom
+        if time.monotonic() >= self._warned_at + WARNING_SECONDS:  # guard: ignored-are-logged-rarely
             log.warning(
                 "notifications that are none of sqlq's were ignored: %d by now, the last one by "
                 "server process %d; any role may NOTIFY",

@@ -40,7 +40,8 @@ class RawConnections:
         self._engine = engine
         self._known: Any = engine.dialect
         self._driver = driver
-        self._may_rest = isinstance(engine.pool, QueuePool) and engine.pool.size() > 1  # guard: pool-of-one
+        # guard: pool-of-one-has-no-resting-connection
+        self._may_rest = isinstance(engine.pool, QueuePool) and engine.pool.size() > 1
         self._resting: dict[str, tuple[Any, float]] = {}
         """At most one, under one key: `setdefault` and `pop` are atomic, while another thread might hold a
         lock at a fork. Two resting connections could be all that a small pool has."""
@@ -77,7 +78,8 @@ class RawConnections:
                 connection_invalidated=is_invalidated,
                 dialect=self._known,
             ) from error
-        may_rest = self._may_rest and self._engine.pool is pool  # guard: the-disposed-rest-nowhere
+        # guard: disposed-pool-has-no-resting-connection
+        may_rest = self._may_rest and self._engine.pool is pool
         if not may_rest or self._resting.setdefault(_ONE, (pooled, taken_at))[0] is not pooled:
             pooled.close()
         return result
@@ -100,14 +102,14 @@ class RawConnections:
         except KeyError:
             return self._engine.raw_connection(), now
         may_stay = now - taken_at < TAKEN_SECONDS
-        # guard: resting-connection
+        # guard: resting-connection-is-checked
         if may_stay and self._driver.is_sound(self._engine, pooled.dbapi_connection, pings=False):
             return pooled, taken_at
         self._return(pooled, taken_at)
         return self._engine.raw_connection(), now
 
     def _return(self, pooled: Any, taken_at: float) -> None:
-        pooled.info[IDLE_SINCE] = taken_at  # guard: rest-counts
+        pooled.info[IDLE_SINCE] = taken_at  # guard: returned-connection-keeps-its-idle-time
         pooled.close()
 
     def _broken_off(self, pooled: Any, error: BaseException) -> bool:
@@ -118,7 +120,7 @@ class RawConnections:
         )
         if useless:
             pooled.invalidate()
-            self.close()  # guard: resting-go-too
+            self.close()  # guard: useless-connection-drops-resting-ones
             dispose(self._engine)
         else:
             try:
@@ -140,7 +142,7 @@ def dispose(engine: Engine) -> None:
         record.close()
         returned(record)  # its place is free for a thread that waits
 
-    # guard: what-comes-back-late-is-closed
+    # guard: late-connection-is-closed
     pool._do_return_conn = close  # noqa: SLF001 - as above
     engine.dispose()
 
@@ -159,7 +161,7 @@ def look_at_idle(driver: Driver, engine: Engine) -> None:
 
     @event.listens_for(engine, "checkin")
     def _returned(dbapi_connection: Any, record: ConnectionPoolEntry) -> None:
-        record.info.setdefault(IDLE_SINCE, time.monotonic())  # guard: rest-since-the-first
+        record.info.setdefault(IDLE_SINCE, time.monotonic())  # guard: idle-time-starts-at-the-first-return
 
     @event.listens_for(engine, "checkout")
     def _wakes(dbapi_connection: Any, record: ConnectionPoolEntry, proxy: Any) -> None:

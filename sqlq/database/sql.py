@@ -289,7 +289,7 @@ def portions(sql: Sql, rows: Sequence[T], texts: Callable[[T], Iterable[Any]]) -
     limit = sql.max_characters or 0
     for i, row in enumerate(rows if limit else ()):
         own = sum(len(text) for text in texts(row) if isinstance(text, str))
-        # guard: a-statement-fits-its-packet
+        # guard: statement-fits-its-packet
         if size + own > limit and i > begin:
             yield rows[begin:i]
             begin, size = i, 0

@@ -95,7 +95,7 @@ class Turns:
     def __enter__(self) -> None:
         # each writer before may wait for the file's lock for as long as SQLite does
         while not self._lock.acquire(timeout=TURN_SECONDS):
-            if is_over():  # guard: a-stop-ends-the-wait-for-a-turn
+            if is_over():  # guard: stop-ends-the-wait-for-the-file
                 locked = sqlite3.OperationalError("database is locked")
                 locked.sqlite_errorcode = sqlite3.SQLITE_BUSY
                 raise OperationalError("BEGIN IMMEDIATE", None, locked)
@@ -156,7 +156,7 @@ def _bounded_steps(
         while True:
             ready = yield event
             event = steps.send(ready)
-            # guard: a-stop-ends-the-wait-for-an-answer
+            # guard: stop-ends-the-wait-for-an-answer
             if time.monotonic() >= until or (not ready and is_over()):
                 break
     except StopIteration as end:

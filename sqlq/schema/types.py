@@ -51,7 +51,7 @@ class Moment(TypeDecorator[datetime]):
             # a sum with a parameter is text
             moment = datetime.fromisoformat(value) if isinstance(value, str) else value
             return moment.replace(tzinfo=UTC)
-        # the driver's datetime, in the session's time zone; guard: read-moments-are-in-utc
+        # the driver's datetime, in the session's time zone; guard: read-times-are-in-utc
         return value.astimezone(UTC)  # type: ignore[no-any-return]  # the driver's value
 
 

@@ -26,7 +26,7 @@ BORDER: Final[list[tuple[str, str | None, str, str]]] = [
     ("idle-transactions-end-mariadb", "{IDLE_TRANSACTION_MS // 1000}", "0", LOST + "[frozen-mariadb]"),
     ("idle-transactions-end-behind-a-pooler", None, "pass", "tests/faults/test_pgbouncer.py::test_settings_of_own_sessions_stay_with_them_behind_a_pooler[postgresql]"),
     ("notifications-are-read-strictly", "not notification.extra", "True", HEARD + "test_only_an_empty_text_is_a_notification_of_jobs"),
-    ("ignored-is-told-seldom", None, "if True:", HEARD + "test_notifications_of_a_stranger_are_ignored[postgresql]"),
+    ("ignored-are-logged-rarely", None, "if True:", HEARD + "test_notifications_of_a_stranger_are_ignored[postgresql]"),
     ("notifications-are-read-before-a-poll", "and (not listens or self._hearing.is_dry)", "", HEARD + "test_the_poller_reads_all_notifications_before_the_next_poll[postgresql]"),
     ("old-wakes-hold-up-no-new-ones", None, "if False:", FLOODS + "test_old_wakes_hold_up_no_limit[postgresql]"),
     ("statements-end-with-their-client", None, "pass", FLOODS + "test_a_statement_ends_when_its_client_gives_up[postgresql]"),

@@ -121,7 +121,7 @@ class Psycopg2(_PostgreSQL):
 
     def commits_at_once(self) -> bool:
         if self.connection.autocommit and not self.in_transaction():
-            # inside `with connection:` it begins a transaction even so; guard: psycopg2-may-begin
+            # inside `with connection:` it begins one even so; guard: psycopg2-block-begins-a-transaction
             self.run("SELECT 1", ())
         return super().commits_at_once()
 

@@ -137,7 +137,7 @@ class CallersTransaction:
         connection then refuses to go on."""
         cause, dialect = self.database_error(error), self.dialect
         if cause is not None and dialect.driver.problem(cause).rolled_back and self._is_over():
-            self.conn.invalidate()  # guard: no-half-of-a-transaction-is-kept
+            self.conn.invalidate()  # guard: undone-transaction-invalidates-its-connection
             raise EnqueueError(
                 f"{dialect.title} has undone the whole transaction, also what came before its savepoints, "
                 "for a deadlock (1213) or a row that another changed (1020): roll it back, and run it again "
@@ -208,7 +208,7 @@ def transaction_to_write(session: Any) -> CallersTransaction:
     dialect = dialect_named(conn.dialect.name)
     if not conn.in_transaction():
         conn.begin()  # as the write would
-    if dialect.in_a_file and savepoint_may_be_outermost(conn):  # guard: no-loose-savepoint
+    if dialect.in_a_file and savepoint_may_be_outermost(conn):  # guard: loose-savepoint-is-refused
         raise EnqueueError(
             "this SQLite connection may be in a SAVEPOINT outside any transaction, so that an outer "
             "rollback would not undo "
@@ -249,7 +249,7 @@ def note_write(session: Any) -> None:
     for listener in session.dispatch.after_flush:
         hooks = getattr(listener, "__self__", None)
         if isinstance(hooks, zope.ZopeTransactionEvents):
-            hooks.mark_changed(session)  # guard: zope-is-told
+            hooks.mark_changed(session)  # guard: zope-session-is-marked-changed
             return
     if session in _joined(zope):  # by hand
         zope.mark_changed(session)

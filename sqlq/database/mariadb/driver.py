@@ -181,7 +181,7 @@ _SESSION = (
 _NO_REPETITION = "wsrep_retry_autocommit = 0"
 """A node of Galera would repeat an INSERT … RETURNING that lost to another node, and return the rows of both
 attempts."""
-# guard: a-session-stays-as-it-was-made
+# guard: changed-session-is-replaced
 _IS_SOUND = "SELECT @@tx_isolation = 'READ-COMMITTED' AND @@autocommit AND NOT @@in_transaction"
 """A proxy between here and the server may have given the connection another session."""
 

@@ -31,7 +31,7 @@ def is_conflict(key: str) -> str:
 
 
 def _conflict_now(key: str) -> str:
-    return f"CONCAT(`{key}`, ' ', UTC_TIMESTAMP(6))"  # guard: a-row-is-met-by-one-statement
+    return f"CONCAT(`{key}`, ' ', UTC_TIMESTAMP(6))"  # guard: conflict-mark-holds-for-one-statement
 
 
 class Locking(NamedTuple):

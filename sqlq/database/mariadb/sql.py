@@ -88,7 +88,7 @@ class MariaDBSql(Sql):
         statement = mysql.insert(table).values(**values)
         new, changed_it, left = (literal_column(str(state), Integer) for state in (NEW, CHANGED, LEFT))
         # the exclusive locks of ON DUPLICATE KEY reach the next key
-        if changes is None and returning:  # guard: what-is-met-is-shared
+        if changes is None and returning:  # guard: insert-locks-conflicts-shared
             return statement.prefix_with("IGNORE").returning(new, *returning)
         (row,) = table.primary_key
         changed = {} if changes is None else dict(changes(statement.inserted))
@@ -106,7 +106,7 @@ class MariaDBSql(Sql):
     def newest(self, query: Select[Any]) -> Select[Any]:
         has_key = literal_column("live_key") == jobs.c.unique_key
         by_key = query.where(has_key).with_hint(jobs, "FORCE INDEX (jobs_live_key)", "mariadb")
-        # a snapshot may be older; guard: who-was-met-is-read-anew
+        # a snapshot may be older; guard: conflicting-job-is-read-anew
         return by_key.prefix_with("STRAIGHT_JOIN").with_for_update(read=True)
 
     def lock(
@@ -208,7 +208,7 @@ class MariaDBSql(Sql):
         number, values = (len(names), tuple(names)) if after is None else (None, ())
         rows = execute(statements.due_in(number), values)
         if any(queue is None for queue, _ in rows):
-            execute(REFUSE_STANDBY, None)  # guard: an-empty-look-is-a-primarys-mariadb
+            execute(REFUSE_STANDBY, None)  # guard: empty-look-needs-a-primary-mariadb
         beyond = [] if after is None else sorted(queue for queue, _ in rows if queue > after)
         positions = {queue: position for position, queue in enumerate(beyond[:LARGEST_WINDOW], 1)}
         known = {*names}

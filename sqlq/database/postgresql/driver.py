@@ -33,14 +33,14 @@ _READ_ONLY = "25006"
 
 _DISK_FULL = "53100"
 
-_USELESS = ("08", "25P03", "25P04", "57P", _READ_ONLY, "0A000")  # guard: useless-connections
+_USELESS = ("08", "25P03", "25P04", "57P", _READ_ONLY, "0A000")  # guard: useless-connection-is-replaced
 """A connection with such an error is useless. Its server stops, or it leads to a standby, where a new one may
 lead to the primary. With feature_not_supported, a migration has changed a column that a prepared statement
 returns."""
 
 
 _OWN_OPTIONS = {"isolation_level": "READ COMMITTED"}  # guard: read-committed
-# guard: a-primary-without-its-standby-is-not-believed
+# guard: isolated-primary-is-refused
 REFUSE_STANDBY = """
 DO $$ BEGIN
   IF pg_catalog.current_setting('transaction_read_only') OPERATOR(pg_catalog.=) 'on' THEN
@@ -167,7 +167,7 @@ def _follow_hosts(engine: Engine) -> None:
             order[:] = zip(hosts, ports * len(hosts) if len(ports) == 1 else ports, strict=False)
         names, numbers = (",".join(each) for each in zip(*order, strict=True))
         parameters["host"] = names
-        if "port" in parameters:  # guard: no-port-is-for-libpq-to-find
+        if "port" in parameters:  # guard: missing-port-is-left-to-libpq
             parameters["port"] = numbers
 
     @event.listens_for(engine, "connect")

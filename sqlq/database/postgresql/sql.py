@@ -65,7 +65,7 @@ class PostgreSQLSql(Sql):
         parameters = {"names": list(names), "after": after}
         rows = execute(statements.due_in(after is not None) + statements.IF_READ_ONLY, parameters)
         if any(row[0] is None for row in rows):
-            execute(REFUSE_STANDBY, None)  # guard: an-empty-look-is-a-primarys
+            execute(REFUSE_STANDBY, None)  # guard: empty-look-needs-a-primary
         return rows
 
     def look(self, execute: Execute, request: LookRequest) -> RawRows:

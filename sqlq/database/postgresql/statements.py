@@ -111,7 +111,7 @@ IF_READ_ONLY = in_catalog(
 def look(has_window: bool) -> str:
     """Poll everything that a host needs once a second in one statement, which costs as much as a poll of one
     thing."""
-    # guard: the-look-sees-what-a-rescue-takes
+    # guard: look-reports-what-a-rescue-takes
     return f"""
 SELECT queue, ms, place, NULL::boolean AS listens, NULL::bigint AS hosts, NULL::boolean AS expired,
        NULL::boolean AS limited, NULL::varchar AS asked,

@@ -74,7 +74,7 @@ class SQLiteDriver(Driver):
 
         @event.listens_for(engine, "connect")
         def _connected(dbapi_connection: Any, record: Any) -> None:
-            dbapi_connection.text_factory = _text  # guard: bytes-are-read
+            dbapi_connection.text_factory = _text  # guard: sqlite-bytes-are-read-as-text
             # readers never block the writer, nor the writer them; the mode stays with the file
             try:
                 dbapi_connection.execute("PRAGMA journal_mode = WAL").fetchall()
@@ -107,7 +107,7 @@ def mind_the_file(url: URL, create: bool) -> tuple[int, int] | None:
 
 _LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 _NO_WRITES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY)
-# guard: full-disk-is-away
+# guard: full-disk-is-an-outage
 _AWAY = (*_LOCKED, *_NO_WRITES, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 
 
@@ -154,7 +154,7 @@ def begin_explicitly(engine: Engine, *, immediate: bool) -> None:
     is_known = engine in _IMMEDIATE
     _IMMEDIATE[engine] = immediate
     if is_known:
-        return  # guard: a-transaction-is-begun-once
+        return  # guard: transaction-begins-once
 
     @event.listens_for(engine, "connect")
     def _connected(dbapi_connection: Any, record: Any) -> None:
