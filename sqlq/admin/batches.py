@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 
@@ -117,26 +117,22 @@ def _with_lock_timeout(database: Database, work: Callable[..., T], id: int, dead
         return None
 
 
-class MovedBack(NamedTuple):
-    """Which failed jobs were moved back, and which stayed because a live job holds their unique key."""
-
-    moved: list[int]
-    held: list[int]
-
-
-def move_back(database: Database, selections: Iterable[Selection]) -> MovedBack:
-    """Move the failed jobs that are selected back to be run again."""
-    done = MovedBack([], [])
+def move_back(database: Database, selections: Iterable[Selection]) -> tuple[list[int], list[int]]:
+    """Move the failed jobs that are selected back to be run again. Return those, and those that stay because
+    a live job holds their unique key."""
+    moved: list[int] = []
+    blocked: list[int] = []
     for selection in selections:
         last = 0
         while True:
-            moved, held = database.run(partial(operate.retry_failed, selection=selection, after_id=last))
-            if not moved and not held:
+            work = partial(operate.retry_failed, selection=selection, after_id=last)
+            batch, keyed = database.run(work)
+            if not batch and not keyed:
                 break
-            done.moved.extend(moved)
-            done.held.extend(held)
-            last = max(moved + held)
-    return done
+            moved += batch
+            blocked += keyed
+            last = max(batch + keyed)
+    return moved, blocked
 
 
 def freed_after(database: Database, ended: Sequence[Any]) -> list[int]:

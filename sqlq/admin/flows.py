@@ -70,7 +70,8 @@ class Flows(Facet):
     def retry(self, id: FlowOrId) -> builtins.list[int]:
         """Move the failed steps of a flow back to be run again, after which it goes on; return their ids.
         Raises `JobNotFoundError`."""
-        return move_back(self._database, [Selection(flow_id=self._require(id))]).moved
+        moved, _ = move_back(self._database, [Selection(flow_id=self._require(id))])
+        return moved
 
     @audited("flows skip")
     def skip(self, id: int) -> FlowStatus:

@@ -48,62 +48,62 @@ def refusing_by(error: type[SqlqError]) -> Iterator[None]:
         raise error(str(refusal)) from None
 
 
-def checked_name(value: str, what: str) -> str:
+def checked_name(value: str, label: str) -> str:
     """Return the name of a queue or task, or a unique key, if every database can store and compare it."""
     if not isinstance(value, str) or not value.strip():
-        raise ConfigurationError(f"{what} is {value!r}: it must be text that is not blank")
+        raise ConfigurationError(f"{label} is {value!r}: it must be text that is not blank")
     if len(value) > MAX_NAME:
-        hashed = "; for a long key enqueue a hash of it" if "key" in what else ""
+        hashed = "; for a long key enqueue a hash of it" if "key" in label else ""
         raise ConfigurationError(
-            f"{what} has {len(value)} characters: at most {MAX_NAME} are possible{hashed}"
+            f"{label} has {len(value)} characters: at most {MAX_NAME} are possible{hashed}"
         )
     if "\0" in value or any(0xD800 <= ord(c) <= 0xDFFF for c in value):
         raise ConfigurationError(
-            f"{what} is {value!r}: it holds a NUL or a lone surrogate, which databases cannot store"
+            f"{label} is {value!r}: it holds a NUL or a lone surrogate, which databases cannot store"
         )
     return str.__str__(value)  # of an enum's member its text, not its name
 
 
-def checked_word(value: Any, what: str, *, choice: Any) -> Any:
+def checked_word(value: Any, label: str, *, choice: Any) -> Any:
     """Return one of the words of a `Literal`."""
     if value not in get_args(choice):
         *others, last = (f'"{word}"' for word in get_args(choice))
-        raise ConfigurationError(f"{what} is {value!r}: it is {', '.join(others)} or {last}")
+        raise ConfigurationError(f"{label} is {value!r}: it is {', '.join(others)} or {last}")
     return value
 
 
-def checked_queue(value: str, what: str = "queue") -> str:
+def checked_queue(value: str, label: str = "queue") -> str:
     """Return the name of a queue that may be given to jobs."""
-    name = checked_name(value, what)
+    name = checked_name(value, label)
     if "," in name or "=" in name:  # guard: no-separator-in-a-queue
         raise ConfigurationError(
-            f"{what} is {name!r}: a comma separates queues, and = a weight, as in sqlq work -q high=3,low; "
+            f"{label} is {name!r}: a comma separates queues, and = a weight, as in sqlq work -q high=3,low; "
             "leave them out"
         )
     if name != name.strip() or not name.isprintable():
         raise ConfigurationError(
-            f"{what} is {name!r}: leave out blanks at its ends, line breaks and control characters"
+            f"{label} is {name!r}: leave out blanks at its ends, line breaks and control characters"
         )
     return name
 
 
-def checked_whole(value: Any, what: str, choice: range, more: str = "") -> int:
+def checked_whole(value: Any, label: str, choice: range, more: str = "") -> int:
     """Return a whole number of a range; `more` ends the message about another one."""
     if not isinstance(value, int) or isinstance(value, bool) or int(value) not in choice:
         raise ConfigurationError(
-            f"{what} is {value!r}: it must be a whole number from {choice[0]:,} to {choice[-1]:,}{more}"
+            f"{label} is {value!r}: it must be a whole number from {choice[0]:,} to {choice[-1]:,}{more}"
         )
     return int(value)
 
 
-def checked_bool(value: Any, what: str, more: str = "") -> bool:
+def checked_bool(value: Any, label: str, more: str = "") -> bool:
     if isinstance(value, bool):  # guard: eager-is-no-text
         return value
-    raise ConfigurationError(f"{what} is {value!r}: it is True or False{more}")
+    raise ConfigurationError(f"{label} is {value!r}: it is True or False{more}")
 
 
-def checked_priority(value: int, what: str = "priority") -> int:
-    return checked_whole(value, what, PRIORITIES, "; larger runs first")
+def checked_priority(value: int, label: str = "priority") -> int:
+    return checked_whole(value, label, PRIORITIES, "; larger runs first")
 
 
 # -- arguments -----------------------------------------------------------------------------------------------
@@ -163,11 +163,11 @@ def checks_arguments(method: Callable[P, T]) -> Callable[P, T]:
     those of other types than the table's by itself."""
     shape = signature_of(method)
 
-    def checked(name: str, value: Any, said: str) -> Any:
+    def checked(name: str, value: Any, label: str) -> Any:
         declared = str(shape.parameters[name].annotation)
         kind = declared.removesuffix(" | None")
         is_none = value is None and kind != declared
-        return value if is_none or kind not in _CHECKS else _CHECKS[kind](value, said)
+        return value if is_none or kind not in _CHECKS else _CHECKS[kind](value, label)
 
     @wraps(method)
     def call(*args: P.args, **options: P.kwargs) -> T:

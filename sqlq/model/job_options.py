@@ -157,21 +157,21 @@ class JobOption(NamedTuple):
         return {} if is_unset else {self.field: self.check(value, name)}
 
 
-def _checked_span(value: Duration, what: str) -> int:
+def _checked_span(value: Duration, label: str) -> int:
     """Return the milliseconds of a duration in which something has to be possible."""
-    ms = milliseconds(value, what)
+    ms = milliseconds(value, label)
     if ms == 0:
         raise ConfigurationError(
-            f"{what} is zero: no job could be started or finished in it; leave it out for no limit"
+            f"{label} is zero: no job could be started or finished in it; leave it out for no limit"
         )
     return ms
 
 
-def checked_retention(value: Duration, what: str) -> int:
+def checked_retention(value: Duration, label: str) -> int:
     """Return how long a job is kept after its end."""
     if value in (None, "none"):
-        raise ConfigurationError(f'{what} is {value!r}: give a duration such as "7d", or "forever"')
-    return FOR_EVER_MS if value == "forever" else milliseconds(value, what)
+        raise ConfigurationError(f'{label} is {value!r}: give a duration such as "7d", or "forever"')
+    return FOR_EVER_MS if value == "forever" else milliseconds(value, label)
 
 
 UNSET: Mapping[str, Any] = {}

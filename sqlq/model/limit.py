@@ -111,11 +111,11 @@ def plain_key(limit: AnyLimit) -> str | None:
     return None if callable(limit.key) or any(_fields(limit.key)) else limit.key.format()
 
 
-def checked_limit(limit: Any, what: str) -> tuple[str, Rule | None]:
+def checked_limit(limit: Any, label: str) -> tuple[str, Rule | None]:
     """Return key and rule of the limit of a single job. Raises `ConfigurationError` for anything but a limit
     whose key is plain text: arguments are JSON by then."""
     if isinstance(limit, str):
-        return checked_name(limit, what), None
+        return checked_name(limit, label), None
     if not isinstance(limit, AnyLimit):
         raise ConfigurationError(
             f'limit is {limit!r}: give a limit, as in limit=sqlq.Limit("stripe", running=5), or the name of '
@@ -158,7 +158,7 @@ def key_for(
 ) -> str:
     """Return the key of a job with these arguments, which fit the signature. Raises `ArgumentsError` where
     they make none."""
-    what = f"{task}: the key of its limit"
+    label = f"{task}: the key of its limit"
     if callable(limit.key):
         key = limit.key(*args, **kwargs)
     else:
@@ -167,9 +167,9 @@ def key_for(
         try:
             key = _Filling().vformat(limit.key, (), {**bound.arguments, **bound.kwargs})
         except (LookupError, AttributeError, ValueError, TypeError) as error:
-            raise ArgumentsError(f"{what} cannot be made from {limit.key!r}: {error!r}") from None
+            raise ArgumentsError(f"{label} cannot be made from {limit.key!r}: {error!r}") from None
     with refusing_by(ArgumentsError):
-        return checked_name(key, what)
+        return checked_name(key, label)
 
 
 class DeclaredLimits(dict[str, AnyLimit]):

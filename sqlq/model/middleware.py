@@ -69,18 +69,18 @@ def surrounding(scopes: Iterable[Scope], task: str, is_async: bool) -> tuple[Sco
     return fitting
 
 
-def _scope(function: Any, what: str, rule: str, example: str, *args: object) -> Scope:
+def _scope(function: Any, hook: str, rule: str, example: str, *args: object) -> Scope:
     name = name_of(function)
     is_class = isinstance(function, type)
     is_manager = _any_attribute(function if is_class else type(function), "__enter__", "__aenter__")
     if not callable(function) or is_manager != is_class or is_kind(function, inspect.iscoroutinefunction):
         raise ConfigurationError(
-            f"{what} is {name}: it is a function that {rule}, and makes a context manager each time it is "
-            f"called, as in app.{what}({example}); a generator function yields once"
+            f"{hook} is {name}: it is a function that {rule}, and makes a context manager each time it is "
+            f"called, as in app.{hook}({example}); a generator function yields once"
         )
     if not takes(function, *args):
         signature = signature_of(function)
-        raise ConfigurationError(f"{name}{signature} cannot be called: {what} {rule}")
+        raise ConfigurationError(f"{name}{signature} cannot be called: {hook} {rule}")
     if is_class:
         return Scope(name, function, function, is_async=not hasattr(function, "__enter__"))
     if is_kind(function, inspect.isasyncgenfunction):
@@ -94,7 +94,7 @@ def _scope(function: Any, what: str, rule: str, example: str, *args: object) -> 
         manager = function(*args)
         if not _any_attribute(type(manager), "__aenter__" if is_async else "__enter__"):
             raise ConfigurationError(
-                f"the {what} {name} returned {manager!r:.99}, which is no context manager: let it yield once"
+                f"the {hook} {name} returned {manager!r:.99}, which is no context manager: let it yield once"
             )
         return manager
 
@@ -119,7 +119,7 @@ def is_kind(function: Any, kind: Callable[[Any], bool]) -> bool:
     return kind(function) or kind(type(function).__call__)
 
 
-def check_plain(function: Any, what: str, shape: str, *args: object) -> None:
+def check_plain(function: Any, hook: str, shape: str, *args: object) -> None:
     """Raise `ConfigurationError` for anything but a function that these arguments fit, and that runs when it
     is called: no coroutine or generator comes of it. `shape` is how the message shows one."""
     others = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
@@ -129,7 +129,7 @@ def check_plain(function: Any, what: str, shape: str, *args: object) -> None:
         or not takes(function, *args)
     ):
         raise ConfigurationError(
-            f"{what} is {name_of(function)}, which cannot be called here and now with one argument: write a "
+            f"{hook} is {name_of(function)}, which cannot be called here and now with one argument: write a "
             f"plain function, as in {shape}"
         )
 

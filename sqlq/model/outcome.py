@@ -220,8 +220,8 @@ def _following(job: Ending, outcome: Outcome, encryption: Encryption | None) -> 
         case Failed("bad_signature"):  # guard: nothing-follows-a-bad-signature
             return None
         case Failed(reason, error):
-            ended = replace(ended, outcome="failed", reason=reason)
-            ended = replace(ended, exception=error.exception, message=error.message)
+            about: dict[str, Any] = {"exception": error.exception, "message": error.message}
+            ended = replace(ended, outcome="failed", reason=reason, **about)
         case Cancelled(why):
             column = "on_cancel"
             ended = replace(ended, outcome="cancelled", message=why)
@@ -230,8 +230,14 @@ def _following(job: Ending, outcome: Outcome, encryption: Encryption | None) -> 
     if text is None or (follower := Follower.from_text(text, column)) is None:
         return None
     payload = json.dumps({"args": [asdict(ended)]}, ensure_ascii=False)
-    new: NewJob = NewJob(follower.task, payload, follower.queue, None, follower.priority)
-    new = replace(new, headers_text=_passed_on(job.headers))
+    new: NewJob = NewJob(
+        follower.task,
+        payload,
+        follower.queue,
+        max_attempts=None,
+        priority=follower.priority,
+        headers_text=_passed_on(job.headers),
+    )
     return new if encryption is None else new._protected_by(encryption)  # guard: follow-ups-are-protected
 
 

@@ -9,15 +9,17 @@ from collections.abc import Collection
 from time import monotonic
 from typing import Any
 
+from sqlalchemy.exc import DBAPIError
+
 from sqlq.config.constants import POLL_MS
 from sqlq.database.database import Database
-from sqlq.database.dialects import is_refused
+from sqlq.errors import MissingFileError
 from sqlq.model.job import ClaimedJob
 from sqlq.store.blockers import Blocker
 from sqlq.store.workers import notify
 from sqlq.worker.run.signals import Signals
 from sqlq.worker.threads.log import log
-from sqlq.worker.threads.loop import AWAY, IDLE_SECONDS, Loop, Outage, passing_over
+from sqlq.worker.threads.loop import IDLE_SECONDS, Loop, Outage, passing_over
 
 KEYS_AT_ONCE = 500
 POLL_SECONDS = POLL_MS / 1000
@@ -78,9 +80,13 @@ class Unblocker(Loop):
                 keys = done.keys
                 if not (keys or done.has_more):
                     break
-        except AWAY as error:
-            log.debug("%s failed: %s", self._activity, error)
-            return freed or not is_refused(error)
+        except MissingFileError:
+            return True
+        except DBAPIError as error:
+            if self._database.dialect.driver.trouble(error).passes:
+                log.debug("%s failed: %s", self._activity, error)
+                return True
+            log.warning("%s failed, and some may be left: %s", self._activity, error.orig)
         return freed
 
     @property
