@@ -83,7 +83,7 @@ class Unblocker(Loop):
         except MissingFileError:
             return True
         except DBAPIError as error:
-            if self._database.dialect.driver.trouble(error).passes:
+            if self._database.dialect.driver.problem(error).passes:
                 log.debug("%s failed: %s", self._activity, error)
                 return True
             log.warning("%s failed, and some may be left: %s", self._activity, error.orig)
