@@ -72,7 +72,11 @@ def _work(context: Context, link: Pipe, setup: Message) -> NoReturn:
     worker = app._worker(options, supervised, isolates)
     if setup["paused"]:
         worker.pause()  # guard: a-replacement-is-paused-too
-    _collect_less()
+    # a worker holds thousands of jobs, none of them in a cycle, and the garbage collector would visit all of
+    # them, and the imported modules, again and again
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     code = 1
     try:
         with naming_options():
@@ -109,15 +113,9 @@ def _app(context: Context) -> App:
     return app
 
 
-def _collect_less() -> None:
-    """Let the garbage collector skip imported modules, and run less often. A worker holds thousands of jobs,
-    none of them in a cycle, and the collector would visit all of them again and again."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
-
-
 def _announce(context: Context, app: App, options: WorkerOptions, facts: Facts) -> None:
+    """Report what this worker works on. Warn of queues that no task, job or other worker names: a typing
+    error waits for ever."""
     queues = facts.options["queues"] or []
     named = f"queues {', '.join(queues)}" if queues else "all queues"
     slots = counted(options.concurrency, "slot")
@@ -129,12 +127,6 @@ def _announce(context: Context, app: App, options: WorkerOptions, facts: Facts) 
         *(called, context.shown_url(), named, slots, counted(len(app.tasks), "task")),
         extra={"event": "started"},
     )
-    _warn_of_unknown_queues(app, queues)
-
-
-def _warn_of_unknown_queues(app: App, queues: list[str]) -> None:
-    """Warn of queues that no task, job or other worker names: a typing error waits for ever."""
-
     try:
         unknown = app.queues._unknown(queues, but_for_twins=True)
     except (SQLAlchemyError, SqlqError) as error:  # the worker meets the same error, and reports it

@@ -22,13 +22,7 @@ from time import monotonic
 from typing import Any
 
 from sqlq.database.timeouts import waits_while
-from sqlq.errors import (
-    ConfigurationError,
-    ExecutionError,
-    MissingFileError,
-    SchemaVersionError,
-    SqlqError,
-)
+from sqlq.errors import ConfigurationError, ExecutionError, MissingFileError, SchemaVersionError, SqlqError
 from sqlq.model.outcome import Outcome
 from sqlq.model.retry import remote_error
 from sqlq.store import blockers
@@ -37,16 +31,7 @@ from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.lifespan import Lifespan
 from sqlq.worker.attempt.progress import ProgressWriter
 from sqlq.worker.claim.claimer import Claimer, Intake
-from sqlq.worker.decide import (
-    Act,
-    AwaitRoom,
-    Claim,
-    Claimed,
-    Event,
-    Retire,
-    Turn,
-    decide,
-)
+from sqlq.worker.decide import Act, AwaitRoom, Claim, Claimed, Retire, Turn, decide
 from sqlq.worker.ipc.parent import Facts, NoParent
 from sqlq.worker.ipc.pipe import unpacked
 from sqlq.worker.lifecycle.stop import (
@@ -337,7 +322,7 @@ class Worker(Background):
 
     def _work(self) -> None:
         outage = Outage("claiming jobs", self._database, is_vital=True)
-        event: Event | None = None
+        event: Claimed | None = None
         quiet = False
         while not self._ends:
             action = decide(self._options, event or self._turn())

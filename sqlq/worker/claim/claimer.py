@@ -19,7 +19,7 @@ from sqlq.database.database import Database
 from sqlq.database.values import Claimant, ClaimOrder, ClaimRequest, QueuePosition
 from sqlq.errors import PayloadKeyError
 from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Failed
+from sqlq.model.outcome import Failed, Outcome
 from sqlq.model.retry import describe, given_back, put_off_without_key
 from sqlq.model.task import Task
 from sqlq.payload.encryption import HEAD, NO_KEYS, Encryption
@@ -282,28 +282,22 @@ class Intake:
 
     def readable(self, claimed: list[ClaimedJob]) -> Filled:
         """Return claimed jobs with decrypted payloads, and with the results of other steps in their
-        arguments."""
-        encryption = self._app.database.for_loops.encryption
-        if encryption is None and not [job for job in claimed if str(job.payload).startswith(HEAD)]:
-            return self._with_results(claimed)
-        opened = opened_by(encryption, claimed)
-        done = self._with_results(opened.ready)
-        return Filled(done.ready, [*opened.unready, *done.unready])
-
-    def _with_results(self, claimed: list[ClaimedJob]) -> Filled:
-        """Return claimed jobs with the results of the steps before them in their arguments."""
-        if not [job for job in claimed if job.flow_id is not None]:
-            return Filled(claimed, [])
-        try:
-            return filled(self._app.database.for_loops, claimed)
-        except Exception as error:
-            log.warning(
-                "the results of earlier steps could not be read (%s); their jobs are given back", error
-            )
-            return Filled(
-                [job for job in claimed if not takes_results(job)],
-                [(job, given_back(job)) for job in claimed if takes_results(job)],
-            )
+        arguments. Return the others with their outcomes."""
+        database = self._app.database.for_loops
+        unready: list[tuple[ClaimedJob, Outcome]] = []
+        if database.encryption is not None or any(str(job.payload).startswith(HEAD) for job in claimed):
+            claimed, unready = opened_by(database.encryption, claimed)
+        if any(job.flow_id is not None for job in claimed):
+            try:
+                claimed, failed = filled(database, claimed)
+            except Exception as error:
+                log.warning(
+                    "the results of earlier steps could not be read (%s); their jobs are given back", error
+                )
+                failed = [(job, given_back(job)) for job in claimed if takes_results(job)]
+                claimed = [job for job in claimed if not takes_results(job)]
+            unready = [*unready, *failed]
+        return Filled(claimed, unready)
 
     def running(self, job: ClaimedJob, trusted_until: float) -> Attempt:
         """Return a claimed job as its handler sees it, with its task and how it is to run."""

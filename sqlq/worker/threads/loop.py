@@ -111,9 +111,23 @@ class Outage:
             return MIN_WAIT_SECONDS * random.uniform(0.0, 1.0)
         with self._shared.lock:
             if is_refused(error):
-                self._log_refusal(error)
+                if self._may_log(self._activity):  # guard: refusals-are-logged
+                    grant = missing_grant(error, kind="worker")
+                    log.error(
+                        "the database refuses what %s needs: %s%s; trying again once it is mended",
+                        *(self._activity, refusal(error), f"; {grant}" if grant else ""),
+                        event="database_refuses",
+                    )
             elif not self._quiet:
-                self._log_outage(error)
+                self._shared.since = self._shared.since or monotonic()
+                kind = TAKES_NO_WRITES if takes_no_writes(error) else "does not answer"
+                kind = "does not have its tables" if isinstance(error, SchemaVersionError) else kind
+                if self._may_log(kind):
+                    log.warning(
+                        "the database %s (while %s: %s); trying again until it does",
+                        *(kind, self._activity, refusal(error)),
+                        event="database_away",
+                    )
         seconds = min(MAX_WAIT_SECONDS, MIN_WAIT_SECONDS * float(2 ** min(self._failures - 1, 10)))
         return seconds * random.uniform(0.5, 1.0)
 
@@ -142,27 +156,6 @@ class Outage:
         """Take the reason why the workers of this process cannot go on."""
         fault, self._shared.fault = self._shared.fault, None
         return fault
-
-    def _log_outage(self, error: BaseException) -> None:
-        if self._shared.since is None:
-            self._shared.since = monotonic()
-        kind = TAKES_NO_WRITES if takes_no_writes(error) else "does not answer"
-        kind = "does not have its tables" if isinstance(error, SchemaVersionError) else kind
-        if self._may_log(kind):
-            log.warning(
-                "the database %s (while %s: %s); trying again until it does",
-                *(kind, self._activity, refusal(error)),
-                event="database_away",
-            )
-
-    def _log_refusal(self, error: BaseException) -> None:
-        if self._may_log(self._activity):  # guard: refusals-are-logged
-            grant = missing_grant(error, kind="worker")
-            log.error(
-                "the database refuses what %s needs: %s%s; trying again once it is mended",
-                *(self._activity, refusal(error), f"; {grant}" if grant else ""),
-                event="database_refuses",
-            )
 
     def _may_log(self, kind: str) -> bool:
         """Whether it was last logged long ago. Notes that it is logged now."""
