@@ -72,8 +72,8 @@ def _work(context: Context, link: Pipe, setup: Message) -> NoReturn:
     worker = app._worker(options, supervised, isolates)
     if setup["paused"]:
         worker.pause()  # guard: a-replacement-is-paused-too
-    # a worker holds thousands of jobs, none of them in a cycle, and the garbage collector would visit all of
-    # them, and the imported modules, again and again
+    # A worker holds thousands of jobs, none of them in a cycle. The garbage collector would visit them and
+    # the imported modules again and again.
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
