@@ -147,7 +147,7 @@ class Workers(Facet):
     ) -> builtins.list[WorkerRequest]:
         alive = worker_rows.alive(conn)
         rows = alive if all else self._named(alive, names)
-        ids = worker_rows.ask(conn, [row.id for row in rows], word)
+        ids = worker_rows.request(conn, [row.id for row in rows], word)
         if ids:
             notify.wake_others(conn)
         return [WorkerRequest(row.id, row.host, row.pid, row.name) for row in rows if row.id in ids]

@@ -1414,7 +1414,7 @@ def work_as(url: str) -> None:
             workerss.sweep(conn, silent_ms=1)
             admit.forget_unused(conn, unused_ms=1, limit=10)
             notify.wake_others(conn)
-            workerss.say(conn, "w", "paused")
+            workerss.write_state(conn, "w", "paused")
             pauses.end_pauses(conn)
         workers_look.due_in(database, workers_look.KnownQueues())
         task = app.task(name="shop.note")(lambda text: text)

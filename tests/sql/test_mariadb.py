@@ -86,8 +86,8 @@ def operate_schedules(conn: Connection, held: list[Any]) -> None:
 def operate_workers(conn: Connection, held: list[Any]) -> None:
     workers.register(conn, id="me", host="h", pid=1, version="1", queues=["third"], concurrency=1)
     workers.stand_in(conn, ["me"], lease_ms=30_000)
-    workers.ask(conn, ["me"], "pause")
-    workers.say(conn, "me", "paused")
+    workers.request(conn, ["me"], "pause")
+    workers.write_state(conn, "me", "paused")
     admit.sweep_on(conn, "", 500)
 
 

@@ -189,7 +189,7 @@ def test_an_idle_worker_sends_no_extra_query_for_requests(
     read: list[str] = []
     real = workers.read
 
-    def counted(conn: Connection, id: str) -> workers.Wanted:
+    def counted(conn: Connection, id: str) -> workers.Requests:
         read.append(id)
         return real(conn, id)
 

@@ -667,7 +667,7 @@ def test_a_worker_in_another_database_is_not_watched(children: Any) -> None:
     sent: list[str] = []
     found = [children("here", sent), children("elsewhere", sent)]
     host = host_of(found, known=lambda worker: worker == "here")
-    host.publish(workers.Wanted())
+    host.publish(workers.Requests())
     assert [child.box.last_poll() > 0 for child in found] == [True, False]
     host.send()
     assert sent == ["here"]

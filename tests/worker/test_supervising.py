@@ -297,10 +297,10 @@ def test_a_later_worker_is_notified_of_the_end_of_a_pause() -> None:
     children = [child("first")]
     keeper: Any = SimpleNamespace(knows=bool)
     host = Dispatcher(lambda: children, keeper)
-    host.publish(workers.Wanted(all_paused=True))
+    host.publish(workers.Requests(all_paused=True))
     children.append(child("second"))
     for _ in range(2):
-        host.publish(workers.Wanted(all_paused=False))
+        host.publish(workers.Requests(all_paused=False))
     assert said == [("first", True), ("first", False), ("second", False)]
 
 

@@ -60,7 +60,6 @@ from sqlq.store.jobs.rows import (
     computed,
     fields,
     insert_of_many,
-    is_delayed,
     option_values,
     options_of,
     options_of_any,
@@ -166,8 +165,9 @@ class SingleInsert:
 
 @lru_cache(maxsize=256)
 def _insert_of_one(dialect: Any, schema: str | None, options: tuple[str, ...]) -> SingleInsert:
-    returned = (jobs.c.id, NEW_STATE) if is_delayed(options) else (jobs.c.id,)
-    return SingleInsert(insert_returning(jobs, computed(options), *returned), dialect, schema, options)
+    columns = computed(options)
+    returned = (jobs.c.id, NEW_STATE) if "available_at" in columns else (jobs.c.id,)
+    return SingleInsert(insert_returning(jobs, columns, *returned), dialect, schema, options)
 
 
 @lru_cache(maxsize=256)

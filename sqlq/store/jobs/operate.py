@@ -19,10 +19,10 @@ from sqlalchemy import (
     Row,
     bindparam,
     case,
-    exists,
     func,
     literal,
     select,
+    true,
     union_all,
     update,
 )
@@ -134,10 +134,9 @@ def holds_jobs(conn: Connection, name: str) -> bool:
     """Whether a queue has live or failed jobs. (Finished ones do not count: there may be many, and they have
     no index.)"""
     # in two halves, since each has an index
-    waiting = exists().where(jobs.c.queue == name, IS_UNRESERVED)
-    running = exists().where(jobs.c.queue == name, IS_RESERVED)
-    failed = exists().where(failed_jobs.c.queue == name)
-    return bool(conn.scalar(select(case((waiting | running | failed, 1), else_=0))))
+    of_queue = ((jobs, IS_UNRESERVED), (jobs, IS_RESERVED), (failed_jobs, true()))
+    queries = (select(table.c.id).where(table.c.queue == name, where).limit(1) for table, where in of_queue)
+    return any(conn.scalar(query) is not None for query in queries)
 
 
 # -- change --------------------------------------------------------------------------------------------------

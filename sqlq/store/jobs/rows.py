@@ -47,11 +47,9 @@ LIVE_STATE = case(
     else_=NEW_STATE,
 )
 
-ENDED_STATE = finished_jobs.c.outcome
-
 TABLES: tuple[tuple[Table, Expression], ...] = (
     (jobs, LIVE_STATE),
-    (finished_jobs, ENDED_STATE),
+    (finished_jobs, finished_jobs.c.outcome),
     (failed_jobs, literal(State.FAILED.value)),
 )
 """The tables of jobs, each with the state of its rows."""
@@ -139,11 +137,6 @@ def row_of(job: NewJob, options: Sequence[str]) -> dict[str, Any]:
     return {name: getattr(job, FIELDS[name]) for name in parameters_of(options)}
 
 
-def is_delayed(options: Sequence[str]) -> bool:
-    """Whether jobs that have these options may be due later."""
-    return not DUE.keys().isdisjoint(options)
-
-
 Value: TypeAlias = Callable[[str], Expression]
 """Returns the expression of an option."""
 
@@ -162,7 +155,7 @@ def computed(options: Sequence[str], value: Value = _parameter) -> Mapping[str, 
     """Return the computed columns of jobs that have these options. A job under a limit is blocked until it
     is admitted."""
     at = due(options, value)
-    times: dict[str, Expression] = {"available_at": at} if is_delayed(options) else {}
+    times: dict[str, Expression] = {} if DUE.keys().isdisjoint(options) else {"available_at": at}
     ends = [value("start_by")] if "start_by" in options else []
     if "start_within_ms" in options:
         ends.append(time_after(at, value("start_within_ms")))

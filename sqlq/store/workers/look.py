@@ -14,7 +14,7 @@ from sqlq.database.database import Database
 from sqlq.database.values import LARGEST_WINDOW, LookRequest
 from sqlq.store.workers import workers as workerss
 from sqlq.store.workers.notify import channel
-from sqlq.store.workers.workers import Wanted
+from sqlq.store.workers.workers import Requests
 
 KEPT_SECONDS = 600.0
 """A queue stays known for this time after its last job was claimed."""
@@ -96,7 +96,7 @@ class Look(NamedTuple):
     """Whether a job is under a limit; None likewise."""
     tick_ms: float | None
     """The milliseconds until the next schedule is due; None where there is none."""
-    wanted: Wanted
+    wanted: Requests
     """The requests of operators to the workers."""
 
 
@@ -119,4 +119,4 @@ def look(
         rows, key=lambda row: row[0] is None
     )
     due_ms = _noted(queues, [row[:3] for row in due], ())
-    return Look(due_ms, listens, hosts, expired, limited, tick_ms, workerss.wanted(*wanted))
+    return Look(due_ms, listens, hosts, expired, limited, tick_ms, workerss.requests_of(*wanted))

@@ -16,15 +16,11 @@ from sqlq.store.workers.notify import wake_others
 
 def paused(conn: Connection) -> Pauses:
     """Return the pauses of queues."""
-    return read(conn)[0]
-
-
-def read(conn: Connection) -> tuple[Pauses, float | None]:
-    """Return the pauses, and the milliseconds until the first of them ends; None where none has an end."""
     rows = conn.execute(_PAUSED).all()
     left = [row.paused_until - row.now for row in rows if row.paused_until is not None]
     pauses = Pauses({row.queue: Pause(row.paused_at, row.paused_until) for row in rows})
-    return pauses, min(left).total_seconds() * 1000 if left else None
+    pauses.next_end_ms = min(left).total_seconds() * 1000 if left else None
+    return pauses
 
 
 ALL = ""
@@ -40,6 +36,9 @@ class Pause(NamedTuple):
 
 class Pauses:
     """The queues that are paused, each or all together."""
+
+    next_end_ms: float | None = None
+    """The milliseconds until the first pause ends; None where none has an end."""
 
     def __init__(self, rows: dict[str, Pause]) -> None:
         self.all = rows.pop(ALL, None)

@@ -172,7 +172,7 @@ class Request(NamedTuple):
     cancels_at: int | None
 
 
-class Wanted(NamedTuple):
+class Requests(NamedTuple):
     """The requests of operators to workers."""
 
     requests: tuple[Request, ...] = ()
@@ -181,18 +181,18 @@ class Wanted(NamedTuple):
     """The milliseconds until the next pause ends; None where none has an end."""
 
 
-def wanted(requests: str | None, all_paused: bool, pause_ms: float | None) -> Wanted:
+def requests_of(requests: str | None, all_paused: bool, pause_ms: float | None) -> Requests:
     """Return the requests that a poll has read."""
     rows = [] if requests is None else json.loads(requests)
-    return Wanted(tuple(Request(*row) for row in rows), bool(all_paused), pause_ms)
+    return Requests(tuple(Request(*row) for row in rows), bool(all_paused), pause_ms)
 
 
-def read(conn: Connection, id: str) -> Wanted:
+def read(conn: Connection, id: str) -> Requests:
     """Return the requests to one worker, and to all."""
     row = conn.execute(_REQUEST, {"id": id}).one_or_none()
-    paused, ends_ms = pauses.read(conn)
+    paused = pauses.paused(conn)
     requests = () if row is None else (Request(*row),)
-    return Wanted(requests, paused.all is not None, ends_ms)
+    return Requests(requests, paused.all is not None, paused.next_end_ms)
 
 
 _REQUEST = select(
@@ -203,7 +203,7 @@ _REQUEST = select(
 ).where(workers.c.id == bindparam("id"))
 
 
-def ask(conn: Connection, ids: Collection[str], word: str) -> set[str]:
+def request(conn: Connection, ids: Collection[str], word: str) -> set[str]:
     """Send workers a request: pause, resume, stop or restart. Return those whose rows exist."""
     return _write(conn, ids, asked=word, asked_at=now())
 
@@ -215,7 +215,7 @@ def _write(conn: Connection, ids: Collection[str], *, waits: bool = True, **valu
     return {row.id for row in dialect_of(conn).sql.change(conn, writing)}
 
 
-def say(conn: Connection, id: str, state: str, *, waits: bool = True) -> None:
+def write_state(conn: Connection, id: str, state: str, *, waits: bool = True) -> None:
     """Write the state of a worker; without `waits`, skip it while another transaction has locked the row."""
     _write(conn, [id], waits=waits, state=state, state_at=now())
 

@@ -25,7 +25,7 @@ from sqlq.config.constants import VERSION
 from sqlq.errors import MissingFileError, SchemaVersionError
 from sqlq.schema import version
 from sqlq.store.workers import pauses, workers
-from sqlq.store.workers.workers import PAUSED, STARTING, STOPPING, WORKING, Request, Wanted
+from sqlq.store.workers.workers import PAUSED, STARTING, STOPPING, WORKING, Request, Requests
 from sqlq.worker.decide import Retire
 from sqlq.worker.ipc.parent import Handlers, NoParent
 from sqlq.worker.lifecycle.stop import Grace
@@ -119,7 +119,7 @@ class Control(Service):
             "request": lambda fields: self._requested(Request(*fields)),
         }
 
-    def follow(self, wanted: Wanted) -> None:
+    def follow(self, wanted: Requests) -> None:
         """Follow the requests that a look has returned, as far as they are new."""
         self.pause_all(paused=wanted.all_paused)
         for request in wanted.requests:
@@ -179,7 +179,7 @@ class Control(Service):
         state = self.state
         if state != self._written_state:
             with self.database.begin() as conn:
-                workers.say(conn, self._worker, state)
+                workers.write_state(conn, self._worker, state)
             self._written_state = state
 
     def pauses_ended(self, names: list[str]) -> None:

@@ -339,7 +339,7 @@ class EndPauses(Service):
     def run(self) -> float:
         with self.database.begin() as conn:
             queues = pauses.end_pauses(conn)
-            _, next_ms = pauses.read(conn)
+            next_ms = pauses.paused(conn).next_end_ms
         for name in queues:
             which = "all queues" if name == pauses.ALL else f"the queue {name}"
             log.info("the pause of %s is over", which, event="resumed")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 
 from sqlq.store.workers.look import Look
-from sqlq.store.workers.workers import Wanted
+from sqlq.store.workers.workers import Requests
 from sqlq.worker.ipc.parent import Facts, NoParent
 from sqlq.worker.ipc.pipe import Message
 from sqlq.worker.maintain.maintenance import Maintenance
@@ -87,7 +87,7 @@ class Dispatcher:
         self._maintenance.expect_end_of_pause(look.wanted.pause_ms)
         self._maintenance.looked(look, at)
 
-    def publish(self, requested: Wanted) -> None:
+    def publish(self, requested: Requests) -> None:
         """Note in the memory of the workers that a look was made for them. Send each the new requests of
         operators to it."""
         requests = {request.worker: list(request) for request in requested.requests}

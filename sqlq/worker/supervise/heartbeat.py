@@ -257,7 +257,7 @@ class Heartbeat(Loop):
             if stuck:
                 with self.database.begin() as conn:
                     # it may be stuck in a transaction that has locked its row
-                    workers.say(conn, worker, STUCK, waits=False)
+                    workers.write_state(conn, worker, STUCK, waits=False)
             elif (link := self._kept.get(worker)) is not None:
                 link.offer(write_state=True)
             del self._stuck[0]
