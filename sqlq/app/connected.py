@@ -263,9 +263,12 @@ def address_of(
             "the database URL is None, as of os.environ.get for a variable that is not set: set it, or "
             "leave the argument out for SQLQ_DATABASE_URL, pyproject.toml or sqlite:///sqlq.db"
         )
-    if not isinstance(url, Kept) and url is not None and engine is not None:
+    url = None if isinstance(url, Kept) else url
+    if engine is None:
+        where = database_url(url)
+    elif url is not None:
         raise ConfigurationError("App got both a url and an engine: give one of them")
-    if engine is not None:
+    else:
         sync = getattr(engine, "sync_engine", engine)
         if not isinstance(sync, Engine):
             raise ConfigurationError(
@@ -273,8 +276,6 @@ def address_of(
                 "given as App(url)"
             )
         where = supported(sync.url)
-    else:
-        where = database_url(None if isinstance(url, Kept) else url)
     if "listen_url" in kept and listen_url and database_url(listen_url).database != where.database:
         listen_url = None  # guard: where-to-listen-goes-with-the-database
     return Address(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, as_completed
-from contextlib import aclosing, closing, contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, TypeAlias, overload
@@ -101,20 +101,6 @@ class AsCompleted(Generic[R]):
             for job in await asyncio.to_thread(self._look_at_last, rows):
                 yield job
         self._refuse_pending()
-
-    def wait(self, is_enough: Callable[[Job[R]], bool]) -> None:
-        """Go through the jobs, up to one that is enough."""
-        with closing(iter(self)) as ended:
-            for job in ended:
-                if is_enough(job):
-                    break
-
-    async def await_(self, is_enough: Callable[[Job[R]], bool]) -> None:
-        """Do the same in asynchronous code."""
-        async with aclosing(self.__aiter__()) as ended:
-            async for job in ended:
-                if is_enough(job):
-                    break
 
     def job(self, id: int) -> Job[R]:
         """Return a job in its last known state."""
@@ -356,7 +342,9 @@ class Waits:
         >>> receipt = app.result(app.enqueue(print_receipt.new(7)), timeout="10s")  # doctest: +SKIP
         """
         end = _End(self._connected.results, job, timeout)
-        end.jobs.wait(end.is_reached_by)
+        for ended in end.jobs:
+            if end.is_reached_by(ended):
+                break
         return end.value(raw=raw)
 
     @overload
@@ -378,7 +366,10 @@ class Waits:
         >>> receipt = await app.aresult(job, timeout="10s")  # doctest: +SKIP
         """
         end = _End(self._connected.results, job, timeout)
-        await end.jobs.await_(end.is_reached_by)
+        async with aclosing(aiter(end.jobs)) as jobs:
+            async for ended in jobs:
+                if end.is_reached_by(ended):
+                    break
         return end.value(raw=raw)
 
     @checks_arguments
@@ -396,7 +387,9 @@ class Waits:
         """
         ends = self.as_completed(jobs, timeout)
         with suppress(WaitTimeoutError):
-            ends.wait(lambda _: not all)
+            for _ in ends:
+                if not all:
+                    break
         return ends.waited()
 
     @checks_arguments
@@ -408,8 +401,11 @@ class Waits:
         >>> done = await app.await_all(jobs, "5s")  # doctest: +SKIP
         """
         ends = self.as_completed(jobs, timeout)
-        with suppress(WaitTimeoutError):
-            await ends.await_(lambda _: not all)
+        async with aclosing(aiter(ends)) as ended:
+            with suppress(WaitTimeoutError):
+                async for _ in ended:
+                    if not all:
+                        break
         return ends.waited()
 
     @checks_arguments

@@ -11,10 +11,12 @@ from typing import Any, Literal
 from sqlq.app.app import App
 from sqlq.app.here import InlineJob
 from sqlq.app.inline import Here
-from sqlq.errors import ConfigurationError
+from sqlq.model.checks import checked_word
 from sqlq.model.job import State
 from sqlq.model.retry import Retry, Snooze
 from sqlq.testing.database import current
+
+When = Literal["enqueue", "commit"]
 
 
 class Inline:
@@ -30,9 +32,7 @@ class Inline:
 
 
 @contextmanager
-def inline(
-    app: App, *, at: Literal["enqueue", "commit"] = "enqueue", lifespan: Any = None
-) -> Iterator[Inline]:
+def inline(app: App, *, at: When = "enqueue", lifespan: Any = None) -> Iterator[Inline]:
     """Run this App's jobs in the test itself while the block runs, whatever `App.use` is given meanwhile;
     nothing is written, and no database is needed.
 
@@ -65,8 +65,7 @@ def inline(
     ...     place_order(session, ...)  # enqueues, and commits
     >>> assert [job.state for job in ran.jobs] == ["finished"]  # doctest: +SKIP
     """
-    if at not in ("enqueue", "commit"):
-        raise ConfigurationError(f'inline(at={at!r}) is not known: at is "enqueue" or "commit"')
+    checked_word(at, "at", choice=When)
     enqueuer = InlineEnqueuer(app, at_commit=at == "commit", lifespan=lifespan)
     before, app._stand_in = app._stand_in, enqueuer
     try:

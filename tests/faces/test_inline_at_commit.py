@@ -558,7 +558,7 @@ def test_a_wrong_session_is_refused_as_outside_inline(shop: Shop) -> None:
 
 def test_inline_refuses_an_unknown_value_of_at(shop: Shop) -> None:
     with (
-        pytest.raises(sqlq.errors.ConfigurationError, match=r'at is "enqueue" or "commit"'),
+        pytest.raises(sqlq.errors.ConfigurationError, match=r'at is .*: it is "enqueue" or "commit"'),
         inline(
             shop.app,
             at="flush",  # type: ignore[arg-type]
