@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from sqlq.config.json_text import AsJson
 from sqlq.model.job import error_line
-from sqlq.model.traceback_lines import users_line
+from sqlq.model.outcome import users_line
 from sqlq.store.jobs.lookup import FailedRow, traces
 
 PARTS = 24

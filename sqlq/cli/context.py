@@ -301,7 +301,7 @@ def _why_not_imported(module: str, error: BaseException) -> str:
 
 def _described(error: BaseException) -> str:
     """Return an error in the user's code with the line it comes from."""
-    from sqlq.model.traceback_lines import users_line
+    from sqlq.model.outcome import users_line
 
     line = users_line("".join(format_exception(error)), or_last=True)
     where = "" if line is None else f" ({line.file}, line {line.number})"

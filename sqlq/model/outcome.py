@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import re
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import Row
@@ -284,3 +287,30 @@ def check_follow_ups(job: Ending) -> None:
     for text, column in ((job.on_success, "on_success"), (failure, "on_failure"), (failure, "on_cancel")):
         if text is not None:
             Follower.from_text(text, column)
+
+
+# -- the user's line of an error -----------------------------------------------------------------------------
+
+_FRAME = re.compile(r' *File "([^"]+)", line (\d+), in (.+)$')
+_OWN = f"{Path(__file__).parents[1]}{os.sep}"
+_NOT_THE_USERS = ("site-packages", "dist-packages", _OWN, "lib/python3", "<frozen")
+
+
+class Line(NamedTuple):
+    """A line of a traceback; `file` has its folder's name before it."""
+
+    file: str
+    number: int
+    function: str
+
+
+def users_line(trace: str | None, *, or_last: bool = False) -> Line | None:
+    """Return the last line of a traceback that is the user's own. Where none is, return None, or with
+    `or_last` the last one."""
+    frames = [frame for text in (trace or "").split("\n") if (frame := _FRAME.match(text))]
+    own = [frame for frame in frames if not any(mark in frame[1] for mark in _NOT_THE_USERS)]
+    lines = own or (frames if or_last else [])
+    if not lines:
+        return None
+    path, number, function = lines[-1].groups()
+    return Line("/".join(path.replace("\\", "/").split("/")[-2:]), int(number), function.strip())

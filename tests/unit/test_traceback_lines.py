@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlq.model.traceback_lines import Line, users_line
+from sqlq.model.outcome import Line, users_line
 
 TRACE = """\
 Traceback (most recent call last):

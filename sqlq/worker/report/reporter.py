@@ -20,9 +20,9 @@ from sqlq.model.outcome import (
     Released,
     Retried,
     SelfCompleted,
+    users_line,
 )
 from sqlq.model.retry import describe, remote_error
-from sqlq.model.traceback_lines import users_line
 from sqlq.store.jobs.settle import Rescued
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.report.meter import Meter
