@@ -332,7 +332,7 @@ def _call(running: Attempt, run: Run) -> Any:
 
 
 def _is_async(running: Attempt) -> bool:
-    return running.task_found is not None and running.task_found.is_async
+    return running.registered is not None and running.registered.is_async
 
 
 def is_on_a_loop() -> bool:

@@ -259,7 +259,7 @@ def fresh_connections(running: JobContext) -> Iterator[None]:
     """Do for an attempt what Django does for a request: use no connection that is broken or too old, and
     leave none behind."""
     attempt = attempt_of(running)
-    on_a_loop = attempt.task_found is not None and attempt.task_found.is_async
+    on_a_loop = attempt.registered is not None and attempt.registered.is_async
     if on_a_loop or not attempt.has_row:  # it has no row in a test's own thread
         yield
         return

@@ -31,7 +31,7 @@ from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.lifespan import Lifespan
 from sqlq.worker.attempt.progress import ProgressWriter
 from sqlq.worker.claim.claimer import Claimer, Intake
-from sqlq.worker.decide import Act, AwaitRoom, Claim, Claimed, Retire, Turn, decide
+from sqlq.worker.decide import Act, AwaitRoom, Claim, Claimed, Retire, Signals, Turn, decide
 from sqlq.worker.ipc.parent import Facts, NoParent
 from sqlq.worker.ipc.pipe import unpacked
 from sqlq.worker.lifecycle.stop import (
@@ -50,7 +50,6 @@ from sqlq.worker.report.reporter import Reporter
 from sqlq.worker.run.executor import CROWDED_SECONDS, UNSTARTED_SECONDS, Executor
 from sqlq.worker.run.isolated import IsolatedProcesses
 from sqlq.worker.run.lease import Deadlines, Leases
-from sqlq.worker.run.signals import Signals
 from sqlq.worker.settle.after import Unblocker
 from sqlq.worker.settle.settle import Counts, Settler
 from sqlq.worker.threads.log import log

@@ -43,7 +43,7 @@ def test_the_line_of_a_finished_job_equals_that_of_a_log_record(
     reporter.log.addHandler(handler)
     reporter.log.setLevel("INFO")
     try:
-        reporter.hear(event)
+        reporter.write_line(event)
     finally:
         reporter.log.removeHandler(handler)
         reporter.log.setLevel("NOTSET")

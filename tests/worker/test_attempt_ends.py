@@ -234,7 +234,7 @@ def test_a_job_of_retention_zero_is_pruned_within_a_minute(
         with app.database.begin() as conn:
             return pruning.prune_expired(conn, limit=9, later_ms=later_ms)
 
-    assert services.SEEN_MS / 1000 + (2 - services.SHORTEST_RHYTHM) * services.PRUNE_SECONDS < 60
+    assert services.SEEN_MS / 1000 + (2 - services.MIN_RHYTHM_SHARE) * services.PRUNE_SECONDS < 60
     with working(app) as worker:
         wait_until(lambda: len(finished()) == 2, what="both finished")
         assert pruned(services.SEEN_MS) == 0

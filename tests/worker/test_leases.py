@@ -414,13 +414,13 @@ def test_a_renewal_by_the_supervisor_extends_trust_and_reveals_lost_jobs(
     with engine.begin() as conn:
         conn.execute(text("UPDATE jobs SET lease_token = lease_token + 1 WHERE id = :id"), {"id": lost.id})
     leases.renewed_for_us({kept.right: True}, 100.0, entered=True)
-    assert (kept.trusted_until, kept.cancel_requested, kept.asked_to_stop) == (
+    assert (kept.trusted_until, kept.cancel_requested, kept.stop_requested) == (
         leases.trusted_until(100.0),
         True,
         True,
     )
     leases.beat()  # as its thread does for what is missing
-    assert (lost.trusted_until, lost.asked_to_stop, len(leases)) == (0.0, True, 1)
+    assert (lost.trusted_until, lost.stop_requested, len(leases)) == (0.0, True, 1)
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

@@ -361,7 +361,7 @@ class Noted(services.PolledService):
 def test_a_polled_service_runs_when_a_poll_has_found_work() -> None:
     silent: list[bool] = []
     service = noted = Noted(lambda: not silent)
-    rhythm = RESCUE_MS / 1000 * services.SHORTEST_RHYTHM
+    rhythm = RESCUE_MS / 1000 * services.MIN_RHYTHM_SHARE
     assert service.run() >= rhythm
     assert noted.turns == 0
     service.calls += 1

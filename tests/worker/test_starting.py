@@ -372,7 +372,7 @@ def test_a_cancel_after_the_loop_is_closed_blocks_nothing() -> None:
     job = running(1)
     job.on_cancel(asyncio.run(meanwhile()))
     job.cancel()
-    assert job.asked_to_stop
+    assert job.stop_requested
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -439,7 +439,7 @@ def test_a_cancelled_handler_past_its_timeout_counts_as_stuck(
     deadlines.watch([job])
     deadlines.start()
     try:
-        deadlines.ask_to_stop(job)
+        deadlines.request_stop(job)
         wait_until(lambda: stuck == [1], timeout=20, what="the one that goes on past its timeout")
     finally:
         deadlines.close()
@@ -693,7 +693,7 @@ def test_unwritten_outcomes_bound_the_started_jobs_on_sqlite(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job that has run, and whose outcome is not written, runs again after a crash."""
-    monkeypatch.setattr(settling, "MOST_UNWRITTEN_IN_A_FILE", 5)
+    monkeypatch.setattr(settling, "MAX_UNWRITTEN_IN_A_FILE", 5)
     ran: list[int] = []
     task = app.task(name="t")(lambda: ran.append(1))
     locked, free = threading.Event(), threading.Event()

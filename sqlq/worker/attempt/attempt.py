@@ -59,7 +59,7 @@ class Attempt:
     alone = False
     """Whether its process runs no other job, before or after."""
     cancelled_at: float | None = None
-    heeded = False
+    stop_noticed = False
     """Whether the handler has read that it should stop."""
     error: BaseException | None = None
     """The exception of the handler, or of its timeout; None where another process raised it."""
@@ -113,7 +113,7 @@ class Attempt:
         """Id and lease token: they entitle to write to the job's row."""
         if task is not None and task._elsewhere:
             task = task._in_queue(claimed.queue)
-        self.task_found = task
+        self.registered = task
         self.trusted_until = trusted_until
         """Until when, by this machine's monotonic clock, the lease is certainly ours."""
         self.target = target
@@ -156,9 +156,9 @@ class Attempt:
     @property
     def keeps_ms(self) -> int | None:
         """The retention of the task, where the row has none."""
-        if self.claimed.retention_ms is not None or self.task_found is None:
+        if self.claimed.retention_ms is not None or self.registered is None:
             return None
-        return self.task_found.retention_ms
+        return self.registered.retention_ms
 
     def note(self) -> Note:
         """Return the progress and the retention, as they are written to the row."""
@@ -184,7 +184,7 @@ class Attempt:
         return late_ms + 1000 * (monotonic() - self.claimed_at) >= 0
 
     @property
-    def asked_to_stop(self) -> bool:
+    def stop_requested(self) -> bool:
         return self.cancelled_at is not None
 
     def on_cancel(self, stop: Callable[[], object] | None) -> None:

@@ -117,7 +117,7 @@ def _prepared(attempt: Attempt, starting: Starting) -> Outcome | None:
 
     Raises `ArgumentsError` for a payload that no handler can be called with, and for a cursor that is none.
     """
-    job, task = attempt.claimed, attempt.task_found
+    job, task = attempt.claimed, attempt.registered
     # guard: what-is-given-back-does-not-start
     stops = attempt.cancelled_at is not None or attempt.cancel_requested
     is_late = job.late_ms is not None and attempt.is_too_late
@@ -128,9 +128,9 @@ def _prepared(attempt: Attempt, starting: Starting) -> Outcome | None:
         check_follow_ups(job)
     try:
         attempt.arguments = task._interface.arguments(job.payload)
-    except MisfitError as misfit:  # in a rolling deploy another worker's handler may take them
-        text = f"{misfit}; no worker's handler took these arguments for {readable(job.unknown_ms or 0)}"
-        why = f"its arguments do not fit the handler here ({misfit})"
+    except MisfitError as error:  # in a rolling deploy another worker's handler may take them
+        text = f"{error}; no worker's handler took these arguments for {readable(job.unknown_ms or 0)}"
+        why = f"its arguments do not fit the handler here ({error})"
         return put_off(job, "bad_payload", why, ArgumentsError(text))  # guard: misfits-are-put-back
     if job.headers is not None:
         headers.decode(job.headers)  # guard: headers-are-read-first
@@ -147,7 +147,7 @@ def call_handler(attempt: Attempt, run: Run = asyncio.run) -> Any:
     `sqlq.testing.inline` allow the same results. Raises `TypeError` for a generator, and the handler's
     exceptions.
     """
-    task = attempt.task_found
+    task = attempt.registered
     assert task is not None
     if task._surroundings:
         # context variables of middleware do not reach the next job; guard: a-context-for-each-attempt
@@ -157,7 +157,7 @@ def call_handler(attempt: Attempt, run: Run = asyncio.run) -> Any:
 
 def acall_handler(attempt: Attempt) -> Coroutine[Any, Any, Any]:
     """Return the call of an `async def` handler, to be awaited. Otherwise as `call_handler`."""
-    task = attempt.task_found
+    task = attempt.registered
     assert task is not None
     return _acall_surrounded(attempt, task) if task._surroundings else _acall(attempt, task)
 
@@ -209,7 +209,7 @@ async def _acall_surrounded(attempt: Attempt, task: Task[..., Any]) -> Any:
 def _swallowed(attempt: Attempt) -> None:
     """Return the result of an attempt whose exception middleware has swallowed. It has finished, unless it
     was made to stop."""
-    attempt.heeded = attempt.heeded or attempt.asked_to_stop  # guard: swallowed-stop-is-released
+    attempt.stop_noticed = attempt.stop_noticed or attempt.stop_requested  # guard: swallowed-stop-is-released
 
 
 async def _awaited(attempt: Attempt, awaitable: Any, errors: list[BaseException]) -> Any:
@@ -271,10 +271,10 @@ def _ended(attempt: Attempt, result: Any) -> Outcome:
         text = "complete() was called, but its transaction did not commit"
     elif attempt.growth is not None and attempt.growth.steps:  # guard: growth-is-not-dropped
         text = UNWRITTEN_GROWTH
-    elif attempt.heeded:  # guard: stopped-is-not-finished
+    elif attempt.stop_noticed:  # guard: stopped-is-not-finished
         return late(attempt) or stopped(attempt)
     else:
-        return late(attempt) or completion(result, attempt.claimed, attempt.task_found)
+        return late(attempt) or completion(result, attempt.claimed, attempt.registered)
     error = ErrorText("sqlq.errors.SqlqError", text)
     outcome = late(attempt) or failed(attempt.claimed, error, _policy(attempt))
     return SelfCompleted(outcome) if attempt.completed else outcome  # guard: complete-must-commit
@@ -309,7 +309,7 @@ def _judged(attempt: Attempt, error: BaseException) -> Outcome:
         return Failed("bad_signature", describe(error))
     # a CancelledError that no part of sqlq requested is the handler's own, and an error like others
     if (
-        attempt.asked_to_stop
+        attempt.stop_requested
         and (attempt.cancel_requested or isinstance(error, asyncio.CancelledError))
         and not isinstance(error, Signal)
     ):
@@ -326,7 +326,7 @@ def _in_user_code(error: BaseException) -> BaseException:
 
 
 def _policy(attempt: Attempt) -> RetryPolicy:
-    policy = DEFAULT_POLICY if attempt.task_found is None else attempt.task_found.retry
+    policy = DEFAULT_POLICY if attempt.registered is None else attempt.registered.retry
     if attempt.claimed.backoff is None:
         return policy
     try:
@@ -356,7 +356,7 @@ def _not_runnable(attempt: Attempt) -> Outcome:
     job = attempt.claimed
     if attempt.cancel_requested:  # guard: cancelled-before-it-starts
         return Cancelled(ON_REQUEST)
-    if attempt.asked_to_stop:
+    if attempt.stop_requested:
         return given_back(job)
     if attempt.is_too_late:  # guard: too-late-is-not-started
         return Cancelled(NOT_IN_TIME)

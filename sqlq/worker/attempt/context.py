@@ -164,7 +164,7 @@ class JobContext:
     @property
     def app(self) -> App:
         """The App of the job, for a handler that enqueues more jobs."""
-        task = self._attempt.task_found
+        task = self._attempt.registered
         if task is None or task._app is None:
             raise ConfigurationError(f"job {self.id} has no App: its task is not registered with one")
         app: App = task._app
@@ -193,7 +193,7 @@ class JobContext:
     def headers(self) -> Mapping[str, Any]:
         """The headers of the job, or else of its task, without sqlq's own; read-only. Raises `ArgumentsError`
         for malformed headers that SQL has inserted; the attempt then fails before it begins."""
-        text, task = self._attempt.claimed.headers, self._attempt.task_found
+        text, task = self._attempt.claimed.headers, self._attempt.registered
         if text is None:
             return headings.NO_HEADERS if task is None else task.headers
         return headings.shown(text)
@@ -226,9 +226,9 @@ class JobContext:
         return does not finish the job: it is released (or cancelled, or timed out). An `async def` handler is
         cancelled. A handler in a subprocess gets this request, and then its process is killed.
         """
-        if self._attempt.asked_to_stop:
-            self._attempt.heeded = True
-        return self._attempt.heeded
+        if self._attempt.stop_requested:
+            self._attempt.stop_noticed = True
+        return self._attempt.stop_noticed
 
     def progress(self, done: float, of: float | None = None, note: str | None = None) -> None:
         """Report how far the job has come: `done`, `of` so much in all, and a `note` of up to 255 characters.
@@ -446,8 +446,8 @@ class JobContext:
 
 
 def _progress(done: Any, of: Any, note: Any) -> Progress:
-    numbers = [float(done), *([] if of is None else [float(of)])]
-    if not all(map(math.isfinite, numbers)):
-        raise ValueError(f"{done!r} of {of!r} are no numbers")
+    done, of = float(done), None if of is None else float(of)
+    if not math.isfinite(done + (of or 0.0)):
+        raise ValueError(f"{done} of {of} are no numbers")
     text = None if note is None else scrubbed(str(note)[:NOTE_CHARACTERS], 4 * NOTE_CHARACTERS)
-    return Progress(numbers[0], None if of is None else numbers[1], text)
+    return Progress(done, of, text)

@@ -18,20 +18,20 @@ LOOK_SECONDS = 0.1
 
 
 @contextmanager
-def entered(scope: Scope, run: Run, fell: Callable[[], None] = lambda: None) -> Iterator[Any]:
+def entered(scope: Scope, run: Run, ended: Callable[[], None] = lambda: None) -> Iterator[Any]:
     """Enter a lifespan, and leave it after the block. It lives in this thread, or, if asynchronous, on the
     loop on which `run` runs coroutines.
 
-    `fell` is called when an asynchronous one ends before it is left. Raises `SqlqError` when entering fails;
+    `ended` is called when an asynchronous one ends before it is left. Raises `SqlqError` when entering fails;
     a failure to leave is logged.
     """
     try:
-        opened = _on_loop(scope, run, fell) if scope.is_async else scope.open()
+        opened = _on_loop(scope, run, ended) if scope.is_async else scope.open()
         value = opened.__enter__()
     except BaseException as error:
         log.error("the lifespan %s failed", scope.name, exc_info=error)
-        said = str(error).partition("\n")[0]
-        raise SqlqError(f"the lifespan {scope.name} failed: {type(error).__name__}: {said}") from error
+        text = str(error).partition("\n")[0]
+        raise SqlqError(f"the lifespan {scope.name} failed: {type(error).__name__}: {text}") from error
     try:
         yield value
     finally:
@@ -42,7 +42,7 @@ def entered(scope: Scope, run: Run, fell: Callable[[], None] = lambda: None) -> 
 
 
 @contextmanager
-def _on_loop(scope: Scope, run: Run, fell: Callable[[], None]) -> Iterator[Any]:
+def _on_loop(scope: Scope, run: Run, ended: Callable[[], None]) -> Iterator[Any]:
     """Enter an asynchronous lifespan, and leave it after the block.
 
     It lives in one asyncio task: the task that enters a task group or a cancel scope must also leave it.
@@ -60,7 +60,7 @@ def _on_loop(scope: Scope, run: Run, fell: Callable[[], None]) -> Iterator[Any]:
         await asyncio.wait([task, entered], return_when=asyncio.FIRST_COMPLETED)
         if not entered.done():
             task.result()  # which raises
-        task.add_done_callback(lambda _: None if leaving.is_set() else fell())
+        task.add_done_callback(lambda _: None if leaving.is_set() else ended())
         return task, entered.result()
 
     async def leave(task: asyncio.Task[None]) -> None:
@@ -82,13 +82,13 @@ class Lifespan:
     """The value that it yielded."""
     _error: SqlqError | None = None
 
-    def __init__(self, scope: Scope | None, run: Run, fell: Callable[[], None]) -> None:
+    def __init__(self, scope: Scope | None, run: Run, ended: Callable[[], None]) -> None:
         self.exists = scope is not None
         self.name = "" if scope is None else scope.name
         self._entered = threading.Event()
         self._leave = threading.Event()
         self._thread = threading.Thread(
-            target=self._run, args=(scope, run, fell), name="sqlq-lifespan", daemon=True
+            target=self._run, args=(scope, run, ended), name="sqlq-lifespan", daemon=True
         )
 
     def enter(self, may_wait: Callable[[], bool]) -> bool:
@@ -115,9 +115,9 @@ class Lifespan:
         """Return whether it has been entered, or is being entered, and has not ended."""
         return self._thread.is_alive()
 
-    def _run(self, scope: Scope, run: Run, fell: Callable[[], None]) -> None:
+    def _run(self, scope: Scope, run: Run, ended: Callable[[], None]) -> None:
         try:
-            with entered(scope, run, fell) as self.value:
+            with entered(scope, run, ended) as self.value:
                 self._entered.set()
                 self._leave.wait()
         except SqlqError as error:

@@ -97,7 +97,7 @@ def complete(attempt: Attempt, session: SyncSession, result: Any) -> None:
     """Complete the job in the transaction of a session; see `JobContext.complete`."""
     encryption = attempt.target.encryption
     joined = transaction_to_complete(session)
-    done = completion(result, attempt.claimed, attempt.task_found)
+    done = completion(result, attempt.claimed, attempt.registered)
     attempt.has_result = result is not None
     if attempt.growth is not None:
         attempt.growth._is_closed = True

@@ -26,12 +26,11 @@ from sqlq.errors import MissingFileError, SchemaVersionError
 from sqlq.schema import version
 from sqlq.store.workers import pauses, workers
 from sqlq.store.workers.workers import PAUSED, STARTING, STOPPING, WORKING, Request, Requests
-from sqlq.worker.decide import Retire
+from sqlq.worker.decide import Retire, Signals
 from sqlq.worker.ipc.parent import Handlers, NoParent
 from sqlq.worker.lifecycle.stop import Grace
 from sqlq.worker.maintain.services import UNCALLED_SECONDS, Service
 from sqlq.worker.options import WorkerOptions
-from sqlq.worker.run.signals import Signals
 from sqlq.worker.threads.log import log
 from sqlq.worker.threads.loop import Outage, passing_over
 from sqlq.worker.wait.wake import Wake
@@ -119,13 +118,13 @@ class Control(Service):
             "request": lambda fields: self._requested(Request(*fields)),
         }
 
-    def follow(self, wanted: Requests) -> None:
+    def follow(self, orders: Requests) -> None:
         """Follow the requests that a look has returned, as far as they are new."""
-        self.pause_all(paused=wanted.all_paused)
-        for request in wanted.requests:
+        self.pause_all(paused=orders.all_paused)
+        for request in orders.requests:
             if request.worker == self._worker:
                 self._requested(request)
-        self._signals.pause_ends(wanted.pause_ms)
+        self._signals.pause_ends(orders.pause_ms)
 
     def _requested(self, request: Request) -> None:
         if request.cancels_at != self._cancels_at:
@@ -158,9 +157,9 @@ class Control(Service):
         # for example, every connection of the pool may be in use; guard: control-read-errors-are-survived
         with passing_over("what operators want could not be read; trying again"):
             with self.database.read() as conn:
-                wanted = workers.read(conn, self._worker)
+                orders = workers.read(conn, self._worker)
             self._commits = commits
-            self.follow(wanted)
+            self.follow(orders)
 
     # -- the state in its row --------------------------------------------------------------------------------
 
@@ -206,8 +205,8 @@ class Control(Service):
                 with self.database.begin() as conn:
                     self.schema.look(conn, self.database.schema)
                     self.register(conn)
-                    wanted = workers.read(conn, self._worker)
-                self.follow(wanted)
+                    orders = workers.read(conn, self._worker)
+                self.follow(orders)
                 outage.over()
                 return True
             except (DBAPIError, MissingFileError, SchemaVersionError) as error:

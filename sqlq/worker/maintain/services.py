@@ -42,7 +42,7 @@ SWEEP_SHARE = 50
 NEVER = inf
 UNCALLED_SECONDS = 3600.0
 """The wait of a service that runs when it is called."""
-SHORTEST_RHYTHM = 0.8
+MIN_RHYTHM_SHARE = 0.8
 """The shortest wait of a service, as a share of its rhythm."""
 
 
@@ -108,7 +108,7 @@ def at_once(database: Database, began: float) -> float:
 
 def jittered(seconds: float) -> float:
     """Return about that number of seconds, so that the services of many workers do not fall together."""
-    return seconds * random.uniform(SHORTEST_RHYTHM, 2 - SHORTEST_RHYTHM)
+    return seconds * random.uniform(MIN_RHYTHM_SHARE, 2 - MIN_RHYTHM_SHARE)
 
 
 @dataclass(eq=False)
@@ -146,14 +146,14 @@ class Rescue(PolledService):
         began = monotonic()
         with self.database.begin() as conn:
             rescued = settle.rescue(conn, limit=RESCUE_BATCH)
-        goes_on_at = monotonic() + at_once(self.database, began)
+        next_at = monotonic() + at_once(self.database, began)
         free_after(self.database.for_claims, [job.row for job in rescued if job.failed])
         self.report(rescued, "did not renew its lease")
         # Not by their number: each batch has the jobs again whose end the database refuses.
         if not rescued:  # guard: rescue-repeats-until-empty
             return None
         self.freed()
-        return max(0.0, goes_on_at - monotonic())  # the others had the time since
+        return max(0.0, next_at - monotonic())  # the others had the time since
 
 
 @dataclass(eq=False)
@@ -256,7 +256,7 @@ class Ticks(Service):
     """When the next schedule is due, by the monotonic clock; no query is sent before."""
 
     @property
-    def _longest(self) -> float:
+    def _max_wait(self) -> float:
         return TICK_SECONDS if self.database.dialect.in_a_file else RESCUE_MS / 1000
 
     def expect(self, due_at: float) -> None:
@@ -268,7 +268,7 @@ class Ticks(Service):
         if now < self._due_at:
             # the poller reads, too, when one is due
             if self.is_watched():  # guard: poller-replaces-schedule-queries
-                return min(self._due_at - now, self._longest)
+                return min(self._due_at - now, self._max_wait)
             if wait := self._wait():
                 return wait
         self._due_at = NEVER
@@ -291,11 +291,11 @@ class Ticks(Service):
         return wait or (0.0 if done.seen else TAKEN_SECONDS)
 
     def _wait(self) -> float:
-        """Return how many seconds to wait for the next schedule, at most `_longest`; 0 where one is due."""
+        """Return how many seconds to wait for the next schedule, at most `_max_wait`; 0 where one is due."""
         wait_ms = schedules.next_in(self.database)
         wait = NEVER if wait_ms is None else max(0.0, wait_ms / 1000)
         self._due_at = monotonic() + wait
-        return min(wait, self._longest)
+        return min(wait, self._max_wait)
 
 
 @dataclass(eq=False)

@@ -66,7 +66,7 @@ def lines_of_finished() -> Callable[[Sequence[Attempt]], None] | None:
     return getattr(root.handlers[0], "finished", None)
 
 
-def hear(event: JobEvent) -> None:
+def write_line(event: JobEvent) -> None:
     """Write the line of an event. A job that has failed for good is an error, with the handler's exception
     for error reporters."""
     fields: dict[str, object] = {
@@ -84,7 +84,7 @@ def hear(event: JobEvent) -> None:
     shown = event.name == "failed" or (event.name == "retried" and log.isEnabledFor(logging.DEBUG))
     # an attempt that never began has sqlq's traceback; guard: what-never-began-has-one-line
     raised = event.exception if shown and event.reason not in NEVER_BEGAN else None
-    log.log(LEVELS[event.name], "%s", _said(event), extra=fields, exc_info=raised)
+    log.log(LEVELS[event.name], "%s", _message(event), extra=fields, exc_info=raised)
 
 
 def _bear_handlers(logger: logging.Logger) -> None:
@@ -108,7 +108,7 @@ _bear_handlers(log)
 _bear_handlers(logging.getLogger("sqlq"))
 
 
-def _said(event: JobEvent) -> str:
+def _message(event: JobEvent) -> str:
     most = "" if event.max_attempts is None else f" of {event.max_attempts}"
     about = f"job {event.id} {event.task} (queue {event.queue}, attempt {event.attempt}{most})"
     if event.label is not None:
@@ -159,15 +159,15 @@ class Reporter:
         self._events = events or Events()
         self._meter = meter
         self._finished: list[Attempt] = []
-        """The attempts of a batch whose lines `told` writes."""
+        """The attempts of a batch whose lines `flush` writes."""
 
-    def tell(self, event: JobEvent) -> None:
+    def publish(self, event: JobEvent) -> None:
         """Report an event to the log, and then to the listeners."""
         if wants(event.name):
-            hear(event)
+            write_line(event)
         self._events.publish(event)
 
-    def hears(self, name: str) -> bool:
+    def has_listeners(self, name: str) -> bool:
         """Return whether listeners want events of this name."""
         return name in self._events.subscribed
 
@@ -201,7 +201,7 @@ class Reporter:
             return
         error: ErrorText | None = getattr(outcome, "error", None)
         delay_ms: int | None = getattr(outcome, "delay_ms", None)
-        (self.tell if is_line else self._events.publish)(
+        (self.publish if is_line else self._events.publish)(
             _event(
                 name,
                 job,
@@ -213,7 +213,7 @@ class Reporter:
             )
         )
 
-    def told(self) -> None:
+    def flush(self) -> None:
         """Write the lines of the finished jobs of a batch, and send its numbers: `ended` was called for each
         of its attempts."""
         if self._finished:
@@ -222,7 +222,7 @@ class Reporter:
                 write(finished)
             else:
                 for attempt in finished:
-                    hear(_event("finished", attempt, seconds=attempt.seconds()))
+                    write_line(_event("finished", attempt, seconds=attempt.seconds()))
         if self._meter is not None:
             self._meter.flush()
 
@@ -247,7 +247,7 @@ class Reporter:
                     event, name="failed", reason=job.reason, error=describe(error), exception=error
                 )
             events.append(event)
-            self.tell(event)
+            self.publish(event)
             if self._meter is not None:
                 self._meter.event(event)
         return events

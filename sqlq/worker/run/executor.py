@@ -70,7 +70,7 @@ class Executor:
         """While `may_start` returns False nothing starts. Call `start_ready` when it returns True again."""
         self._concurrency = concurrency
         self._may_start = may_start
-        self._tell = starting
+        self._starting_job = starting
         self._done = done
         self._isolates = isolates
         self._lock = threading.Lock()
@@ -273,12 +273,12 @@ class Executor:
                 isolates.let_out(job)
             return given_back(job.claimed)
         if isolates is not None:
-            self._tell(job)
+            self._starting_job(job)
             try:
-                return isolates.execute(job, self._tell, self.start_ready)
+                return isolates.execute(job, self._starting_job, self.start_ready)
             except BaseException as error:  # guard: slot-survives-a-subprocess-error
                 return raised(job, error)
-        return execute(job, self._tell, self.run_coroutine)
+        return execute(job, self._starting_job, self.run_coroutine)
 
     # -- the event loop --------------------------------------------------------------------------------------
 
@@ -340,7 +340,7 @@ class Executor:
 
     async def _run_on_loop(self, context: contextvars.Context, job: Attempt) -> None:
         # one task for a job, and no callback at its end: each more would take a turn of the loop
-        outcome = await aexecute(job, self._tell) if job.is_trusted() else given_back(job.claimed)
+        outcome = await aexecute(job, self._starting_job) if job.is_trusted() else given_back(job.claimed)
         self._done(job, outcome)
         if (following := self._next(job, on_loop=True)) is not None:
             self._spawn(context, following)

@@ -212,7 +212,7 @@ class IsolatedProcesses:
             # guard: what-never-comes-up-is-bounded
             return given_back(running.claimed, delay_ms=None if closed else NOT_STARTED_MS)
         outcome, job = late(running), running.claimed
-        if outcome is None and (running.asked_to_stop or running.cancel_requested or closed):
+        if outcome is None and (running.stop_requested or running.cancel_requested or closed):
             outcome = stopped(running)
         if outcome is None:
             text = f"the process of its own in which this job ran {how}"
@@ -369,14 +369,14 @@ class _Jobs:
         running = self._current
         # in sqlq's own code around it an exception would lose the outcome, and a coroutine is cancelled
         while frame is not None and frame.f_code is not _run.__code__:
-            if frame.f_code is call_handler.__code__ and running is not None and running.asked_to_stop:
+            if frame.f_code is call_handler.__code__ and running is not None and running.stop_requested:
                 raise asyncio.CancelledError("the job is to stop")  # guard: isolated-handlers-are-interrupted
             frame = frame.f_back
 
     def _stop(self) -> None:
         running = self._current
         if running is not None and running.right in self._to_stop:
-            is_first = not running.asked_to_stop
+            is_first = not running.stop_requested
             running.cancel_requested = running.cancel_requested or self._to_stop[running.right]
             running.cancel()
             if is_first:  # a second exception would break off what the handler does because of the first

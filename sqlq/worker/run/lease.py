@@ -41,7 +41,7 @@ class Leases(Loop):
     _renewed_for_us_at = -inf
     _doubts: set[Right] | None = None
     """The rights to release, after a renewal by the supervisor that this worker has to check."""
-    _claims_begun = _claims_ended = 0
+    _claims_started = _claims_ended = 0
     _reports_starts = False
     """Whether listeners want to know each job that starts."""
 
@@ -64,7 +64,7 @@ class Leases(Loop):
         self._box = box
         self._trust_seconds = (lease_ms - min(LEASE_MARGIN_MS, lease_ms / 5)) / 1000
         # By right, not by id: a released job may be claimed again here before its last attempt is dropped.
-        self._held: dict[Right, Attempt] = {}
+        self._jobs: dict[Right, Attempt] = {}
         self._unwritten: set[Right] = set()
         """Jobs that were started here, and whose outcomes could not be written."""
         self._unknown: dict[Right, int] = {}
@@ -72,7 +72,7 @@ class Leases(Loop):
         claims begun when each was first seen."""
 
     def start(self) -> None:
-        self._reports_starts = self._reporter.hears("started")
+        self._reports_starts = self._reporter.has_listeners("started")
         super().start()
 
     def trusted_until(self, sent_at: float) -> float:
@@ -84,7 +84,7 @@ class Leases(Loop):
         """Mark a claim as in progress. Until it ends, the database may have leases of this worker that it
         does not know yet."""
         with self._lock:
-            self._claims_begun += 1
+            self._claims_started += 1
         try:
             yield
         finally:
@@ -95,7 +95,7 @@ class Leases(Loop):
         claimed = list(claimed)
         with self._lock:
             for job in claimed:
-                self._held[job.right] = job
+                self._jobs[job.right] = job
         self._deadlines.watch(claimed)
 
     def starting(self, job: Attempt) -> None:
@@ -109,7 +109,7 @@ class Leases(Loop):
     def drop(self, rights: Iterable[Right]) -> None:
         with self._lock:
             for right in rights:
-                self._held.pop(right, None)
+                self._jobs.pop(right, None)
         if self._box is not None:
             self._box.ended(rights)  # guard: shared-memory-drops-ended-jobs
 
@@ -132,7 +132,7 @@ class Leases(Loop):
                 self.beat()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._jobs)
 
     # -- renewing --------------------------------------------------------------------------------------------
 
@@ -141,11 +141,11 @@ class Leases(Loop):
         does, the thread here need not, unless something is missing. Does not wait for the database."""
         self._renewed_for_us_at = sent_at
         with self._lock:
-            held = {right: job for right, job in self._held.items() if job.claimed_at < sent_at}
+            jobs = {right: job for right, job in self._jobs.items() if job.claimed_at < sent_at}
             unknown, lost = compare_renewal(
-                renewed, self._held, self._unknown, self._claims_begun, self._claims_ended
+                renewed, self._jobs, self._unknown, self._claims_started, self._claims_ended
             )
-        missing = self._note(held, renewed, sent_at)
+        missing = self._note(jobs, renewed, sent_at)
         self._unknown = unknown
         if missing or lost or not entered:
             # Unknown twice in a row, and the claims under way then have ended: so the reply of a claim was
@@ -192,60 +192,60 @@ class Leases(Loop):
         """Renew the leases of all jobs held. Find out for each job that was not renewed whether it is
         lost."""
         with self._lock:
-            held = dict(self._held)
+            jobs = dict(self._jobs)
         sent_at = monotonic()
         # each statement commits by itself: a handler that holds the interpreter's lock must not keep rows
         # locked that the supervisor renews
         with self._database.single_statements() as conn:
             self._sign_of_life(conn)
-            renewed = lease.extend(conn, held, lease_ms=self._lease_ms) if held else {}
-        if missing := self._note(held, renewed, sent_at):
-            self._look_at(missing, held)
+            renewed = lease.extend(conn, jobs, lease_ms=self._lease_ms) if jobs else {}
+        if missing := self._note(jobs, renewed, sent_at):
+            self._look_at(missing, jobs)
 
-    def _note(self, held: dict[Right, Attempt], renewed: Mapping[Right, bool], sent: float) -> list[Right]:
+    def _note(self, jobs: dict[Right, Attempt], renewed: Mapping[Right, bool], sent: float) -> list[Right]:
         """Trust the renewed leases. Return the rights to the others."""
         for right, cancel_requested in renewed.items():
-            job = held.get(right)
+            job = jobs.get(right)
             if job is None:
                 continue
             job.trusted_until = self.trusted_until(sent)
             if cancel_requested:
                 self._cancel(job)
         # for ended jobs the settler finds that out; guard: what-is-settled-is-not-lost
-        return [right for right, job in held.items() if right not in renewed and not job.ended]
+        return [right for right, job in jobs.items() if right not in renewed and not job.ended]
 
     def cancel(self, rights: Iterable[Right]) -> None:
         """Request a stop of the handlers of these jobs, as far as they are held here: an operator cancels
         them."""
         with self._lock:
-            held = [self._held[right] for right in rights if right in self._held]
-        for job in held:
+            jobs = [self._jobs[right] for right in rights if right in self._jobs]
+        for job in jobs:
             self._cancel(job)
 
     def _cancel(self, job: Attempt) -> None:
-        if not (job.cancel_requested and job.asked_to_stop):  # guard: cancel-is-noted
+        if not (job.cancel_requested and job.stop_requested):  # guard: cancel-is-noted
             job.cancel_requested = True
             text = "an operator cancels it; its handler is asked to stop"
             job.log_warning("cancel_requested", text)
-            self._deadlines.ask_to_stop(job)
+            self._deadlines.request_stop(job)
 
-    def _look_at(self, missing: Sequence[Right], held: Mapping[Right, Attempt]) -> None:
+    def _look_at(self, missing: Sequence[Right], jobs: Mapping[Right, Attempt]) -> None:
         """Find the lost ones among rows that were not renewed. Others are settled by us just now, or locked
         by another transaction, and so not known."""
-        completed = {right for right in missing if held[right].completed}
+        completed = {right for right in missing if jobs[right].completed}
         with self._database.read() as conn:
-            fates = lease.states_of(conn, missing, completed=completed)
-            lost = [right for right, fate in fates.items() if fate is lease.LeaseState.LOST]
-        for right, fate in fates.items():
-            if fate is lease.LeaseState.SETTLED and right in held:
-                held[right].completed = True  # its row may be pruned while the handler goes on
+            states = lease.states_of(conn, missing, completed=completed)
+            lost = [right for right, state in states.items() if state is lease.LeaseState.LOST]
+        for right, state in states.items():
+            if state is lease.LeaseState.SETTLED and right in jobs:
+                jobs[right].completed = True  # its row may be pruned while the handler goes on
         for right in lost:
-            job = held[right]
+            job = jobs[right]
             why = "another worker has taken it, or an operator has cancelled it by force"
             self._reporter.lost(job, why)
             job.trusted_until = 0.0
             self.drop([right])
-            self._deadlines.ask_to_stop(job)  # guard: a-lost-handler-is-told
+            self._deadlines.request_stop(job)  # guard: a-lost-handler-is-told
 
 
 OVERDUE_SECONDS = 2.0
@@ -273,7 +273,7 @@ class Deadlines(Loop):
                 self._watched |= timed
             self.wake()
 
-    def ask_to_stop(self, job: Attempt) -> None:
+    def request_stop(self, job: Attempt) -> None:
         """Request a stop of a handler, and watch it until it ends."""
         job.cancel()
         with self._lock:
@@ -298,20 +298,22 @@ class Deadlines(Loop):
 
     def _look_at(self, watched: list[Attempt]) -> float:
         """Handle the deadlines that have passed; return when to look again."""
-        moment, next_look = monotonic(), inf
+        now, next_look = monotonic(), inf
         for job in watched:
-            if job.deadline is not None and job.deadline <= moment and not job.timed_out:
+            if job.deadline is not None and job.deadline <= now and not job.timed_out:
                 job.timed_out = True
                 job.cancel()
-            asked_at = job.cancelled_at
-            if asked_at is None:  # without a deadline it has not started yet
-                due = moment + UNSTARTED_LOOK_SECONDS if job.deadline is None else job.deadline
+            requested_at = job.cancelled_at
+            if requested_at is None:  # without a deadline it has not started yet
+                due = now + UNSTARTED_LOOK_SECONDS if job.deadline is None else job.deadline
             elif job.kill is None and job.deadline is not None:
                 # cancelled before, a thread or coroutine may go on until then
-                due = max(asked_at, job.deadline) + OVERDUE_SECONDS  # guard: a-cancel-does-not-hide-a-timeout
+                due = (
+                    max(requested_at, job.deadline) + OVERDUE_SECONDS
+                )  # guard: a-cancel-does-not-hide-a-timeout
             else:
-                due = asked_at + OVERDUE_SECONDS
-            if due > moment:
+                due = requested_at + OVERDUE_SECONDS
+            if due > now:
                 ahead = due if job.timed_out or job.deadline is None else min(due, job.deadline)
                 next_look = min(next_look, ahead)
                 continue

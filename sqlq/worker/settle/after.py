@@ -17,7 +17,7 @@ from sqlq.errors import MissingFileError
 from sqlq.model.job import ClaimedJob
 from sqlq.store.blockers import Blocker
 from sqlq.store.workers import notify
-from sqlq.worker.run.signals import Signals
+from sqlq.worker.decide import Signals
 from sqlq.worker.threads.log import log
 from sqlq.worker.threads.loop import IDLE_SECONDS, Loop, Outage, passing_over
 

@@ -42,9 +42,9 @@ from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.progress import ProgressWriter
+from sqlq.worker.decide import Signals
 from sqlq.worker.report.reporter import NAMES, Reporter
 from sqlq.worker.run.lease import Leases
-from sqlq.worker.run.signals import Signals
 from sqlq.worker.settle.after import Unblocker, notify_idle
 from sqlq.worker.threads.log import log
 from sqlq.worker.threads.loop import LOG_EVERY_SECONDS, OFTEN, Loop, Outage
@@ -52,11 +52,11 @@ from sqlq.worker.threads.loop import LOG_EVERY_SECONDS, OFTEN, Loop, Outage
 LARGEST_BATCH = 500
 LOCKED_ROW_SECONDS = 0.02
 SUSPECT_SECONDS = 60.0
-MOST_TRIES = 10
+MAX_TRIES = 10
 """How often one outcome is tried alone before it is tried with others again."""
-MOST_NAMED = 20
+MAX_NAMED = 20
 MAX_WITH_LOCALS = 10
-MOST_UNWRITTEN, MOST_UNWRITTEN_IN_A_FILE = 2_000, 200
+MAX_UNWRITTEN, MAX_UNWRITTEN_IN_A_FILE = 2_000, 200
 """The most outcomes that may wait to be written before a worker starts no more jobs. After a crash all of
 these run again."""
 
@@ -97,7 +97,7 @@ class Settler(Loop):
     """Writes outcomes in batches: while one batch is written the next one gathers."""
 
     _recovery = Recovery()
-    _said_at = -LOG_EVERY_SECONDS
+    _logged_at = -LOG_EVERY_SECONDS
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class Settler(Loop):
         self._unblockers = unblockers
         self._signals = signals
         self._worker = worker, f"{socket.gethostname()} pid {os.getpid()}"
-        self._most_unwritten = MOST_UNWRITTEN_IN_A_FILE if database.dialect.in_a_file else MOST_UNWRITTEN
+        self._max_unwritten = MAX_UNWRITTEN_IN_A_FILE if database.dialect.in_a_file else MAX_UNWRITTEN
         self._items: SimpleQueue[Item | None] = SimpleQueue()
         self._pending: dict[Right, Item] = {}
         self._refused_at: dict[str, float] = {}
@@ -142,7 +142,7 @@ class Settler(Loop):
     def has_room(self) -> bool:
         """Return whether more jobs may end. The jobs of unwritten outcomes run again after a crash, so their
         number is bounded."""
-        return self._items.qsize() + len(self._pending) < self._most_unwritten
+        return self._items.qsize() + len(self._pending) < self._max_unwritten
 
     def finish(self, patience: Callable[[], float]) -> bool:
         """Write all outcomes and end. Return whether all were written before `patience` returned 0
@@ -153,7 +153,7 @@ class Settler(Loop):
             log.error(
                 "the outcomes of %d jobs could not be written before leaving: %s; their leases run out, and "
                 "they run again",
-                *(len(unwritten), ", ".join(map(str, unwritten[:MOST_NAMED]))),
+                *(len(unwritten), ", ".join(map(str, unwritten[:MAX_NAMED]))),
                 event="stopping",
             )
         return is_done
@@ -209,7 +209,7 @@ class Settler(Loop):
         """Write the pending outcomes, and take out those that are settled or lost. An outcome whose row is
         locked stays, and delays no other."""
         pending = self._pending
-        self._ask_for_completed()
+        self._verify_completed()
         if self._recovery.in_doubt:
             # it finds what is settled, and fails where tables or rights are missing, and no outcome is bad
             self._resolve([*pending], set())  # guard: refused-batch-keeps-its-outcomes
@@ -218,7 +218,7 @@ class Settler(Loop):
             self._write_apart([*pending], among=len(pending))
             self._recovery = Recovery()
         # guard: the-last-word-is-written
-        held_up = {
+        locked = {
             right: pending.pop(right) for right in self._progress.flush([job for job, _ in pending.values()])
         }
         try:
@@ -228,17 +228,17 @@ class Settler(Loop):
                 self._write_apart([*suspects], among=number)
             self._recovery = Recovery()  # guard: what-passes-at-last-is-no-refusal
         finally:
-            pending |= held_up
+            pending |= locked
         if pending:
             self._closed.wait(LOCKED_ROW_SECONDS)
 
     def _fates(
-        self, wanted: Collection[Right], *, completed: Collection[Right] = ()
+        self, rights: Collection[Right], *, completed: Collection[Right] = ()
     ) -> dict[Right, lease.LeaseState]:
-        if not wanted:
+        if not rights:
             return {}
         with self._database.read() as conn:
-            return lease.states_of(conn, wanted, completed=completed)
+            return lease.states_of(conn, rights, completed=completed)
 
     def _settle(self, settlements: list[Settlement]) -> set[Right]:
         """Write settlements and return the rights that were still good.
@@ -250,7 +250,7 @@ class Settler(Loop):
         with self._database.begin() if followed else self._database.single_statements() as conn:
             return settling.settle(conn, settlements)
 
-    def _ask_for_completed(self) -> None:
+    def _verify_completed(self) -> None:
         """Look up, for jobs that their handlers completed themselves, whether that committed. If not, the
         attempt has its other outcome."""
         completed = {
@@ -259,7 +259,7 @@ class Settler(Loop):
         if not completed:
             return
         fates = self._fates(completed, completed=completed)
-        settled = {right for right, fate in fates.items() if fate is lease.LeaseState.SETTLED}
+        settled = {right for right, state in fates.items() if state is lease.LeaseState.SETTLED}
         for right, (job, outcome) in completed.items():
             assert isinstance(outcome, SelfCompleted)
             # guard: completion-is-verified-by-token
@@ -315,7 +315,7 @@ class Settler(Loop):
             unblocker.ended(keys)  # guard: blocked-jobs-are-freed-after-the-settle
         self._leases.drop([job.right for job, _ in items])
         self._signals.settled()
-        self._reporter.told()
+        self._reporter.flush()
         if leaves_jobs:  # else this worker, and idle ones, would find them within a second
             self._signals.due_at(monotonic())
             notify_idle(self._database)
@@ -332,8 +332,8 @@ class Settler(Loop):
         """Write some outcomes, each apart from those that the database refuses; these without their texts.
 
         Raises the error where none of these outcomes can be written, by no fault of the database."""
-        if monotonic() >= self._said_at + LOG_EVERY_SECONDS:  # guard: what-is-locked-is-told-seldom
-            self._said_at = monotonic()
+        if monotonic() >= self._logged_at + LOG_EVERY_SECONDS:  # guard: what-is-locked-is-told-seldom
+            self._logged_at = monotonic()
             log.warning("the database refuses a batch of outcomes; writing it in parts")
         dialect, lost = self._database.dialect, dict[Right, Exception]()
 
@@ -341,7 +341,7 @@ class Settler(Loop):
             job, outcome = self._pending[right]
             self._refused_at[job.task] = monotonic()
             versions = (version for version in _plainer(outcome) if version != outcome)
-            for _ in range(MOST_TRIES):
+            for _ in range(MAX_TRIES):
                 if not dialect.driver.problem(error).rolled_back:  # else this version may pass
                     text = "its outcome could not be stored: %s"
                     job.log_warning("unstorable", text, refusal(error))
