@@ -459,7 +459,7 @@ class Worker(Background):
             if job.ended:  # guard: an-attempt-ends-once
                 return
             job.ended = True
-        self._deadlines.forget([job.right])
+        self._deadlines.forget(job.right)
         if not self._has_left:
             self._settler.settle(job, outcome)
 

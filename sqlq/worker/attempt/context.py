@@ -13,7 +13,7 @@ from contextlib import (
     contextmanager,
 )
 from contextvars import ContextVar
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session, sessionmaker
 
     from sqlq.app.app import App
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _current: ContextVar[Attempt | None] = ContextVar("sqlq_current_job", default=None)
 
@@ -182,7 +180,7 @@ class JobContext:
         It is the planned time, whenever the job runs: late, a second time, or a day after an outage.
         """
         ms = self._attempt.claimed.scheduled_ms
-        return None if ms is None else _EPOCH + timedelta(milliseconds=ms)
+        return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)
 
     @property
     def label(self) -> str | None:
@@ -359,7 +357,7 @@ class JobContext:
         before = self._attempt.completed
         with transaction_in(sessions, "completing", "complete") as session:
             yield session
-            self._refuse_completed(before, "completing()", "complete()")
+            self._refuse_completed(before)
             self.complete(session, result)
 
     @overload
@@ -376,15 +374,15 @@ class JobContext:
         before = self._attempt.completed
         async with atransaction_in(sessions, "completing", "complete") as session:
             yield session
-            self._refuse_completed(before, "acompleting()", "acomplete()")
+            self._refuse_completed(before)
             await self.acomplete(session, result)
 
-    def _refuse_completed(self, before: bool, block: str, call: str) -> None:
+    def _refuse_completed(self, before: bool) -> None:
         """Raise `ConfigurationError` where the job was completed in a block that does so at its end."""
         if self._attempt.completed and not before:  # guard: completed-once-in-a-block
             raise ConfigurationError(
-                f"job {self.id} was completed in the block of {block}, which completes it at its end: leave "
-                f"{call} out of it"
+                f"job {self.id} was completed in a block of completing(), which completes it at its end: "
+                "leave complete() out of it"
             )
 
     # -- slices and steps ------------------------------------------------------------------------------------

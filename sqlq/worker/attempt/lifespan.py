@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -80,12 +81,11 @@ class Lifespan:
 
     value: Any = None
     """The value that it yielded."""
-    _error: SqlqError | None = None
 
     def __init__(self, scope: Scope | None, run: Run, ended: Callable[[], None]) -> None:
         self.exists = scope is not None
         self.name = "" if scope is None else scope.name
-        self._entered = threading.Event()
+        self._entered: Future[Any] = Future()
         self._leave = threading.Event()
         self._thread = threading.Thread(
             target=self._run, args=(scope, run, ended), name="sqlq-lifespan", daemon=True
@@ -97,12 +97,13 @@ class Lifespan:
         if not self.exists:
             return True
         self._thread.start()
-        while not self._entered.wait(LOOK_SECONDS):
-            if not may_wait():
-                return False
-        if self._error is not None:
-            raise self._error
-        return True
+        while True:
+            try:
+                self.value = self._entered.result(LOOK_SECONDS)
+                return True
+            except TimeoutError:
+                if not may_wait():
+                    return False
 
     def leave(self, may_wait: Callable[[], bool]) -> bool:
         """Leave it; return whether it has ended while one might wait."""
@@ -117,10 +118,8 @@ class Lifespan:
 
     def _run(self, scope: Scope, run: Run, ended: Callable[[], None]) -> None:
         try:
-            with entered(scope, run, ended) as self.value:
-                self._entered.set()
+            with entered(scope, run, ended) as value:
+                self._entered.set_result(value)
                 self._leave.wait()
         except SqlqError as error:
-            self._error = error
-        finally:
-            self._entered.set()
+            self._entered.set_exception(error)

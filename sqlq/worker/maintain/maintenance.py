@@ -24,12 +24,10 @@ from sqlq.worker.maintain.services import (
 )
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.report.reporter import Reporter
-from sqlq.worker.threads.loop import AWAY, Loop, Outage
+from sqlq.worker.threads.loop import Loop, Outage
 from sqlq.worker.wait.poller import LastLook
 
 TURN_SECONDS = 5.0
-FAILED_SECONDS = 7.0
-"""A service that failed is tried again after this time, unless the database was away."""
 
 
 class ServiceLoop(Loop):
@@ -86,10 +84,8 @@ class ServiceLoop(Loop):
         try:
             with self._serving:
                 wait = jittered(RESCUE_MS / 1000) if is_done else service.run()
-        except AWAY as error:
-            return outage.met(error)
         except Exception as error:
-            return max(FAILED_SECONDS, outage.failed(error))
+            return outage.wait_after(error)
         if answers.times > times:  # guard: outage-ends-by-a-statement
             outage.over(wrote=answers.writing > writing)  # guard: read-ends-no-outage-of-writes
         return wait

@@ -27,6 +27,8 @@ from sqlq.store.jobs.settle import Rescued
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.report.meter import Meter
 
+FIELDS = ("task", "queue", "attempt", "label", "trace_id", "span_id")
+"""The attributes of an event that are fields of its line by the same names."""
 NEVER_BEGAN = ("bad_payload", "bad_signature", "unknown_task")
 log = logging.getLogger("sqlq.worker")
 
@@ -69,18 +71,10 @@ def lines_of_finished() -> Callable[[Sequence[Attempt]], None] | None:
 def write_line(event: JobEvent) -> None:
     """Write the line of an event. A job that has failed for good is an error, with the handler's exception
     for error reporters."""
-    fields: dict[str, object] = {
-        "job_id": event.id,
-        "task": event.task,
-        "queue": event.queue,
-        "attempt": event.attempt,
-        "event": event.name,
-        "label": event.label,
-        "trace_id": event.trace_id,
-        "span_id": event.span_id,
-        "duration_ms": None if event.seconds is None else round(event.seconds * 1000, 1),
-    }
-    fields = {name: field for name, field in fields.items() if field is not None}
+    fields = {"job_id": event.id, "event": event.name}
+    fields |= {name: field for name in FIELDS if (field := getattr(event, name)) is not None}
+    if event.seconds is not None:
+        fields["duration_ms"] = round(event.seconds * 1000, 1)
     shown = event.name == "failed" or (event.name == "retried" and log.isEnabledFor(logging.DEBUG))
     # an attempt that never began has sqlq's traceback; guard: what-never-began-has-one-line
     raised = event.exception if shown and event.reason not in NEVER_BEGAN else None

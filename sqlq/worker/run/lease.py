@@ -281,12 +281,11 @@ class Deadlines(Loop):
                 self._watched[job.right] = job
         self.wake()
 
-    def forget(self, rights: Iterable[Right]) -> None:
-        """Stop watching these: their handlers have ended, or will not start."""
+    def forget(self, right: Right) -> None:
+        """Stop watching a job: its handler has ended, or will not start."""
         if self._watched:
             with self._lock:
-                for right in rights:
-                    self._watched.pop(right, None)
+                self._watched.pop(right, None)
 
     # -- the thread ------------------------------------------------------------------------------------------
 
@@ -317,7 +316,7 @@ class Deadlines(Loop):
                 ahead = due if job.timed_out or job.deadline is None else min(due, job.deadline)
                 next_look = min(next_look, ahead)
                 continue
-            self.forget([job.right])
+            self.forget(job.right)
             if job.ended:  # guard: what-has-ended-is-not-stuck
                 continue
             if (kill := job.kill) is not None:
