@@ -307,9 +307,8 @@ class Deadlines(Loop):
                 due = now + UNSTARTED_LOOK_SECONDS if job.deadline is None else job.deadline
             elif job.kill is None and job.deadline is not None:
                 # cancelled before, a thread or coroutine may go on until then
-                due = (
-                    max(requested_at, job.deadline) + OVERDUE_SECONDS
-                )  # guard: a-cancel-does-not-hide-a-timeout
+                # guard: a-cancel-does-not-hide-a-timeout
+                due = max(requested_at, job.deadline) + OVERDUE_SECONDS
             else:
                 due = requested_at + OVERDUE_SECONDS
             if due > now:
