@@ -14,7 +14,7 @@ from sqlalchemy import URL, Engine
 from sqlq.app.declare import Declares
 from sqlq.config.urls import below, database_url, schema_name, supported
 from sqlq.config.urls import listen_url as url_to_listen_at
-from sqlq.database.database import Address, Database, Gate
+from sqlq.database.database import Address, Database
 from sqlq.database.profiles import ANY, LOOKS, Use
 from sqlq.enqueue.enqueue import Enqueuer
 from sqlq.errors import ConfigurationError
@@ -85,7 +85,7 @@ class Connected:
             where = self.address
             if url is not None:
                 where = address_of(
-                    url, schema=where.schema, kept=set(), gate=where.gate, encryption=where.encryption
+                    url, schema=where.schema, kept=set(), is_shut=where.is_shut, encryption=where.encryption
                 )
             self._looking[url, use] = Connected(where, self._app, lambda: None, use=use)
         return self._looking[url, use]
@@ -109,10 +109,6 @@ class Parts(Declares):
     """Those of the test databases that are open, the newest last."""
     _stand_in: Here | None = None
     """Takes the place of the database for `enqueue`, in a block of `sqlq.testing.inline`."""
-
-    @cached_property
-    def _gate(self) -> Gate:
-        return Gate()
 
     @cached_property
     def _eagerly(self) -> Here:
@@ -235,10 +231,14 @@ class Parts(Declares):
         self.close()
         address = self._test_addresses[-1] if self._test_addresses else self._own_address
         self._connected = Connected(address, self, lambda: self._here)
-        self._gate.is_shut = bool(self._test_addresses)  # guard: own-database-is-shut
 
     def _address(self, kept: Set[str] = frozenset(), **arguments: Any) -> Address:
-        return address_of(**arguments, kept=kept, gate=self._gate, encryption=self._encryption)
+        return address_of(
+            **arguments,
+            kept=kept,
+            is_shut=lambda: self._test_addresses,  # guard: own-database-is-shut
+            encryption=self._encryption,
+        )
 
     def close(self) -> None:
         """Close sqlq's own connections. The App may be used again and then opens new ones."""
@@ -253,7 +253,7 @@ def address_of(
     listen_url: str | URL | None = None,
     *,
     kept: Set[str],
-    gate: Gate,
+    is_shut: Callable[[], object],
     encryption: Encryption | None,
 ) -> Address:
     """Return the address of a database. Options `kept` from another address count only where they fit this
@@ -283,6 +283,6 @@ def address_of(
         engine,
         schema_name(schema),
         url_to_listen_at(listen_url),
-        gate=gate,
+        is_shut=is_shut,
         encryption=encryption,
     )

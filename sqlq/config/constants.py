@@ -30,19 +30,8 @@ POLLER_MS: Final = 1_250
 """How often an idle host polls. Together with its heartbeats and maintenance services that is one statement a
 second."""
 CONCURRENCY: Final = 10
-CONNECT_SECONDS: Final = 10
 ANSWER_SECONDS: Final = 30.0
-"""How long connecting, and one answer of PostgreSQL, may take where no loop tries again: an enqueue, an
-operator's command."""
-LOOP_CONNECT_SECONDS: Final = 3
-LOOP_ANSWER_SECONDS: Final = 4.0
-"""The same in a worker's loops, which try again. With the waits between tries they go on within five seconds
-after a network that swallowed packets works again."""
-LOOP_MAX_ANSWER_SECONDS: Final = 64.0
-LISTEN_ANSWER_SECONDS: Final = 5.0
-LOOK_MS: Final = 2_000
-"""How long the server may take for a statement of a page that people look at."""
-LOOK_ANSWER_SECONDS: Final = 5.0
+"""How long one answer of PostgreSQL may take where no loop tries again: an enqueue, an operator's command."""
 UNKNOWN_TASK_MS: Final = 24 * 3_600_000
 """How long a job of an unknown task returns to the queue before it fails: a rolling deploy is over by
 then."""

@@ -59,14 +59,6 @@ statements. There is nothing to roll back: SQLAlchemy ends its own transactions,
 in autocommit."""
 
 
-@dataclass(slots=True)
-class Gate:
-    """Shut while a test moves the App to another database: then no connection to the App's own one is
-    opened."""
-
-    is_shut: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class Address:
     """The place of an App's database: a URL, and perhaps a caller's engine beside which to connect. It also
@@ -78,7 +70,9 @@ class Address:
     listen_url: URL | None = field(default=None, repr=False)
     is_test: bool = False
     """Whether the App is at this address only for a test."""
-    gate: Gate = field(default_factory=Gate, compare=False, repr=False)
+    is_shut: Callable[[], object] = field(default=lambda: False, compare=False, repr=False)
+    """Whether a test has moved the App to another database: then no connection to the App's own one is
+    opened."""
     encryption: Encryption | None = field(default=None, compare=False, repr=False)
     """Encrypts or signs payloads and results there, and opens them."""
 
@@ -341,7 +335,7 @@ class Database:
 
     def _may_connect(self) -> None:
         """Raise `ConfigurationError` where no connection may be opened."""
-        if self.address is not None and self.address.gate.is_shut:
+        if self.address is not None and self.address.is_shut():
             raise ConfigurationError(
                 f"a test database is open, and this worker or connection, made before, leads to "
                 f"{masked(self.engine.url)}: take it from the App again while the test database is open"

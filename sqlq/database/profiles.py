@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from sqlq.config.constants import (
-    ANSWER_SECONDS,
-    CONNECT_SECONDS,
-    LISTEN_ANSWER_SECONDS,
-    LOOK_ANSWER_SECONDS,
-    LOOK_MS,
-    LOOP_ANSWER_SECONDS,
-    LOOP_CONNECT_SECONDS,
-    LOOP_MAX_ANSWER_SECONDS,
-)
+from sqlq.config.constants import ANSWER_SECONDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +22,11 @@ class Use:
     """The timeout of a statement that only reads."""
 
 
-ANY = Use(ANSWER_SECONDS, ANSWER_SECONDS, CONNECT_SECONDS, pre_ping=True)
-LOOPS = Use(LOOP_ANSWER_SECONDS, LOOP_MAX_ANSWER_SECONDS, LOOP_CONNECT_SECONDS)
+ANY = Use(ANSWER_SECONDS, ANSWER_SECONDS, connect_seconds=10, pre_ping=True)
+LOOPS = Use(4.0, 64.0, connect_seconds=3)
+"""For a worker's loops, which try again. With the waits between tries they go on within five seconds after a
+network that swallowed packets works again."""
 CLAIMS = replace(LOOPS, plan_once=True)
-LOOKS = Use(LOOK_ANSWER_SECONDS, LOOK_ANSWER_SECONDS, LOOP_CONNECT_SECONDS, pre_ping=True, read_ms=LOOK_MS)
-LISTENING = Use(LISTEN_ANSWER_SECONDS, LISTEN_ANSWER_SECONDS, LOOP_CONNECT_SECONDS, plan_once=True)
+LOOKS = Use(5.0, 5.0, connect_seconds=3, pre_ping=True, read_ms=2_000)
+"""For pages that people look at."""
+LISTENING = Use(5.0, 5.0, connect_seconds=3, plan_once=True)

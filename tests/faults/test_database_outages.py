@@ -21,7 +21,7 @@ import pytest
 from sqlalchemy import NullPool, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 
-from sqlq.config.constants import LISTEN_ANSWER_SECONDS
+from sqlq.database.profiles import LISTENING
 from sqlq.store.workers import look
 from sqlq.worker.wait.poller import IDLE_POLL_SECONDS
 from tests.conftest import SERVERS
@@ -218,7 +218,7 @@ def test_workers_survive_a_dead_listening_connection(tmp_path: Path, database_ur
             "the connection that listens is replaced",
             replaced_seconds=round(replaced, 2),
             look_every_seconds=IDLE_POLL_SECONDS,
-            deadline_seconds=LISTEN_ANSWER_SECONDS,
+            deadline_seconds=LISTENING.answer_seconds,
         )
 
 

@@ -8,11 +8,12 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy.dialects.mysql.mariadb import MariaDBDialect
 
-from sqlq.config.constants import IDLE_TRANSACTION_MS, LOOP_MAX_ANSWER_SECONDS
+from sqlq.config.constants import IDLE_TRANSACTION_MS
 from sqlq.config.urls import masked
 from sqlq.database.dialect import Driver
 from sqlq.database.mariadb import health
 from sqlq.database.pool import is_readable
+from sqlq.database.profiles import LOOPS
 from sqlq.database.timeouts import AnswerTimeout, bound
 from sqlq.database.values import Problem
 from sqlq.errors import UnsupportedDatabaseError
@@ -68,7 +69,7 @@ class MariaDBDriver(Driver):
 
     def ends(self, url: URL, connect_seconds: int) -> dict[str, Any]:
         # PyMySQL's connections are bound afterwards; those of mysqlclient keep these timeouts
-        silent = connect_seconds if "pymysql" in url.drivername else round(LOOP_MAX_ANSWER_SECONDS)
+        silent = connect_seconds if "pymysql" in url.drivername else round(LOOPS.max_answer_seconds)
         timeouts = {"connect_timeout": connect_seconds, "read_timeout": silent, "write_timeout": silent}
         return {name: seconds for name, seconds in timeouts.items() if name not in url.query}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Select, Table, bindparam, delete, insert, select, update
 from sqlalchemy.engine import result_tuple
@@ -34,32 +34,24 @@ def _conflict_now(key: str) -> str:
     return f"CONCAT(`{key}`, ' ', UTC_TIMESTAMP(6))"  # guard: conflict-mark-holds-for-one-statement
 
 
-class Locking(NamedTuple):
-    """The statements that lock the rows of a query."""
-
-    chooses: Select[Any] | None
-    """Selects their keys without a lock, if it has to look for them."""
-    locks: Select[Any]
-    """Locks them by these keys."""
-    position: int | None
-    """The key's place among the columns, if any."""
-
-
 @lru_cache(maxsize=512)
-def locking(query: Select[Any], waits: bool) -> Locking:
+def locking(query: Select[Any], waits: bool) -> tuple[Select[Any] | None, Select[Any], int | None]:
+    """Return the statements that lock the rows of a query, and the position of the key among its columns, if
+    any. The first one selects their keys without a lock, if it has to look for them; the other one locks them
+    by these keys."""
     key = first_column(query)
     table = key.table
     by_key = query.with_hint(table, "FORCE INDEX (PRIMARY)", "mariadb").with_for_update(skip_locked=not waits)
     if any(isinstance(source, Subquery) and source.name == "batch" for source in _parts(query)):
         # the rows of a batch are in the order of their ids, and find the table's by these
-        return Locking(None, by_key.order_by(None).prefix_with("STRAIGHT_JOIN"), None)
+        return (None, by_key.order_by(None).prefix_with("STRAIGHT_JOIN"), None)
     if query._limit_clause is None and table not in _LARGE:  # noqa: SLF001 - SQLAlchemy has no other word
-        return Locking(None, by_key, None)
+        return (None, by_key, None)
     ids = bindparam("sqlq_ids", expanding=True, type_=key.type)
     locks = by_key.limit(None).order_by(None).where(key.in_(ids)).order_by(key)
     names = [column.name for column in query.selected_columns]
     position = names.index(key.name) if key.name in names else None
-    return Locking(query.with_only_columns(key), locks, position)
+    return (query.with_only_columns(key), locks, position)
 
 
 def _parts(element: Any) -> Iterable[Any]:

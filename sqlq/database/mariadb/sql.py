@@ -112,17 +112,18 @@ class MariaDBSql(Sql):
     def lock(
         self, conn: Connection, query: Select[Any], parameters: Any = None, *, waits: bool = False
     ) -> Sequence[Any]:
-        way, ids = locking(query, waits), None
-        if way.chooses is not None:
-            ids = list(conn.scalars(way.chooses, parameters))
+        selects_keys, locks, position = locking(query, waits)
+        ids: list[Any] | None = None
+        if selects_keys is not None:
+            ids = list(conn.scalars(selects_keys, parameters))
             if not ids:
                 return []
             parameters = {**(parameters or {}), "sqlq_ids": sorted(ids)}
-        rows = conn.execute(way.locks, parameters).all()
-        if ids is None or way.position is None:
+        rows = conn.execute(locks, parameters).all()
+        if ids is None or position is None:
             return rows
-        order = {id: position for position, id in enumerate(ids)}
-        return sorted(rows, key=lambda row: order[row[way.position]])
+        order = {id: number for number, id in enumerate(ids)}
+        return sorted(rows, key=lambda row: order[row[position]])
 
     def change(self, conn: Connection, change: Change, parameters: Any = None) -> Sequence[Any]:
         plan = plan_of(self, change)
