@@ -17,7 +17,7 @@ from sqlq.payload.annotations import (
     never_none,
     positional_names,
 )
-from sqlq.payload.codec import Arguments, MisfitError, decode, encode
+from sqlq.payload.codec import Arguments, MismatchError, decode, encode
 from sqlq.payload.signatures import signature_of
 
 
@@ -102,11 +102,11 @@ class Interface:
     def from_json(self, args: list[Any], kwargs: dict[str, Any]) -> Arguments:
         """Return the arguments that this JSON stands for, by the handler's annotations.
 
-        Raises `MisfitError` where the handler here does not take them, but the handler of another release
+        Raises `MismatchError` where the handler here does not take them, but the handler of another release
         may. Raises `ArgumentsError` for a value that does not fit its annotation.
         """
         if (mismatch := self.mismatch(args, kwargs)) is not None:
-            raise MisfitError(mismatch)
+            raise MismatchError(mismatch)
         if self.conversions is None:
             return args, kwargs
         return self.conversions.converted("decode", args, kwargs, f"{self._task}: ")

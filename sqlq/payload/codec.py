@@ -25,7 +25,7 @@ Arguments = tuple[list[Any], dict[str, Any]]
 """By position, and by name."""
 
 
-class MisfitError(ArgumentsError):
+class MismatchError(ArgumentsError):
     """Arguments do not fit the handler here, but another release's may take them."""
 
 

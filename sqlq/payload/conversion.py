@@ -19,7 +19,7 @@ import msgspec.inspect
 
 from sqlq.config.constants import PAYLOAD_BYTES
 from sqlq.errors import ArgumentsError
-from sqlq.payload.codec import MisfitError, as_text, may_be_annotated, not_json
+from sqlq.payload.codec import MismatchError, as_text, may_be_annotated, not_json
 
 
 class Converted:
@@ -49,8 +49,8 @@ class Converted:
         return form
 
     def decode(self, form: Any, path: str) -> Any:
-        """Return the value that this JSON stands for. Raises `MisfitError` where another release's annotation
-        may take it, `ArgumentsError` where none will."""
+        """Return the value that this JSON stands for. Raises `MismatchError` where the annotation of another
+        release may take it, `ArgumentsError` where none will."""
         try:
             arrived = self._arrived(form, path)
             if self._has_fields and shown(arrived) != form:  # guard: no-field-is-dropped
@@ -60,7 +60,7 @@ class Converted:
         except RecursionError:
             raise ArgumentsError(f"{path} is nested too deep") from None
         if lost is not None:
-            raise MisfitError(lost)
+            raise MismatchError(lost)
         return arrived
 
     def shown(self, value: Any) -> Any:
@@ -226,7 +226,7 @@ def _refusal(error: Exception, path: str) -> ArgumentsError:
     elif why.startswith(("Expected", "Invalid", "Object")):
         why = why[0].lower() + why[1:].replace("`", "")
     at = f"{path}{where[:_MAX_REASON]}".replace("[...]", "[…]")
-    kind = MisfitError if elsewhere else ArgumentsError  # guard: other-fields-are-put-back
+    kind = MismatchError if elsewhere else ArgumentsError  # guard: other-fields-are-put-back
     return kind(f"{at} {'has a key that ' if is_key else ''}does not fit its annotation: {why[:_MAX_REASON]}")
 
 

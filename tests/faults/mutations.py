@@ -619,7 +619,7 @@ GUARDS = [
     # hostile data
     Guard("bad-payload-fails", None, "if False:", OUTCOMES + "test_an_unreadable_payload_fails_on_its_first_attempt_and_blocks_nobody[sqlite-not json]"),
     Guard("misfits-are-put-back", None, "raise", OUTCOMES + "test_a_job_with_unfitting_arguments_is_released_and_fails_after_a_day[sqlite-False]"),
-    Guard("other-fields-are-put-back", "MisfitError if elsewhere else ArgumentsError", "ArgumentsError", TYPED + "test_a_job_of_another_release_is_released_until_a_worker_takes_it"),
+    Guard("other-fields-are-put-back", "MismatchError if elsewhere else ArgumentsError", "ArgumentsError", TYPED + "test_a_job_of_another_release_is_released_until_a_worker_takes_it"),
     Guard("no-field-is-dropped", None, "if False:", TYPED + "test_a_job_of_another_release_is_released_until_a_worker_takes_it"),
     Guard("typed-arrives-equal", None, "if False:", ANNOTATIONS + "test_a_value_that_does_not_fit_is_refused_by_its_path"),
     Guard("orm-classes-are-not-converted", None, "if False:", ANNOTATIONS + "test_an_unsupported_annotation_takes_json_and_explains_refusals"),

@@ -44,7 +44,7 @@ from sqlq import App
 from sqlq.errors import ArgumentsError
 from sqlq.model.job import NewJob
 from sqlq.model.task import Task, make_task, new_from_json
-from sqlq.payload.codec import MisfitError
+from sqlq.payload.codec import MismatchError
 from tests.kit import for_each
 
 if TYPE_CHECKING:
@@ -640,7 +640,7 @@ def test_a_default_reaches_the_handler_unchanged() -> None:
     ],
 )  # fmt: skip
 def test_fields_of_another_release_release_the_job(hint: Any, form: Any, message: str) -> None:
-    with pytest.raises(MisfitError, match=message):
+    with pytest.raises(MismatchError, match=message):
         task_of(hint)._interface.arguments(json.dumps({"args": [form]}))
 
 
@@ -663,7 +663,7 @@ def test_fields_of_another_release_release_the_job(hint: Any, form: Any, message
 def test_a_value_of_a_wrong_form_fails_the_job(hint: Any, form: Any) -> None:
     with pytest.raises(ArgumentsError, match=r"^shop.take: value.* (does not fit|cannot be read)") as refusal:
         task_of(hint)._interface.arguments(json.dumps({"args": [form]}))
-    assert not isinstance(refusal.value, MisfitError)
+    assert not isinstance(refusal.value, MismatchError)
     if form is not None:  # which has a sentence of its own there
         with pytest.raises(ArgumentsError) as at_enqueue:
             new_from_json(task_of(hint), [form])
@@ -680,14 +680,14 @@ def test_errors_about_stored_arguments_contain_no_value() -> None:
 @for_each("secret", [f"{end} - at `$.s3cret{end}" for end in ("", "`", "'", "`key` in `$`")])
 def test_a_value_that_looks_like_a_path_is_not_in_the_error(secret: str) -> None:
     for hint, form in ((Color, secret), (list[Color], [secret]), (Cat | Dog, {"type": secret})):
-        with pytest.raises(MisfitError, match=r"none of the values|not the tag") as refusal:
+        with pytest.raises(MismatchError, match=r"none of the values|not the tag") as refusal:
             task_of(hint)._interface.arguments(json.dumps({"args": [form]}))
         assert "s3cret" not in str(refusal.value)
 
 
 def test_a_large_value_that_does_not_fit_is_refused_at_once() -> None:
     began = process_time()
-    with pytest.raises(MisfitError):
+    with pytest.raises(MismatchError):
         task_of(Color)._interface.arguments(json.dumps({"args": [" - at `$" * 120_000]}))
     assert process_time() - began < 1.0
 

@@ -53,7 +53,7 @@ from sqlq.model.retry import (
 )
 from sqlq.model.task import Task
 from sqlq.payload import headers
-from sqlq.payload.codec import MisfitError
+from sqlq.payload.codec import MismatchError
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.context import begin, current_job, leave
 from sqlq.worker.attempt.own_row import completion, decode_cursor
@@ -128,7 +128,7 @@ def _prepared(attempt: Attempt, starting: Starting) -> Outcome | None:
         check_follow_ups(job)
     try:
         attempt.arguments = task._interface.arguments(job.payload)
-    except MisfitError as error:  # in a rolling deploy another worker's handler may take them
+    except MismatchError as error:  # in a rolling deploy another worker's handler may take them
         text = f"{error}; no worker's handler took these arguments for {readable(job.unknown_ms or 0)}"
         why = f"its arguments do not fit the handler here ({error})"
         return put_off(job, "bad_payload", why, ArgumentsError(text))  # guard: misfits-are-put-back
