@@ -6,7 +6,6 @@ import builtins
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from sqlalchemy import Connection, Row
@@ -139,18 +138,17 @@ class Workers(Facet):
     def _request(self, word: str, names: Sequence[str], all: bool) -> builtins.list[WorkerRequest]:
         if bool(names) == all:
             raise ConfigurationError(f"say which workers to {word}: by name, or all of them, and not both")
-        self._database.require_tables()
-        return self._database.run(partial(self._store_requests, word=word, names=names, all=all))
 
-    def _store_requests(
-        self, conn: Connection, *, word: str, names: Sequence[str], all: bool
-    ) -> builtins.list[WorkerRequest]:
-        alive = worker_rows.alive(conn)
-        rows = alive if all else self._named(alive, names)
-        ids = worker_rows.request(conn, [row.id for row in rows], word)
-        if ids:
-            notify.wake_others(conn)
-        return [WorkerRequest(row.id, row.host, row.pid, row.name) for row in rows if row.id in ids]
+        def request(conn: Connection) -> builtins.list[WorkerRequest]:
+            alive = worker_rows.alive(conn)
+            rows = alive if all else self._named(alive, names)
+            ids = worker_rows.request(conn, [row.id for row in rows], word)
+            if ids:
+                notify.wake_others(conn)
+            return [WorkerRequest(row.id, row.host, row.pid, row.name) for row in rows if row.id in ids]
+
+        self._database.require_tables()
+        return self._database.run(request)
 
     def _named(self, alive: Sequence[Row[Any]], names: Sequence[str]) -> builtins.list[Row[Any]]:
         """Return the workers of these names, and what belongs to the same `sqlq work`."""

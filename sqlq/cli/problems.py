@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from sqlq.cli.context import Context
 from sqlq.config.command_hint import escaped_lines
@@ -19,8 +18,6 @@ def explain(error: Exception, context: Context) -> str | None:
         message = str(error)
     elif isinstance(error, DBAPIError):
         message = _of_database(error, context)
-    elif isinstance(error, PoolTimeoutError):
-        message = f"{context.shown_url()} gave no connection in time: {_first_line(error)}"
     elif isinstance(error, SQLAlchemyError):
         message = f"{context.shown_url()} cannot be used: {_first_line(error)}"
     elif isinstance(error, OSError):

@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from sqlq.admin.doctor.finding import Answers, Case, Check, check, ok, to_do
 from sqlq.admin.queues import QueueStatus
-from sqlq.admin.verbs import worker_name
+from sqlq.admin.verbs import listed, worker_name
 from sqlq.admin.why import why
 from sqlq.config.command_hint import command, word
 from sqlq.config.constants import RESCUE_MS, UNKNOWN_TASK_MS
@@ -102,7 +102,7 @@ def leases(case: Case) -> Answers:
         should = "look at the workers' logs: they should"
         yield to_do(
             f"{have} lost their workers, the first {first} ago, and no worker has taken them over: "
-            f"{_ids([*late])}",
+            f"{listed([*late])}",
             should if case.workers else "start a worker: any takes over what others lost",
         )
 
@@ -189,7 +189,3 @@ def _number_in(queues: Sequence[QueueStatus], names: Sequence[str], one: str, ma
     number = sum(getattr(queue, name) for queue in queues for name in names)
     more = any(name in queue.capped for queue in queues for name in names)
     return f"{number:,}+ {many}" if more else counted(number, one, many)
-
-
-def _ids(ids: Sequence[int]) -> str:
-    return ", ".join(map(str, ids[:NAMED])) + ("" if len(ids) <= NAMED else ", …")

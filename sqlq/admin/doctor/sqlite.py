@@ -31,7 +31,7 @@ def file(case: Case) -> Answers:
     file = case.query(health.database_file)
     if file is None:
         yield check("could not look: SQLite names no file")
-    elif _only_read(case):
+    elif may_only_be_read(case.database.engine.url):
         message = f"{file} may only be read: jobs can be looked at here, and neither enqueued nor claimed"
         yield check(message, "make the file and its directory writable, if that is not meant")
     elif (kind := _kind(file)) in NETWORK_FILESYSTEMS:
@@ -46,7 +46,7 @@ def file(case: Case) -> Answers:
 
 def journal(case: Case) -> Answers:
     mode, size = case.query(health.pragma, "journal_mode"), case.query(health.wal_size)
-    if mode != "wal" and not _only_read(case):
+    if mode != "wal" and not may_only_be_read(case.database.engine.url):
         yield to_do(
             f"journal_mode is {mode}, and cannot be changed to WAL: readers and the writer block each other",
             "make the file and its directory writable, on a local disk",
@@ -78,10 +78,6 @@ CHECKS = (
     ),
     Check("integrity", integrity, "quick_check finds the file in order"),
 )
-
-
-def _only_read(case: Case) -> bool:
-    return may_only_be_read(case.database.engine.url)
 
 
 def _kind(file: Path) -> str | None:

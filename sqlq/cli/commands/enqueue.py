@@ -86,8 +86,8 @@ def enqueue(context: Context, /, task: str, args: tuple[str, ...], as_json: bool
     line += "; no App is named, so nothing checked that the task takes it" if by_its_name else ""
     if not job.created:
         line = f"nothing enqueued: job {job.id} ({about}) holds this unique key"
-    value = {name: getattr(job, name) for name in ("id", "queue", "task", "state", "created")}
-    answer(value, line, as_json=as_json)
+    names = ("id", "queue", "task", "state", "created")
+    answer({name: getattr(job, name) for name in names}, line, as_json=as_json)
     if not job.created:
         raise SystemExit(KEY_TAKEN)
 

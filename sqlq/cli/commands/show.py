@@ -14,7 +14,6 @@ from sqlq.cli.terminal.output import (
     dated,
     naming_options,
     plain,
-    plain_lines,
     queue_name,
     show_block,
     show_fields,
@@ -74,7 +73,7 @@ def show(context: Context, id: int, only_result: bool, wait: str | None, as_json
     _show_history(job)
     if job.traceback:
         show_part("traceback")
-        show_block(plain_lines(job.traceback))
+        show_block(job.traceback)
     show_part("next")
     show_reasons(reasons(app, job))
 
@@ -140,8 +139,7 @@ def _kept(retention_ms: int) -> str:
 def _show_error(exception: str | None, message: str | None, reason: str | None) -> None:
     show_part("error" if reason == "error" else f"error ({reason})")
     text = ": ".join(part for part in (exception, (message or "").strip()) if part)
-    for line in plain_lines(text).splitlines() or ["-"]:
-        show_wrapped("", line, before="  ")
+    show_block(text)
 
 
 def _show_history(job: JobDetails) -> None:

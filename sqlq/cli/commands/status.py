@@ -30,13 +30,14 @@ def status(context: Context, exact: bool, as_json: bool) -> None:
         replica = {"url": context.shown_url(), "behind_seconds": behind}
     queues, workers, pauses = app.queues.list(exact=exact), app.workers.list(), app.queues.pauses()
     if as_json:
-        value = {
-            "queues": [queue.as_json() for queue in queues],
-            "workers": [{**worker.as_json(), "jobs": len(worker.jobs)} for worker in workers],
-            "all_paused": None if pauses.all is None else pauses.all._asdict(),
-            "replica": replica,
-        }
-        show_json(value)
+        show_json(
+            {
+                "queues": [queue.as_json() for queue in queues],
+                "workers": [{**worker.as_json(), "jobs": len(worker.jobs)} for worker in workers],
+                "all_paused": None if pauses.all is None else pauses.all._asdict(),
+                "replica": replica,
+            }
+        )
         return
     show_queues(context, queues, pauses)
     click.echo()

@@ -32,23 +32,25 @@ def why(context: Context, id: int, as_json: bool) -> None:
 
     context.kind = "reader"
     job = context.app().jobs.get(id)
-    listed, found = reasons(context.app(), job), findings(context.app().database, job)
+    listed, problems = reasons(context.app(), job), findings(context.app().database, job)
     if as_json:
-        said = {
-            "reasons": [{"said": words, "command": line} for line, words in listed],
-            "findings": [each.as_json() for each in found],
-        }
-        show_json({"id": job.id, "state": job.state, "queue": job.queue, "task": job.task, **said})
+        show_json(
+            {
+                **{name: getattr(job, name) for name in ("id", "state", "queue", "task")},
+                "reasons": [{"said": words, "command": line} for line, words in listed],
+                "findings": [finding.as_json() for finding in problems],
+            }
+        )
         return
     error = f": {plain(job.error)}" if job.error else ""
     show_wrapped(
         "", f"job {job.id}, {plain(job.task)} in queue {queue_name(job.queue)}, is {job.state}{error}"
     )
     show_reasons(listed)
-    if found:
+    if problems:
         show_part("doctor")
-    for each in found:
-        show_wrapped("", plain(str(each)), before="  ")
+    for finding in problems:
+        show_wrapped("", plain(str(finding)), before="  ")
 
 
 def reasons(app: App, job: JobDetails) -> list[tuple[str | None, str]]:

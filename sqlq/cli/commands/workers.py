@@ -13,7 +13,6 @@ from sqlq.config.durations import counted
 
 JOBS_SHOWN = 10
 """The most jobs of a worker that are printed; --json has all."""
-JOB_COLUMNS = ("id", "task", "queue", "claimed")
 
 
 @listing
@@ -41,8 +40,8 @@ def workers(context: Context, silent: bool, as_json: bool) -> None:
     for worker in rows:
         if worker.jobs:
             show_part(worker_name(worker))
-            jobs = worker.jobs[:JOBS_SHOWN]
-            show_rows(JOB_COLUMNS, [(str(job.id), job.task, job.queue, ago(job.since)) for job in jobs])
+            jobs = ((str(job.id), job.task, job.queue, ago(job.since)) for job in worker.jobs[:JOBS_SHOWN])
+            show_rows(("id", "task", "queue", "claimed"), jobs)
     if hidden := len(entered) - len(rows):
         click.echo(
             f"\n{counted(hidden, 'worker')} fell silent within the last day without signing off: "

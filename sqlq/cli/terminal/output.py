@@ -68,11 +68,6 @@ def plain(text: str) -> str:
     return _CONTROL.sub(" ", str(text)).strip()  # SQLite lets in bytes; guard: bytes-are-shown
 
 
-def plain_lines(text: str) -> str:
-    """The same, keeping line ends and indentation."""
-    return "\n".join(_CONTROL.sub(" ", line).rstrip() for line in text.expandtabs().splitlines())
-
-
 def ago(time: datetime | None) -> str | None:
     """Return how long ago a time was."""
     return None if time is None else f"{age(time)} ago"
@@ -231,11 +226,11 @@ def show_part(text: str) -> None:
     show_heading(text)
 
 
-def show_block(lines: str) -> None:
-    """Print lines, each indented once more."""
-    for line in lines.splitlines():
-        text = line.lstrip()
-        show_wrapped("", text, before=INDENT + " " * (len(line) - len(text)))
+def show_block(text: str) -> None:
+    """Print lines, each indented once more, without characters by which one could steer a terminal."""
+    for line in text.expandtabs().splitlines() or ["-"]:
+        spaces = len(line) - len(line.lstrip(" "))
+        show_wrapped("", plain(line), before=INDENT + " " * spaces)
 
 
 def show_wrapped(label: str, text: str, *, before: str = "") -> None:
