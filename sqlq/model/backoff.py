@@ -113,13 +113,13 @@ def backoff_from(option: BackoffOption | None) -> Backoff:
     return Curve("list", waits)
 
 
-def stored(option: Any, what: str) -> str:
+def stored(option: Any, name: str) -> str:
     """Return a backoff as a job's row has it. Raises `ConfigurationError` for a function of the user's own:
     only code can hold it."""
     backoff = backoff_from(option)
     if not isinstance(backoff, Curve):
         raise ConfigurationError(
-            f"{what} is {option!r}, a function, which a job's row cannot hold: give the job a duration, "
+            f"{name} is {option!r}, a function, which a job's row cannot hold: give the job a duration, "
             "a list of durations, or one of sqlq.exponential, fixed, linear and fibonacci; a task takes "
             "functions"
         )

@@ -39,16 +39,16 @@ from sqlq.store.jobs.rows import in_all_tables
 # -- claim ---------------------------------------------------------------------------------------------------
 
 
-def claim(ask: Execute, dialect: Dialect, wanted: ClaimRequest, by: Claimant) -> list[ClaimedJob]:
+def claim(execute: Execute, dialect: Dialect, request: ClaimRequest, by: Claimant) -> list[ClaimedJob]:
     """Claim jobs, and return them in their starting order: queue by queue, or with "evenly" one job of each
     queue in turn."""
-    names, limit, order, _ = wanted
-    claimed = [ClaimedJob._make(row) for row in dialect.sql.claim(ask, wanted, by)]
+    names, limit, order, _ = request
+    claimed = [ClaimedJob._make(row) for row in dialect.sql.claim(execute, request, by)]
     if len(claimed) > limit:  # guard: claim-respects-its-limit
         raise AssertionError(f"claimed {len(claimed)} jobs instead of at most {limit}")
-    place = {name: i for i, name in enumerate(names)}
+    positions = {name: i for i, name in enumerate(names)}
     sign = -1 if order == "newest" else 1
-    claimed.sort(key=lambda job: (place[job.queue], -job.priority, sign * job.due_ms, sign * job.id))
+    claimed.sort(key=lambda job: (positions[job.queue], -job.priority, sign * job.due_ms, sign * job.id))
     if order == "evenly" and claimed and claimed[0].queue != claimed[-1].queue:
         queues = [list(group) for _, group in groupby(claimed, attrgetter("queue"))]
         claimed = [job for turn in zip_longest(*queues) for job in turn if job is not None]

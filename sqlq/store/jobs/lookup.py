@@ -415,12 +415,12 @@ def look(conn: Connection, requests: Mapping[int, bool]) -> dict[int, Seen]:
     """Return the states of jobs, by their ids. All come from one snapshot, in which each job is in one table
     and never between two. Unknown jobs are missing. True in `requests` requests more than the state."""
     dialect = dialect_of(conn)
-    found: dict[int, Seen] = {}
+    jobs_seen: dict[int, Seen] = {}
     for some in slices(possible(requests), AT_ONCE):
         rows = [(id, int(requests[id])) for id in some]
         for id, state, *values in conn.execute(_look(dialect), dialect.sql.batch_parameters(_REQUESTS, rows)):
-            found[id] = Seen(id, State(state), *values)
-    return found
+            jobs_seen[id] = Seen(id, State(state), *values)
+    return jobs_seen
 
 
 _REQUESTS = Batch(id=BigInteger, whole=Integer)
