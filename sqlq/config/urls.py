@@ -250,3 +250,9 @@ def schema_name(argument: str | None = None) -> str | None:
             f"{source} is {name!r}: a schema is named by lower-case letters, digits and _, at most 41 of them"
         )
     return name
+
+
+def search_path_of(url: URL) -> str | None:
+    """Return the schema that is the whole search_path in a URL's options."""
+    match = re.search(r'search_path\s*=\s*"?([a-z_][a-z0-9_]*)"?\s*(-|$)', str(url.query.get("options", "")))
+    return match and match[1]

@@ -9,8 +9,6 @@ import asyncio
 import logging
 import os
 import random
-import re
-import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
@@ -19,14 +17,15 @@ from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event
-from sqlalchemy.exc import ArgumentError, DBAPIError
-from sqlalchemy.pool import NullPool, QueuePool, StaticPool
+from sqlalchemy import URL, Connection, Engine, event
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import QueuePool
 
 from sqlq.config.constants import ANSWER_SECONDS
-from sqlq.config.urls import in_memory, masked, supported
+from sqlq.config.urls import masked, search_path_of, supported
 from sqlq.database.dialect import Dialect
-from sqlq.database.dialects import dialect_at, dialect_named, dialect_of
+from sqlq.database.dialects import dialect_named, dialect_of
+from sqlq.database.engines import engine_at, engine_beside
 from sqlq.database.pool import (
     RawConnections,
     dispose,
@@ -36,8 +35,8 @@ from sqlq.database.pool import (
 )
 from sqlq.database.profiles import ANY, CLAIMS, LISTENING, LOOPS, Use
 from sqlq.database.schemas import ENCRYPTION, execute_on, named
-from sqlq.database.sqlite.driver import READ_ONLY, may_only_be_read, mind_the_file
-from sqlq.database.timeouts import AnswerTimeout, Turns, is_over
+from sqlq.database.sqlite.driver import READ_ONLY, mind_the_file
+from sqlq.database.timeouts import AnswerTimeout, Turns, answers, is_over
 from sqlq.database.values import Execute, RawRows
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
 from sqlq.payload.encryption import Encryption
@@ -50,13 +49,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 log = logging.getLogger("sqlq")
-
-_AUTOCOMMIT = {"isolation_level": "AUTOCOMMIT"}
-"""Most statements are a transaction each, so PostgreSQL's connections rest in the mode for these."""
-_POOL = {"pool_use_lifo": True, "pool_reset_on_return": None}
-"""The connection used last is taken first, so that a thread stays with a server process that knows its
-statements. There is nothing to roll back: SQLAlchemy ends its own transactions, and all other statements are
-in autocommit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,27 +77,6 @@ class Address:
         database.address = self
         database.encryption = self.encryption
         return database
-
-
-_PACKAGES = {"pymysql": "'sqlq-jobs[mariadb]'", "MySQLdb": "mysqlclient"}
-"""The packages of drivers that have another name."""
-
-
-class Answers(threading.local):
-    """Counts the answers of databases to this thread, so that a thread without queries does not conclude that
-    its database answers."""
-
-    times = 0
-    """The number of sqlq's own transactions that succeeded."""
-    writing = 0
-    """The number of them that may have written."""
-
-    def answered(self, *, reads: bool = False) -> None:
-        self.times += 1
-        self.writing += not reads
-
-
-answers = Answers()
 
 
 class Database:
@@ -152,22 +123,7 @@ class Database:
     @classmethod
     def open(cls, url: URL, schema: str | None = None, *, create: bool = False, use: Use = ANY) -> Database:
         """Return the database at a URL that `urls.database_url` has accepted. Connects to nothing yet."""
-        options: dict[str, Any] = {}
-        if in_memory(url):
-            options = {"poolclass": NullPool}  # never used, and SQLAlchemy might choose one with a warning
-        elif not dialect_at(url).in_a_file:
-            ends = dialect_at(url).driver.ends(url, use.connect_seconds)
-            options = {**_AUTOCOMMIT, **_POOL, "connect_args": ends}
-        try:
-            engine = create_engine(url, **options)
-        except ModuleNotFoundError as error:
-            raise UnsupportedDatabaseError(
-                f"{masked(url)} needs the driver {error.name!r}, which is not installed: "
-                f"pip install {_PACKAGES.get(error.name or '', error.name)}"
-            ) from None
-        except (ValueError, ArgumentError) as error:  # of parameters, for the driver or SQLAlchemy
-            raise ConfigurationError(f"{masked(url)} cannot be used: {error}") from None
-        return cls(engine, schema, create=create, use=use)
+        return cls(engine_at(url, use), schema, create=create, use=use)
 
     @classmethod
     def beside(
@@ -188,18 +144,7 @@ class Database:
         """
         sync = engine if isinstance(engine, Engine) else engine.sync_engine
         url = url or supported(sync.url)
-        if (
-            getattr(sync.dialect, "is_async", False)
-            or isinstance(sync.pool, StaticPool)
-            or in_memory(url)
-            or (dialect_at(url).in_a_file and may_only_be_read(url))
-        ):
-            return cls.open(url, schema, create=create, use=use)
-        options = {} if dialect_named(sync.dialect.name).in_a_file else _AUTOCOMMIT
-        pool = sync.pool.recreate()
-        # a caller's hook may leave a transaction open, in which nothing else could be set
-        event.listen(pool, "connect", lambda driver, record: driver.commit())
-        own = create_engine(sync.url.set(database=url.database), pool=pool, **options)
+        own = engine_beside(sync, url) or engine_at(url, use)
         return cls(own, schema, create=create, use=use)
 
     @cached_property
@@ -288,7 +233,7 @@ class Database:
         """
         if conn.dialect.name == "sqlite":
             return None
-        known: str | None = self.__dict__.get("schema") or _only_schema(self.engine.url)
+        known: str | None = self.__dict__.get("schema") or search_path_of(self.engine.url)
         if self.dialect.schemas_are_databases:  # a caller's connection to another one is meant for that
             known = conn.dialect.default_schema_name or known
         return version.effective_schema(conn, self.requested_schema or known)  # guard: own-schema-first
@@ -526,12 +471,6 @@ class Database:
             derived: Database | None = self.__dict__.get(name)
             if derived is not None and derived is not self:
                 derived.close()
-
-
-def _only_schema(url: URL) -> str | None:
-    """Return the schema that is the whole search_path in a URL's options."""
-    match = re.search(r'search_path\s*=\s*"?([a-z_][a-z0-9_]*)"?\s*(-|$)', str(url.query.get("options", "")))
-    return match and match[1]
 
 
 _FORKABLE: weakref.WeakSet[Database] = weakref.WeakSet()

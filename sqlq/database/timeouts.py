@@ -68,6 +68,23 @@ class AnswerTimeout:
         self._thread.gave_up_at = float("-inf")
 
 
+class Answers(threading.local):
+    """Counts the answers of databases to this thread, so that a thread without queries does not conclude that
+    its database answers."""
+
+    times = 0
+    """The number of sqlq's own transactions that succeeded."""
+    writing = 0
+    """The number of them that may have written."""
+
+    def answered(self, *, reads: bool = False) -> None:
+        self.times += 1
+        self.writing += not reads
+
+
+answers = Answers()
+
+
 _ends = threading.local()
 
 

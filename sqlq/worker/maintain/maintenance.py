@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 
 from sqlq.config.constants import RESCUE_MS
-from sqlq.database.database import Database, answers
+from sqlq.database.database import Database
+from sqlq.database.timeouts import answers
 from sqlq.store import blockers
 from sqlq.store.workers.look import Look
 from sqlq.worker.maintain.services import (
