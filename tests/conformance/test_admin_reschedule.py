@@ -157,7 +157,7 @@ def test_an_idle_worker_starts_a_job_that_is_moved_to_now(app: sqlq.App) -> None
     ("call", "said"),
     [
         (lambda jobs: jobs.reschedule(), "by id, task, queue or batch, or all of them"),
-        (lambda jobs: jobs.reschedule([1], all=True), "all waiting jobs are meant"),
+        (lambda jobs: jobs.reschedule([1], all=True), "or all of them, and not both"),
         (
             lambda jobs: jobs.reschedule([1], available_at=datetime.now(UTC), delay="1h"),
             "give one of the two",

@@ -221,12 +221,6 @@ def test_a_job_is_found_by_its_key(app: sqlq.App, charge: Any) -> None:
         app.jobs.get_by_key("default", 7)  # type: ignore[arg-type]
 
 
-def test_a_key_inline_lasts_as_long_as_the_block(app: sqlq.App, charge: Any) -> None:
-    with sqlq.testing.inline(app) as ran:
-        assert app.enqueue(once(charge)).id == app.enqueue(once(charge)).id
-        assert len(ran.jobs) == 1
-
-
 def test_unique_until_pruned_needs_a_unique_key(charge: Any) -> None:
     with pytest.raises(
         sqlq.EnqueueError, match=r'^unique_until="pruned" is about a unique key: set unique_key'
