@@ -158,7 +158,7 @@ def _claim_from(levels: str, beyond: str = "", *, order: str = "available_at, id
 
     Refused forms, as measured: through SQLAlchemy, and planned anew each time, a claim took 1.2 ms instead of
     0.4 (decision 10). An index by owner beside the one by id cost 6 to 20 % more (decision 47).
-    One statement for claims from the head and behind a position cost 11 to 22 % more (decision 61).
+    One statement for claims from the head and behind a position cost 11 to 22 % more (decision 62).
     """
     dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's own
     # guard: claim-postgresql
