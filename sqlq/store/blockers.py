@@ -23,7 +23,9 @@ from sqlq.store.limits import admit
 from sqlq.store.limits.admit import FreedJobs
 
 RECENT_MS = 3 * RESCUE_MS
-"""How far back a sweep looks beyond the one before it, so that one may be late."""
+"""How far back a sweep looks: further than the time between two, so that one may be late."""
+SWEEP_SHARE = 50
+"""The rest after a sweep, as a multiple of its duration."""
 ALL_STEPS_SECONDS = NO_FLOWS_SECONDS = 60.0
 SWEPT_AT_ONCE = 1_000
 BEFORE_ALL = (0, 0)
@@ -89,7 +91,6 @@ class FlowBlocker(Blocker):
 
     _position: unblock.FlowPosition | None = None
     """Where the sweep over all steps goes on; None between two of them."""
-    _swept_at: float | None = None
     _all_at = float("-inf")
 
     def free(self, database: Database, keys: Collection[int]) -> FreedJobs:
@@ -98,17 +99,16 @@ class FlowBlocker(Blocker):
     def sweep(self, database: Database) -> FreedJobs | None:
         if not unblock.are_in_use(database):
             return None
-        claims, now = database.for_claims, monotonic()
-        late_ms = 0 if self._swept_at is None else round((now - self._swept_at) * 1000)
-        done = FreedJobs()
+        claims, done = database.for_claims, FreedJobs()
         # guard: what-ended-lately-is-swept
-        done.number += unblock.sweep_recent(claims, RECENT_MS + late_ms).free
-        self._swept_at = now
-        if self._position is not None or now >= self._all_at:
+        done.number += unblock.sweep_recent(claims, RECENT_MS).free
+        began = monotonic()
+        if began >= self._all_at:
             position = self._position or BEFORE_ALL
             unblocked, self._position = unblock.sweep_all(claims, position, SWEPT_AT_ONCE)
-            self._all_at = now + ALL_STEPS_SECONDS
             done.number += unblocked.free
+            rest = SWEEP_SHARE * (monotonic() - began)
+            self._all_at = began + (max(rest, ALL_STEPS_SECONDS) if self._position is None else rest)
         done.has_more = self._position is not None
         return done
 

@@ -20,7 +20,7 @@ from sqlq.errors import SchemaVersionError
 from sqlq.model.schedule import Declarations
 from sqlq.schema import version
 from sqlq.store import blockers, schedules
-from sqlq.store.blockers import Blocker, free_after
+from sqlq.store.blockers import SWEEP_SHARE, Blocker, free_after
 from sqlq.store.jobs import prune, settle
 from sqlq.store.workers import pauses, workers
 from sqlq.worker.threads.log import log
@@ -38,7 +38,6 @@ lock that is free for longer is found."""
 SWEEP_SECONDS = 600.0
 SILENT_MS = 24 * 3_600_000
 SCHEMA_SECONDS = 60.0
-SWEEP_SHARE = 50
 NEVER = inf
 UNCALLED_SECONDS = 3600.0
 """The wait of a service that runs when it is called."""
@@ -213,6 +212,8 @@ class Unblock(PolledService):
         if done.number:
             self.freed()
         rest = SWEEP_SHARE * (monotonic() - began)
+        if not self.blocker.has_wakes:  # its sweep alone finds what ended lately, and limits the rest itself
+            rest = min(rest, self.every)
         return rest if done.has_more or rest > self.every else None
 
 
