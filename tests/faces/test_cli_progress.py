@@ -157,7 +157,7 @@ def test_a_drain_without_a_terminal_logs_a_summary(
         counts=Counter(finished=90, failed=2),
         running=3,
         ready_since=time.monotonic() - 10,
-        place=(make_url(database_url).render_as_string(hide_password=False), app.database.schema),
+        location=(make_url(database_url).render_as_string(hide_password=False), app.database.schema),
     )
     monkeypatch.setattr(progress, "SUMMARY_SECONDS", 0.01)
     caplog.set_level("INFO", "sqlq.worker")
