@@ -687,7 +687,7 @@ GUARDS = [
     Guard("a-handle-knows-of-its-rollback", "origin.is_rolled_back or is_another", "is_another", HANDLES + "test_a_handle_of_a_rollback_names_no_other_job[pysqlite-Session]"),
     Guard("a-handle-knows-of-its-rollback", "origin.is_rolled_back or is_another", "origin.is_rolled_back", HANDLES + "test_a_handle_of_a_drivers_rollback_names_no_other_job[sqlite3]"),
     Guard("use-says-something", None, "if False:", SETTINGS + "test_use_with_nothing_is_refused_and_a_wrong_use_changes_nothing"),
-    Guard("what-is-not-said-stays", "self._arguments | said", "{'engine': None} | said", SETTINGS + "test_use_keeps_settings_that_are_not_given"),
+    Guard("what-is-not-said-stays", "self._arguments | changes", "{'engine': None} | changes", SETTINGS + "test_use_keeps_settings_that_are_not_given"),
     Guard("where-to-listen-goes-with-the-database", None, "pass", SETTINGS + "test_the_url_to_listen_at_goes_with_its_database"),
     Guard("a-missing-variable-is-no-default", None, "if False:", SETTINGS + "test_a_url_of_none_is_refused_in_the_place_of_a_default"),
     Guard("eager-is-no-text", None, "if True:", SETTINGS + "test_eager_takes_no_text"),
