@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Set
 from contextlib import AbstractContextManager, contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -236,7 +236,7 @@ class Parts(Declares):
         return address_of(
             **arguments,
             kept=kept,
-            is_shut=lambda: self._test_addresses,  # guard: own-database-is-shut
+            is_shut=partial(getattr, self, "_test_addresses"),  # guard: own-database-is-shut
             encryption=self._encryption,
         )
 

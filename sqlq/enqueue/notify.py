@@ -82,7 +82,7 @@ class Notifier(Background):
 
     def connect(self) -> None:
         """Begin the thread, which takes a connection, before there is anything to send."""
-        if self._thread is None:
+        if self._thread is None and self.are_needed:
             with self._changed:
                 self._begin()
 

@@ -633,7 +633,7 @@ GUARDS = [
     # the test kit: nothing outside the test is touched
     Guard("test-database-is-not-left", None, "self._choose_address(); self._connected = self._connect(address)", ISOLATION + "test_the_app_stays_on_the_tests_database[postgresql-engine]"),
     Guard("test-database-is-not-left", None, "self._choose_address(); self._connected = self._connect(address)", PROJECTS + "test_an_application_factory_does_not_move_the_test_database[postgresql-True]"),
-    Guard("own-database-is-shut", "self._test_addresses", "False", ISOLATION + "TestWhatWasMadeBefore::test_a_worker_refuses_to_run[sqlite]"),
+    Guard("own-database-is-shut", 'partial(getattr, self, "_test_addresses")', "lambda: False", ISOLATION + "TestWhatWasMadeBefore::test_a_worker_refuses_to_run[sqlite]"),
     Guard("a-test-database-is-named", None, "if False:", ISOLATION + "test_on_database_refuses_a_url_of_none[postgresql]"),
     Guard("test-jobs-stay-in-the-test", None, "pass", ISOLATION + "TestSessions::test_a_session_on_another_database_is_refused[sqlite]"),
     Guard("only-a-tests-jobs-are-drained", None, "if False:", ISOLATION + "TestDrain::test_the_jobs_of_an_app_that_no_test_has_placed_are_not_run[sqlite]"),
