@@ -272,7 +272,7 @@ GUARDS = [
     Guard("secrets-among-parameters-are-masked", "filter(_SECRET.search, url.query)", "()", "tests/unit/test_settings.py::test_no_spelling_of_a_password_is_shown"),
     Guard("grants-are-the-owners", "if conn.scalar", "if False and conn.scalar", "tests/faces/test_grants.py::test_only_the_owner_may_apply_grants[postgresql]"),
     Guard("unknown-revision-is-reported", None, "raise", "tests/faces/test_cli.py::test_migrate_refuses_an_unknown_revision[sqlite]"),
-    Guard("words-steer-no-terminal", "escaped(name)", "str(name)", "tests/faces/test_cli_jobs.py::test_escapes_in_a_row_do_not_reach_the_terminal[sqlite]"),
+    Guard("words-steer-no-terminal", "escaped(name)", "str(name)", "tests/unit/test_commandline.py::test_a_word_of_a_command_is_escaped_when_it_could_steer_a_terminal"),
     Guard("bytes-are-shown", "str(text)", "text", "tests/faces/test_cli_jobs.py::test_bytes_in_a_row_are_shown[sqlite]"),
     Guard("bytes-go-over-a-link-as-text", "str(value)", "value", "tests/worker/test_enqueue_middleware.py::test_bytes_in_a_row_do_not_block_the_rescue_of_others[True-sqlite]"),
     Guard("bytes-go-over-a-link-as-text", "str(value)", "value", "tests/worker/test_enqueue_middleware.py::test_a_job_with_bytes_in_its_row_runs_in_a_process_of_its_own[sqlite]"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from sqlq.config.command_hint import command
+from sqlq.config.command_hint import command, word
 
 
 def test_a_command_names_the_database_by_an_absolute_path(
@@ -30,3 +30,7 @@ def test_a_password_is_not_shown() -> None:
 
 def test_a_command_that_needs_an_app_names_the_option() -> None:
     assert command("work -q mail", needs_app=True) == "sqlq work -q mail -a module:attribute"
+
+
+def test_a_word_of_a_command_is_escaped_when_it_could_steer_a_terminal() -> None:
+    assert word("q\x1b[2J\n") == r"'q\u001b[2J\n'"
