@@ -121,14 +121,14 @@ def _read(file: Path, written: bytes) -> Project | None:
         _require(file, f"tool.sqlq.{key}", value, _KEYS[key])
     options = _options(table)
     queues = options.pop("queues", {})
-    for name, options in queues.items():
-        _require(file, f"{QUEUES}.{name}", options, {})
+    for name, queue in queues.items():
+        _require(file, f"{QUEUES}.{name}", queue, {})
     return Project(
         file,
         options.pop("app", None),
         options.pop("database_url", None),
         defaults=_options(options.pop("defaults", {})),
-        queues={name: _options(options) for name, options in queues.items()},
+        queues={name: _options(queue) for name, queue in queues.items()},
         settings=options,
     )
 
