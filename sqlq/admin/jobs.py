@@ -44,7 +44,6 @@ from sqlq.schema.types import milliseconds_since_epoch
 from sqlq.store import health
 from sqlq.store.health import Pace, pace_of
 from sqlq.store.jobs import insert, lookup, operate
-from sqlq.store.jobs import prune as pruning
 from sqlq.store.jobs.lookup import Selection
 from sqlq.store.jobs.operate import JobChange
 
@@ -406,7 +405,7 @@ class Jobs(Facet):
         deleted: builtins.list[int] = []
         for some in self._meant(ids, "failed jobs", **chosen):
             for source in (failed_jobs, finished_jobs) if some.ids else (failed_jobs,):
-                work = partial(pruning.forget, selection=some, source=source)
+                work = partial(operate.forget, selection=some, source=source)
                 while batch := self._database.run(work):
                     deleted += freed_after(self._database, batch)
         return sorted(deleted)
@@ -433,7 +432,7 @@ class Jobs(Facet):
     def _prune(self, older_than_ms: int | None, *, failed: bool = False) -> int:
         if older_than_ms is None:
             return 0
-        work = partial(pruning.prune, older_than_ms=older_than_ms, limit=lookup.BATCH, failed=failed)
+        work = partial(operate.prune, older_than_ms=older_than_ms, limit=lookup.BATCH, failed=failed)
         return self._to_the_end(work, lookup.BATCH)
 
 

@@ -16,8 +16,7 @@ from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Outcome, Settlement
 from sqlq.schema.tables import failed_jobs, finished_jobs, queues, workers
 from sqlq.schema.types import after
-from sqlq.store.jobs import insert, lease, lookup, settle
-from sqlq.store.jobs import prune as pruning
+from sqlq.store.jobs import insert, lease, lookup, operate, settle
 from sqlq.store.workers import notify
 from sqlq.store.workers import workers as workerss
 from sqlq.worker.claim.claimer import Claimer
@@ -240,7 +239,7 @@ def test_prune_works_in_batches_with_their_own_transactions(
 
         return run
 
-    monkeypatch.setattr(pruning, "prune", noted(pruning.prune))
+    monkeypatch.setattr(operate, "prune", noted(operate.prune))
     assert play.app.jobs.prune(finished="0s", failed="0s") == (5, 4)
     assert batches == [2, 2, 1, 2, 2, 0]
 

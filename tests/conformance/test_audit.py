@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.errors import ConfigurationError
 from sqlq.store.audit import Action
-from sqlq.store.jobs import prune
+from sqlq.store.jobs import operate
 
 
 def said(app: sqlq.App) -> list[tuple[str, str, str, int | None]]:
@@ -93,7 +93,7 @@ def test_an_interrupted_action_has_no_number(app: sqlq.App, monkeypatch: pytest.
         assert app.audit.list()[0].number is None, "its row is there before it"
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prune, "prune", killed)
+    monkeypatch.setattr(operate, "prune", killed)
     with pytest.raises(KeyboardInterrupt), app.acting_as("ada"):
         app.jobs.prune(finished="7d")
     assert said(app) == [("ada", "prune", "prune --finished 7d", None)]

@@ -16,7 +16,6 @@ from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Outcome, 
 from sqlq.schema.tables import failed_jobs, finished_jobs, jobs, queues, workers
 from sqlq.schema.types import after, now
 from sqlq.store.jobs import lookup, operate
-from sqlq.store.jobs import prune as pruning
 from sqlq.store.jobs import settle as settling
 from sqlq.store.workers import look
 from sqlq.store.workers import workers as workerss
@@ -279,7 +278,7 @@ def test_retry_and_delete_refuse_a_call_that_names_no_jobs(play: Play, name: str
 
 
 @pytest.mark.parametrize(
-    ("name", "where"), [("retry", (operate, "retry_failed")), ("delete", (pruning, "forget"))]
+    ("name", "where"), [("retry", (operate, "retry_failed")), ("delete", (operate, "forget"))]
 )
 def test_retry_and_delete_work_in_batches(
     play: Play, name: str, where: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
@@ -354,7 +353,7 @@ def test_finished_jobs_are_pruned_by_age_the_oldest_first_and_at_most_so_many(pl
 
     def prune(limit: int) -> int:
         with play.app.database.begin() as conn:
-            return pruning.prune(conn, older_than_ms=60_000, limit=limit)
+            return operate.prune(conn, older_than_ms=60_000, limit=limit)
 
     assert prune(2) == 2
     assert sorted(job.id for job in play.app.jobs.list(state="finished")) == [ids[0], ids[1], ids[4]]
@@ -369,10 +368,10 @@ def test_two_prunes_do_not_wait_for_each_other(play: Play) -> None:
     play.end(Finished())
     _age(play, ids, [90, 80, 70, 60])
     with play.app.database.begin() as one:
-        assert pruning.prune(one, older_than_ms=1_000, limit=2) == 2
+        assert operate.prune(one, older_than_ms=1_000, limit=2) == 2
         with play.app.database.begin() as two:
             two.execute(text("SET LOCAL lock_timeout = '2s'"))
-            assert pruning.prune(two, older_than_ms=1_000, limit=10) == 2
+            assert operate.prune(two, older_than_ms=1_000, limit=10) == 2
     assert play.app.jobs.list() == []
 
 
@@ -491,8 +490,8 @@ def test_a_jobs_own_retention_comes_before_the_age(play: Play) -> None:
         failed_kept,
     }
     with database.begin() as conn:
-        assert pruning.prune_expired(conn, limit=1) == 1, "no more than asked for"
-        assert pruning.prune_expired(conn, limit=10) == 1
+        assert operate.prune_expired(conn, limit=1) == 1, "no more than asked for"
+        assert operate.prune_expired(conn, limit=10) == 1
     assert {job.id for job in play.app.jobs.list()} == {finished_kept, failed_kept}
 
 

@@ -18,7 +18,7 @@ from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import ErrorText, Failed, Finished, Outcome, Settlement
 from sqlq.store.blockers import RECENT_MS, FlowBlocker
 from sqlq.store.flows import unblock
-from sqlq.store.jobs import prune as pruning
+from sqlq.store.jobs import operate
 from sqlq.store.jobs import settle as settling
 from sqlq.worker.maintain.services import Unblock
 from tests import claims as claiming
@@ -280,7 +280,7 @@ def statements(engine: Engine) -> Iterator[list[str]]:
 
 def prune(seam: Seam) -> int:
     with seam.app.database.begin() as conn:
-        return pruning.prune(conn, older_than_ms=1_000, limit=100)
+        return operate.prune(conn, older_than_ms=1_000, limit=100)
 
 
 def count(engine: Engine, table: str) -> int:

@@ -71,8 +71,7 @@ from sqlq.payload.encryption import Key, new_key
 from sqlq.schema import version
 from sqlq.store import rights, schedules
 from sqlq.store.flows import unblock
-from sqlq.store.jobs import lease, settle
-from sqlq.store.jobs import prune as pruning
+from sqlq.store.jobs import lease, operate, settle
 from sqlq.store.limits import admit
 from sqlq.store.workers import look as workers_look
 from sqlq.store.workers import notify, pauses
@@ -1443,8 +1442,8 @@ def work_as(url: str) -> None:
         admit.sweep(database, "")
         complete_all(app, "limits")
         with database.begin() as conn:
-            pruning.prune(conn, older_than_ms=0, limit=100)
-            pruning.prune_expired(conn, limit=100)
+            operate.prune(conn, older_than_ms=0, limit=100)
+            operate.prune_expired(conn, limit=100)
 
 
 def complete_all(app: sqlq.App, queue: str) -> None:

@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.store.jobs import prune, settle
+from sqlq.store.jobs import operate, settle
 from tests.faults.crowd import Note
 
 KEYS = 200
@@ -65,7 +65,7 @@ def work(url: str, folder: Path, number: int, chance: random.Random, over: threa
 
     def clear() -> None:
         with app.database.begin() as conn:
-            prune.prune(conn, older_than_ms=200, limit=100)
+            operate.prune(conn, older_than_ms=200, limit=100)
 
     threads = [often(worker._leases.beat, 0.003), often(rescue, 0.02), often(clear, 0.02)]
     over.wait()

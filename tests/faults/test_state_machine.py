@@ -40,7 +40,7 @@ from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Released,
 from sqlq.schema.types import MARIADB_NOW, POSTGRESQL_NOW, SQLITE_NOW
 from sqlq.store.flows import flows
 from sqlq.store.flows import unblock as unblocking
-from sqlq.store.jobs import insert, lease, lookup, operate, prune
+from sqlq.store.jobs import insert, lease, lookup, operate
 from sqlq.store.jobs import settle as settling
 from sqlq.store.jobs.lease import LeaseState
 from sqlq.store.limits import admit as admission
@@ -495,7 +495,7 @@ class Contract(Model, RuleBasedStateMachine):
             st.sampled_from(sorted(job.id for job in self.model.values() if job.place == "failed_jobs"))
         )
         with self.transaction() as conn:
-            assert [row.id for row in prune.forget(conn, lookup.Selection(ids=(id,)))] == [id]
+            assert [row.id for row in operate.forget(conn, lookup.Selection(ids=(id,)))] == [id]
         del self.model[id]
 
     # -- beside the model ------------------------------------------------------------------------------------

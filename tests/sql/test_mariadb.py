@@ -27,7 +27,7 @@ from sqlq.model.schedule import Declared, Schedule
 from sqlq.store import audit, schedules
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import insert as inserting
-from sqlq.store.jobs import lease, operate, prune, settle
+from sqlq.store.jobs import lease, operate, settle
 from sqlq.store.jobs.lookup import Selection
 from sqlq.store.limits import admit
 from sqlq.store.workers import pauses, workers
@@ -125,7 +125,7 @@ MORE: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "cancel": lambda conn, held: operate.cancel(conn, [*some(conn, "jobs"), held[0].id]),
     "cancel_forced": lambda conn, held: operate.cancel(conn, [job.id for job in held], force=True),
     "complete_own": lambda conn, held: settle.complete(conn, held_rights(held)[0], Finished(None)),
-    "forget_failed": lambda conn, held: prune.forget(conn, Selection(tuple(some(conn, "failed_jobs")))),
+    "forget_failed": lambda conn, held: operate.forget(conn, Selection(tuple(some(conn, "failed_jobs")))),
     "give_back": lambda conn, held: settle.give_back(conn, held_rights(held)),
     "insert_met": lambda conn, held: [inserting.insert(conn, [new(unique_key=key)]) for key in "aa"],
     "lose": lambda conn, held: settle.lose(conn, held_rights(held), "died"),

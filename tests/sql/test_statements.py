@@ -31,7 +31,7 @@ from sqlq.model.job import NewJob
 from sqlq.model.outcome import ErrorText, Failed, Finished, Outcome, Released, Retried, Settlement, settlement
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import insert as inserting
-from sqlq.store.jobs import lease, operate, prune, settle
+from sqlq.store.jobs import lease, operate, settle
 from sqlq.store.jobs.lookup import Selection
 from sqlq.store.limits import admit as admission
 from sqlq.store.workers import workers
@@ -148,8 +148,8 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "due_in_window": lambda conn, held: due_in(conn, ["mail"], ""),
     "look": lambda conn, held: look(conn),
     "replay": replay_all,
-    "prune": lambda conn, held: prune.prune(conn, older_than_ms=1_000, limit=1_000),
-    "prune_expired": lambda conn, held: prune.prune_expired(conn, limit=1_000),
+    "prune": lambda conn, held: operate.prune(conn, older_than_ms=1_000, limit=1_000),
+    "prune_expired": lambda conn, held: operate.prune_expired(conn, limit=1_000),
 }
 """Each verb as a call; `held` are two jobs it may work on."""
 

@@ -13,7 +13,7 @@ from sqlalchemy.exc import DataError
 
 import sqlq
 from sqlq.errors import ConfigurationError
-from sqlq.store.jobs import prune as pruning
+from sqlq.store.jobs import operate
 from sqlq.store.jobs import settle as settling
 from sqlq.worker.attempt.context import attempt_of
 from sqlq.worker.maintain import services
@@ -232,7 +232,7 @@ def test_a_job_of_retention_zero_is_pruned_within_a_minute(
 
     def pruned(later_ms: int = 0) -> int:
         with app.database.begin() as conn:
-            return pruning.prune_expired(conn, limit=9, later_ms=later_ms)
+            return operate.prune_expired(conn, limit=9, later_ms=later_ms)
 
     assert services.SEEN_MS / 1000 + (2 - services.MIN_RHYTHM_SHARE) * services.PRUNE_SECONDS < 60
     with working(app) as worker:

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, event, text
 
 import sqlq
 from sqlq.config.durations import milliseconds
-from sqlq.store.jobs import prune as pruning
+from sqlq.store.jobs import operate
 from sqlq.worker.maintain import services
 from sqlq.worker.maintain.services import Prune
 from sqlq.worker.options import OPTIONS
@@ -494,7 +494,7 @@ def test_jobs_with_their_own_retention_are_kept(database_url: str, engine: Engin
     app.enqueue_many([task.new(), completing.new()])
     drain(app)
     with app.database.begin() as conn:
-        assert pruning.prune(conn, older_than_ms=0, limit=9) == 2
-        assert pruning.prune_expired(conn, limit=9) == 0
+        assert operate.prune(conn, older_than_ms=0, limit=9) == 2
+        assert operate.prune_expired(conn, limit=9) == 0
     assert sorted(job.id for job in app.jobs.list()) == sorted(kept)
     app.close()

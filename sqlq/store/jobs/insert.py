@@ -95,9 +95,8 @@ def insert(conn: Connection, new: Sequence[NewJob]) -> list[Job]:
 
 def _insert_plain(conn: Connection, new: Sequence[NewJob]) -> list[Job]:
     """Insert jobs without unique keys, by one statement."""
-    statement, parameters = insert_of_many(dialect_of(conn), new)
     # ids rise in the order of the rows: the statement sorts them before it numbers them
-    rows = sorted(conn.execute(statement, parameters).all(), key=itemgetter(0))
+    rows = sorted(conn.execute(*insert_of_many(dialect_of(conn), new)).all(), key=itemgetter(0))
     return [_job(job, *row) for job, row in zip(new, rows, strict=True)]
 
 
@@ -231,20 +230,23 @@ def _insert_in_order(
     """Insert one job of each key, or let it replace the waiting one, or find the live one. Return the jobs by
     their places, and the keys that had neither. For a permanent key it also finds a job that has ended."""
     dialect = dialect_of(conn)
-    counting = {key: _that_counts(new, its) for key, its in positions.items()}
+    # of several jobs with one key the last that replaces a waiting one counts, else the first
+    counting = {
+        key: next((i for i in reversed(its) if new[i].on_conflict != "keep"), its[0])
+        for key, its in positions.items()
+    }
     holders = held(conn, lasting)  # guard: what-has-ended-keeps-its-key
     changing = [key for key, i in counting.items() if key not in holders and new[i].on_conflict != "keep"]
     live = held(conn, changing, live=True)
     # guard: what-runs-is-not-waited-for
     holders |= {key: job for key, job in live.items() if job.state is State.RUNNING}
-    waiting = [key for key in positions if key not in holders]
-    ordered = sorted(waiting, key=lambda key: (key[0], key[1] or ""))  # guard: keys-in-one-order
+    # guard: keys-in-one-order
+    ordered = sorted(positions.keys() - holders.keys(), key=lambda key: (key[0], key[1] or ""))
     for conflict, run in groupby(ordered, key=lambda key: _conflict_of(new[counting[key]])):
         batch = [new[counting[key]] for key in run]
         options = options_of_any(batch)
-        values = [row_of(job, options) for job in batch]
         statement = _statement(dialect, options, conflict)
-        parts = portions(dialect.sql, values, lambda row: row.values())
+        parts = portions(dialect.sql, [row_of(job, options) for job in batch], lambda row: row.values())
         rows = (row for part in parts for row in conn.execute(statement, part))
         for met, queue, key, id, task, state in rows:
             if met is None:
@@ -260,12 +262,6 @@ def _insert_in_order(
     return done, [key for key in ordered if key not in holders]
 
 
-def _that_counts(new: Sequence[NewJob], positions: Sequence[int]) -> int:
-    """Return the place of the effective job among several with one key: the last that replaces a waiting job,
-    else the first."""
-    return next((i for i in reversed(positions) if new[i].on_conflict != "keep"), positions[0])
-
-
 Conflict: TypeAlias = tuple[OnConflict, int | None]
 """How a new job changes the waiting one with its unique key, and the bound of a debounce in milliseconds,
 counted from the first enqueue."""
@@ -274,12 +270,10 @@ _conflict_of: Callable[[NewJob], Conflict] = attrgetter("on_conflict", "max_wait
 
 @cache
 def _statement(dialect: Dialect, options: tuple[str, ...], conflict: Conflict) -> Any:
-    returned = (jobs.c.queue, jobs.c.unique_key, jobs.c.id, jobs.c.task, _STATE)
+    # in the rows that an insert returns, SQLite 3.40 takes `NULL IS NOT NULL` for true
+    state = case((jobs.c.reserved_at < far(), State.RUNNING.value), else_=NEW_OR_BLOCKED)
+    returned = (jobs.c.queue, jobs.c.unique_key, jobs.c.id, jobs.c.task, state)
     return inserting(dialect, options, conflict, returned)
-
-
-# in the rows that an insert returns, SQLite 3.40 takes `NULL IS NOT NULL` for true
-_STATE = case((jobs.c.reserved_at < far(), State.RUNNING.value), else_=NEW_OR_BLOCKED)
 
 
 def inserting(
@@ -295,7 +289,10 @@ def inserting(
         return dialect.sql.upsert(jobs, LIVE_KEY, computed(options), returning=returning)
     # a job that waits for a slot or for other steps stays; guard: only-the-waiting-are-replaced
     return dialect.sql.upsert(
-        *(jobs, LIVE_KEY, computed(options), partial(_replacing, max_wait_ms=max_wait_ms)),
+        jobs,
+        LIVE_KEY,
+        computed(options),
+        partial(_replacing, max_wait_ms=max_wait_ms),
         where=and_(IS_UNRESERVED, jobs.c.blocked_by.is_(None)),
         returning=returning,
     )

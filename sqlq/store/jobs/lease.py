@@ -74,9 +74,9 @@ def change_held(
 ) -> Sequence[Any]:
     """Change the jobs of a batch that their owner still holds. `values` is a function of a module, by which
     the statement is kept."""
-    sql = dialect_of(conn).sql
-    change = _change_held(dialect_of(conn), batch, values, returning, waits)
-    return sql.change(conn, change, {**sql.batch_parameters(batch, rows), **parameters})
+    dialect = dialect_of(conn)
+    parameters |= dialect.sql.batch_parameters(batch, rows)
+    return dialect.sql.change(conn, _change_held(dialect, batch, values, returning, waits), parameters)
 
 
 @cache
@@ -104,8 +104,8 @@ def _renewed(_: CTE) -> Values:
 
 def owned(conn: Connection, owner: str) -> list[Right]:
     """Return the rights that an owner has, by id."""
-    mine = (IS_RESERVED, jobs.c.reserved_by == owner)
-    return [(id, token) for id, token in conn.execute(select(*RIGHT).where(*mine).order_by(jobs.c.id))]
+    query = select(*RIGHT).where(IS_RESERVED, jobs.c.reserved_by == owner).order_by(jobs.c.id)
+    return [(id, token) for id, token in conn.execute(query)]
 
 
 # -- progress ------------------------------------------------------------------------------------------------
@@ -173,11 +173,7 @@ def _save(dialect: Dialect) -> Change:
     mine = fenced(dialect.sql, _CHECKPOINT)
     # guard: checkpoints-follow-each-other
     mine = mine.where(jobs.c.cursor.is_not_distinct_from(mine.selected_columns.before))
-    return Change(
-        *(mine, _saved),
-        returning=_RETURNED,
-        waits=True,  # guard: checkpoint-waits
-    )
+    return Change(mine, _saved, returning=_RETURNED, waits=True)  # guard: checkpoint-waits
 
 
 def _saved(mine: CTE) -> Values:
@@ -209,11 +205,10 @@ def states_of(
     """
     refuse_standby(conn)  # guard: standby-is-not-believed
     claims = list(claims)
-    ids = [id for id, _ in claims]
     query = in_all_tables(
         lambda table, _: select(
             table.c.id, table.c.lease_token, IS_RESERVED if table is jobs else false()
-        ).where(table.c.id.in_(ids))
+        ).where(table.c.id.in_([id for id, _ in claims]))
     )
     rows = {id: (token, is_reserved) for id, token, is_reserved in conn.execute(query)}
 
@@ -232,5 +227,5 @@ def states_of(
 def is_valid(conn: Connection, right: Right) -> bool:
     """Whether a right to a job is valid in the snapshot of this transaction."""
     id, token = right
-    fence = (jobs.c.id == id, jobs.c.lease_token == token, IS_RESERVED)
-    return conn.scalar(select(jobs.c.id).where(*fence)) is not None
+    query = select(jobs.c.id).where(jobs.c.id == id, jobs.c.lease_token == token, IS_RESERVED)
+    return conn.scalar(query) is not None

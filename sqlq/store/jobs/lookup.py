@@ -112,15 +112,15 @@ EVERY = Selection()
 
 _SHOWN = {*(field.name for field in fields(JobDetails)), "progress_of", "progress_note", "start_ms"}
 _COLUMNS = dict.fromkeys(c.name for table, _ in TABLES for c in table.c if c.name in _SHOWN)
-
-
-def _details(source: Table, state: Expression) -> Select[Any]:
-    """Select the columns that `JobDetails` has, of which each table has some."""
-    columns = (source.c.get(name, null().label(name)) for name in _COLUMNS)
-    return select(*columns, state.label("state"), ENDED_AT.get(source, null()).label("ended_at"))
-
-
-_DETAILS = {table: _details(table, state) for table, state in TABLES}
+_DETAILS: dict[Table, Select[Any]] = {
+    table: select(
+        *(table.c.get(name, null().label(name)) for name in _COLUMNS),
+        state.label("state"),
+        ENDED_AT.get(table, null()).label("ended_at"),
+    )
+    for table, state in TABLES
+}
+"""For each table a query of the columns that `JobDetails` has, of which each table has some."""
 _is_due = jobs.c.available_at <= now()
 _SOURCES: dict[State, tuple[Table, Condition]] = {
     State.BLOCKED: (jobs, jobs.c.blocked_by.is_not(None)),
@@ -156,18 +156,15 @@ def listing(
     """Return at most `limit` jobs, the newest first, and whether no other job can belong to them. With
     `within`, search only that many of the newest in each table, since matches may be rare. Unless `whole`,
     large fields are not read. `encryption` opens signed or encrypted texts."""
-    sources = [_SOURCES[state]] if state else [(source, true()) for source in _DETAILS]
     is_rare = selection.is_rare or state not in (None, State.RUNNING, State.FAILED)
-    if (
-        not is_rare or selection.batch is not None or selection.ids
-    ):  # all match, or an index finds those that do
-        within = None
+    if not is_rare or selection.batch is not None or selection.ids:
+        within = None  # all match, or an index finds those that do
     left_out = set() if whole else {*LARGE}
     if selection.visible is not None:
         left_out.discard("payload")
     jobs: list[JobDetails] = []
     floors: list[int] = []
-    for source, belongs in sources:
+    for source, belongs in [_SOURCES[state]] if state else [(source, true()) for source in _DETAILS]:
         floor = None if within is None else position_of(conn, source, within, selection)
         query = _selected(source, belongs, selection, None if floor is None else within, limit)
         # guard: lists-read-no-large-field
@@ -189,9 +186,10 @@ def listing(
 
 def of_ids(conn: Connection, ids: Iterable[int]) -> list[JobDetails]:
     """Return those of these jobs that are kept, without their large fields."""
-    parts = slices(possible(ids), BATCH)
-    lists = (listing(conn, selection=Selection(tuple(part)), limit=BATCH, whole=False) for part in parts)
-    return [job for jobs, _ in lists for job in jobs]
+    rows: list[JobDetails] = []
+    for part in slices(possible(ids), BATCH):
+        rows += listing(conn, selection=Selection(tuple(part)), limit=BATCH, whole=False)[0]
+    return rows
 
 
 def position_of(conn: Connection, source: Table, position: int, selection: Selection = EVERY) -> int | None:
@@ -258,11 +256,11 @@ def _shown(text: Any) -> Any:
 
 def _last_line(row: RowMapping, started_at: datetime | None) -> Iterator[AttemptRecord]:
     """Yield the history line of the current or last attempt, which no record holds yet."""
-    attempt = row.attempts if row.reserved_at is not None else None
+    attempt = None if row.reserved_at is None else row.attempts
     times = (attempt, row.reserved_at, started_at, row.ended_at, row.reserved_by)
     if row.state == State.FAILED:
-        outcome: history.AttemptOutcome = "lost" if row.reason == "worker_lost" else "failed"
-        yield AttemptRecord(outcome, *times, None, row.reason, row.exception, row.message)
+        error = (row.reason, row.exception, row.message)
+        yield AttemptRecord("lost" if row.reason == "worker_lost" else "failed", *times, None, *error)
     elif row.state == State.RUNNING or row.state in OVER:
         yield AttemptRecord(row.state, *times, message=row.reason)
 
@@ -294,8 +292,8 @@ def waiting(conn: Connection, queues: Collection[str] | None, limit: int) -> Wai
 def counts(conn: Connection, selection: Selection) -> dict[State, int]:
     """Return the number of the selected jobs by state."""
     states = _selected_everywhere(selection).subquery()
-    query = select(states.c.state, func.count()).group_by(states.c.state)
-    return {State(state): number for state, number in conn.execute(query)}
+    rows = conn.execute(select(states.c.state, func.count()).group_by(states.c.state))
+    return {State(state): number for state, number in rows}
 
 
 def handles(conn: Connection, selection: Selection) -> list[Job]:
@@ -328,8 +326,8 @@ def enqueued(conn: Connection, task: str) -> Iterator[tuple[int, NewJob]]:
         options = dict(zip((FIELDS.get(name, name) for name in names), values, strict=True))
         start_by = options["start_by"]
         options["start_within_ms"] = None if start_by is None else round((start_by - due) / _MILLISECOND)
-        delay_ms = round((due - created_at) / _MILLISECOND)
-        yield id, NewJob(**options, available_at=due, delay_ms=delay_ms)
+        options["delay_ms"] = round((due - created_at) / _MILLISECOND)
+        yield id, NewJob(**options, available_at=due)
 
 
 _MILLISECOND = timedelta(milliseconds=1)
@@ -359,21 +357,19 @@ def failed_rows(conn: Connection, selection: Selection, *, within: int | None = 
     number."""
     # a subquery of more columns would be copied with its tracebacks on MariaDB
     columns = (failed_jobs.c[name] for name in (*FailedRow._fields, "queue", "batch_key"))
-    newest = select(*columns).order_by(failed_jobs.c.id.desc())
-    source = newest.limit(within).subquery()
+    source = select(*columns).order_by(failed_jobs.c.id.desc()).limit(within).subquery()
     table = source.c
     message = func.substr(table.message, 1, FIRST_LINE_CHARACTERS)
     query = select(table.id, table.task, table.reason, table.exception, message, table.failed_at)
-    rows = conn.execute(query.where(selection.where(source)).order_by(table.id.desc()))
-    return [FailedRow(*row) for row in rows]
+    query = query.where(selection.where(source)).order_by(table.id.desc())
+    return [FailedRow(*row) for row in conn.execute(query)]
 
 
 def traces(conn: Connection, ids: Sequence[int]) -> Iterator[tuple[int, str | None]]:
     """Yield the ends of the tracebacks of failed jobs, with their ids. Each is unpacked once for it."""
     end = last_of(failed_jobs.c.traceback, literal(TRACE_CHARACTERS, Integer))
     for some in slices(ids, BATCH):
-        rows = conn.execute(select(failed_jobs.c.id, end).where(failed_jobs.c.id.in_(some)))
-        yield from ((id, trace) for id, trace in rows)
+        yield from conn.execute(select(failed_jobs.c.id, end).where(failed_jobs.c.id.in_(some))).tuples()
 
 
 TRACE_CHARACTERS = 1_500
@@ -436,8 +432,8 @@ def _look(dialect: Dialect) -> Any:
             case((rows.c.whole == 1, table.c[name])) if name in table.c else cast(null(), Text)
             for name in _END_COLUMNS
         )
-        created = [type_coerce(table.c.created_at, BigInteger)] if dialect.in_a_file else []
-        columns = (table.c.id, cast(state, Text), table.c.queue, table.c.task, table.c.attempts)
-        return select(*columns, *ends, *created).join_from(rows, table, table.c.id == rows.c.id)
+        columns = (table.c.id, cast(state, Text), table.c.queue, table.c.task, table.c.attempts, *ends)
+        query = select(*columns).join_from(rows, table, table.c.id == rows.c.id)
+        return query.add_columns(type_coerce(table.c.created_at, BigInteger)) if dialect.in_a_file else query
 
     return in_all_tables(query_of)

@@ -1,4 +1,4 @@
-"""The verbs of operators on jobs: cancel, change, retry and replay.
+"""The verbs of operators on jobs: cancel, change, retry, replay and forget; and the deletion of old ones.
 
 An operator's statement locks the rows in place of an owner's fence, in ascending order.
 """
@@ -6,7 +6,7 @@ An operator's statement locks the rows in place of an owner's fence, in ascendin
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from enum import StrEnum
@@ -14,13 +14,17 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
+    Column,
     Connection,
     Integer,
     Row,
+    Table,
     bindparam,
     case,
+    exists,
     func,
     literal,
+    or_,
     select,
     true,
     union_all,
@@ -29,19 +33,31 @@ from sqlalchemy import (
 from sqlalchemy.exc import IntegrityError
 
 from sqlq.config.constants import ERROR_BYTES
-from sqlq.database.batch import Expression, insert_returning, inserted
+from sqlq.database.batch import Change, Condition, Expression, insert_returning, inserted
 from sqlq.database.dialects import dialect_of
 from sqlq.model import history
 from sqlq.model.history import AttemptTimes
 from sqlq.model.outcome import ON_REQUEST, ErrorText
 from sqlq.model.retry import error_record
 from sqlq.payload.encryption import HEAD
-from sqlq.schema.tables import CARRIED, IS_RESERVED, IS_UNRESERVED, columns_of, failed_jobs, jobs, names_of
-from sqlq.schema.types import Moment, after, now
+from sqlq.schema.tables import (
+    CARRIED,
+    IS_RESERVED,
+    IS_UNRESERVED,
+    columns_of,
+    edges,
+    failed_jobs,
+    finished_jobs,
+    flows,
+    jobs,
+    names_of,
+)
+from sqlq.schema.types import Moment, after, ago, now
+from sqlq.store.apart import REFUSED, apart, lately, noted
 from sqlq.store.jobs import lookup, settle
 from sqlq.store.jobs.insert import LIVE_KEY, holder
 from sqlq.store.jobs.lookup import Selection, records
-from sqlq.store.jobs.rows import ENDED_AT, in_line, slices
+from sqlq.store.jobs.rows import ENDED_AT, TABLES, in_line, slices
 from sqlq.store.jobs.settle import keys_of
 from sqlq.store.limits.wakes import Wake, wake, wake_lines
 from sqlq.store.workers import notify, workers
@@ -123,8 +139,8 @@ def cancel(
         requested = func.coalesce(jobs.c.cancel_requested_at, now())  # guard: cancel-is-requested
         line = literal(history.note(None, "cancel_requested", reason=reason))
         errors = jobs.c.errors if reason is None else settle.errors_and(line)
-        changes = update(jobs).values(cancel_requested_at=requested, errors=errors)
-        conn.execute(changes.where(jobs.c.id.in_(running)))
+        changes = {"cancel_requested_at": requested, "errors": errors}
+        conn.execute(update(jobs).where(jobs.c.id.in_(running)).values(changes))
         # guard: cancel-notifies-the-worker
         workers.hint_at_cancels(conn, running)
     return CancelledBatch(waiting, running)
@@ -134,9 +150,10 @@ def holds_jobs(conn: Connection, name: str) -> bool:
     """Whether a queue has live or failed jobs. (Finished ones do not count: there may be many, and they have
     no index.)"""
     # in two halves, since each has an index
-    of_queue = ((jobs, IS_UNRESERVED), (jobs, IS_RESERVED), (failed_jobs, true()))
-    queries = (select(table.c.id).where(table.c.queue == name, where).limit(1) for table, where in of_queue)
-    return any(conn.scalar(query) is not None for query in queries)
+    return any(
+        conn.scalar(select(table.c.id).where(table.c.queue == name, where).limit(1)) is not None
+        for table, where in ((jobs, IS_UNRESERVED), (jobs, IS_RESERVED), (failed_jobs, true()))
+    )
 
 
 # -- change --------------------------------------------------------------------------------------------------
@@ -207,9 +224,8 @@ def _postpone(conn: Connection, rows: Sequence[Any], at: datetime | None, delay_
     values = {**in_line(waits, due), "blocked_by": case((waits, by))}
     conn.execute(update(jobs).where(jobs.c.id.in_([row.id for row in rows])).values(values))
     keys = set(keys_of(rows).values())
-    later = {Wake(key, delay_ms=delay_ms, moment=at) for key in keys}
     # now for the slots that are free, and at the new time; guard: the-rescheduled-are-looked-at
-    wake(conn, {Wake(key) for key in keys} | later)
+    wake(conn, {Wake(key) for key in keys} | {Wake(key, delay_ms=delay_ms, moment=at) for key in keys})
 
 
 # -- retry ---------------------------------------------------------------------------------------------------
@@ -231,7 +247,9 @@ def retry_failed(conn: Connection, selection: Selection, *, after_id: int = 0) -
     if not rows:
         return [], []
     keys = keys_of(rows)
-    statement = dialect.sql.upsert(jobs, LIVE_KEY, _IN_LINE, returning=(jobs.c.id,))
+    # guard: a-failed-retry-holds-no-slot
+    waits = in_line(bindparam("in_line", type_=Integer) == 1, now())
+    statement = dialect.sql.upsert(jobs, LIVE_KEY, waits, returning=(jobs.c.id,))
     # in the order of their keys, as enqueue inserts them, so that the two cannot deadlock on each other
     ordered = sorted(rows, key=lambda row: (row.queue, row.unique_key or ""))
     values = [
@@ -244,9 +262,6 @@ def retry_failed(conn: Connection, selection: Selection, *, after_id: int = 0) -
     dialect.sql.delete(conn, failed_jobs.c.id, sorted(moved))
     return sorted(moved), [row.id for row in rows if row.id not in moved]
 
-
-# guard: a-failed-retry-holds-no-slot
-_IN_LINE = in_line(bindparam("in_line", type_=Integer) == 1, now())
 
 _KEPT = tuple(name for name in CARRIED if name not in names_of("reset"))
 
@@ -331,6 +346,85 @@ def _copy(conn: Connection, ids: Sequence[int]) -> list[Replay]:
     ended = union_all(*queries).subquery("ended")
     columns: dict[str, Expression] = {name: ended.c[name] for name in COPIED}
     columns |= {"replay_of": ended.c.id, **in_line(ended.c.limit_key.is_not(None), now())}
-    returning = [jobs.c[name] for name in Replay._fields]
+    returning = (jobs.c[name] for name in Replay._fields)
     copy = insert_returning(jobs, columns, *returning, order_by=ended.c.id)
     return sorted(Replay(*row) for row in conn.execute(copy))
+
+
+# -- forget and prune ----------------------------------------------------------------------------------------
+
+OLD = "is old enough to be deleted"
+
+
+def forget(conn: Connection, selection: Selection, source: Table = failed_jobs) -> Sequence[Any]:
+    """Delete a batch of failed or finished jobs for good and return their rows, at most 1,000. A finished
+    step stays while another step may take its result."""
+    dialect = dialect_of(conn)
+    ids = select(source.c.id).where(selection.where(source)).order_by(source.c.id)
+    if source is finished_jobs:
+        ids = ids.where(_is_free(source))  # guard: needed-results-are-not-deleted
+    returning = (source.c.id, *(source.c[name] for name in names_of("waited")))
+    rows = dialect.sql.change(conn, Change(ids.limit(lookup.BATCH), returning=returning))
+    wake_lines(conn, rows)  # guard: delete-wakes-the-serial-key
+    _clear_up_after(conn, rows)
+    return rows
+
+
+def _clear_up_after(conn: Connection, gone: Iterable[Any]) -> None:
+    """Delete the edges of steps that are gone, and flows without a step left. A step that waits for a deleted
+    one keeps its edge, and the edge leads to no row."""
+    flow_of = {row.id: row.flow_id for row in gone if row.flow_id is not None}
+    if not flow_of:
+        return
+    dialect = dialect_of(conn)
+    dialect.sql.delete(conn, edges.c.job_id, sorted(flow_of))
+    empty = (~exists().where(source.c.flow_id == flows.c.id) for source, _ in TABLES)
+    dialect.sql.delete(conn, flows.c.id, sorted(set(flow_of.values())), *empty)
+
+
+def prune(conn: Connection, *, older_than_ms: int, limit: int, failed: bool = False) -> int:
+    """Delete finished and cancelled jobs, or those that `failed`, that ended longer ago than that, the oldest
+    first. Return the number, with those that the database refuses to delete. Jobs with a retention of their
+    own stay."""
+    source = failed_jobs if failed else finished_jobs
+    ended_at = ENDED_AT[source]
+    # guard: own-retention-is-kept
+    old = (ended_at < ago(older_than_ms), source.c.expires_at.is_(None))
+    return _delete(conn, source, limit, *old, order_by=ended_at)
+
+
+def prune_expired(conn: Connection, *, limit: int, later_ms: int = 0) -> int:
+    """Delete ended jobs, failed ones too, whose own retention is over, and has been for that time; return the
+    number."""
+    pruned = 0
+    for source in ENDED_AT:
+        ends = source.c.expires_at
+        pruned += _delete(conn, source, limit - pruned, ends < ago(later_ms), order_by=ends)
+    return pruned
+
+
+def _delete(conn: Connection, source: Table, limit: int, *where: Condition, order_by: Column[Any]) -> int:
+    """Delete at most `limit` of the chosen rows, and return the number. A locked one is left to the next run,
+    and one that the database refuses to delete to a later one."""
+    dialect = dialect_of(conn)
+    query = select(source.c.id, source.c.flow_id).where(*where, source.c.id.not_in(REFUSED))
+    # guard: what-is-asked-for-is-kept
+    query = query.where(_is_free(source))
+    rows = dialect.sql.lock(conn, query.order_by(order_by).limit(limit), lately(conn, OLD))
+
+    def delete(some: Sequence[Any]) -> None:
+        dialect.sql.delete(conn, source.c.id, sorted(row.id for row in some))
+        _clear_up_after(conn, some)
+
+    apart(rows, delete, noted(conn, OLD), dialect, within=conn)
+    return len(rows)
+
+
+def _is_free(source: Table) -> Condition:
+    """Whether no other step waits for an ended job, or may still take its result. A step may do so while it
+    is live, or once it is retried after a failure."""
+    waits = select(edges.c.job_id).where(edges.c.depends_on == source.c.id)
+    live = waits.where(exists().where(jobs.c.id == edges.c.job_id))
+    failed = failed_jobs.alias("failed_step")
+    retried = waits.where(exists().where(failed.c.id == edges.c.job_id))
+    return or_(source.c.flow_id.is_(None), ~(live.exists() | retried.exists()))

@@ -117,8 +117,8 @@ def slices(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 def options_of(job: NewJob) -> tuple[str, ...]:
     """Return the options that a job has."""
-    pairs = zip(_SETTABLE, option_values(job), NO_OPTIONS, strict=True)
-    return tuple(name for name, value, default in pairs if value != default)
+    options = zip(_SETTABLE, option_values(job), NO_OPTIONS, strict=True)
+    return tuple(name for name, value, default in options if value != default)
 
 
 def options_of_any(new: Sequence[NewJob]) -> tuple[str, ...]:
@@ -202,12 +202,12 @@ def _insert_alike(dialect: Dialect, options: tuple[str, ...]) -> Any:
     and the payloads as one text. A statement with a parameter for each value of each row costs several times
     as much."""
     texts = dialect.sql.texts()
-    common = {
+    columns: dict[str, Any] = {
         name: bindparam(name, type_=jobs.c[name].type)
         for name in (*_COMMON, *options)
         if name not in _COMPUTED
     }
-    columns: dict[str, Any] = {**common, "payload": texts.c.value, **computed(options)}
+    columns |= {"payload": texts.c.value, **computed(options)}
     return _insert_all(columns, texts.c.place, options)
 
 

@@ -138,10 +138,10 @@ def _waiting_again(dialect: Dialect, batch: Batch, *, in_line: bool) -> Change:
         earlier = (jobs.c.due_at, jobs.c.available_at) if in_line else (jobs.c.available_at,)
         # guard: released-job-keeps-its-due-time
         due = func.coalesce(mine.c.at, after(mine.c.delay_ms), *earlier)
-        in_its_line = {"available_at": far(), "blocked_by": "limit", "due_at": due}
-        # guard: released-job-frees-its-slot
-        waits = in_its_line if in_line else {"available_at": due}
-        return {**_UNRESERVED, "errors": errors_and(mine.c.record), **waits, **_AGAIN[batch](mine)}
+        changes: Values = {"available_at": due}
+        if in_line:  # guard: released-job-frees-its-slot
+            changes = {"available_at": far(), "blocked_by": "limit", "due_at": due}
+        return {**_UNRESERVED, "errors": errors_and(mine.c.record), **changes, **_AGAIN[batch](mine)}
 
     return Change(fenced(dialect.sql, batch), values, returning=RIGHT)
 
@@ -210,11 +210,10 @@ _ENDED = {_COMPLETE: finished_jobs, _FINISH: finished_jobs, _FAIL: failed_jobs}
 def _reason_of_request(conn: Connection, id: int) -> str | None:
     """Return the reason that came with the request to cancel a job; None without one."""
     errors = conn.scalar(select(jobs.c.errors).where(jobs.c.id == id))
-    lines = [line for line in map(history.read, records(errors)) if line.outcome in _OF_OPERATORS]
-    return lines[-1].reason if lines else None
-
-
-_OF_OPERATORS = ("cancel_requested", "put_back")  # a retry ends an earlier request
+    lines = map(history.read, records(errors))
+    # a retry ends an earlier request
+    reasons = [line.reason for line in lines if line.outcome in ("cancel_requested", "put_back")]
+    return reasons[-1] if reasons else None
 
 
 def errors_and(record: Any, limit: int = ERROR_BYTES) -> Any:
@@ -247,11 +246,11 @@ def _released(mine: CTE) -> Values:
     }
 
 
-def _lost(mine: CTE) -> Values:
-    return {"losses": one_more(jobs.c.losses)}  # guard: losses-are-counted
-
-
-_AGAIN: dict[Batch, Callable[[CTE], Values]] = {_RETRY: _retried, _RELEASE: _released, _LOSE: _lost}
+_AGAIN: dict[Batch, Callable[[CTE], Values]] = {
+    _RETRY: _retried,
+    _RELEASE: _released,
+    _LOSE: lambda _: {"losses": one_more(jobs.c.losses)},  # guard: losses-are-counted
+}
 """The changes by which each batch puts back its jobs, given the held ones with its columns."""
 
 
@@ -293,7 +292,7 @@ class Rescued(NamedTuple):
     failed: bool
     row: Any
     """Its columns for which others may wait."""
-    reason: str = "worker_lost"
+    reason: FailureReason
 
 
 def rescue(conn: Connection, *, limit: int = 500) -> list[Rescued]:
@@ -358,8 +357,8 @@ def _lose(conn: Connection, revoked: Sequence[Any], why: str, late: Collection[i
         # guard: late-job-fails-as-timeout
         reason: FailureReason = "timeout" if row.id in late else "worker_lost"
         kind = JobTimeoutError if row.id in late else WorkerLostError
-        text = f"worker {row.reserved_by or 'unknown'} {why}"
-        error = ErrorText(f"{kind.__module__}.{kind.__name__}", text)
+        worker = row.reserved_by or "unknown"
+        error = ErrorText(f"{kind.__module__}.{kind.__name__}", f"worker {worker} {why}")
         failed = not follows(row.attempts, row.max_attempts)
         if failed:
             over.append((row, Failed(reason, error)))
@@ -367,8 +366,7 @@ def _lose(conn: Connection, revoked: Sequence[Any], why: str, late: Collection[i
             wait_ms = wait_after_loss_ms(row.losses) or None  # it may never have started
             record = error_record(row.attempts, reason, error, _times_of_lost(row))
             again.append((row.id, row.lease_token, wait_ms, None, record))
-        known = (row.id, row.task, row.queue, row.attempts, row.reserved_by, failed)
-        taken.append(Rescued(*known, row, reason))
+        taken.append(Rescued(row.id, row.task, row.queue, row.attempts, row.reserved_by, failed, row, reason))
     _put_back(conn, _LOSE, again, keys_of(revoked))
     follow_ups = _follow_ups(conn, over)
     _end(conn, _FAIL, [(row.id, row.lease_token, *_written(conn, row.id, end)[1]) for row, end in over])
@@ -391,8 +389,8 @@ def _follow_ups(conn: Connection, over: Sequence[tuple[Any, Outcome]]) -> list[N
     """Return what follows jobs that end without their workers, and nothing for one whose signature is bad."""
     encryption, forged = encryption_of(conn), set[int]()
     if encryption is not None and (followed := [row.id for row, _ in over if row.on_failure is not None]):
-        columns = (jobs.c.id, jobs.c.task, jobs.c.queue, jobs.c.payload)
-        rows = conn.execute(select(*columns).where(jobs.c.id.in_(followed)))
+        query = select(jobs.c.id, jobs.c.task, jobs.c.queue, jobs.c.payload)
+        rows = conn.execute(query.where(jobs.c.id.in_(followed)))
         forged = {id for id, *row in rows if not encryption.opens(*row)}  # guard: the-lost-are-trusted
     return [None if row.id in forged else follow_up(row, outcome, encryption) for row, outcome in over]
 
@@ -436,18 +434,17 @@ def cancel(conn: Connection, locked: Sequence[int], reason: str, *, revokes: boo
         raised = update(jobs).values(lease_token=next_token(jobs.c.lease_token))
         conn.execute(raised.where(jobs.c.id.in_(locked)))  # guard: forced-cancel-raises-the-token
     named = jobs.c.on_failure.contains('"on_cancel"')
-    rows = conn.execute(select(*_REVOKED).where(jobs.c.id.in_(locked), named)).all()
-    follow_ups = _follow_ups(conn, [(row, Cancelled(reason)) for row in rows])
-    _follow(conn, follow_ups)  # guard: cancel-writes-its-callback
+    rows = conn.execute(select(*_REVOKED).where(jobs.c.id.in_(locked), named))
+    # guard: cancel-writes-its-callback
+    _follow(conn, _follow_ups(conn, [(row, Cancelled(reason)) for row in rows]))
     finish(conn, jobs, locked, "cancelled", reason)
 
 
 def finish(conn: Connection, table: Table, ids: Sequence[int], outcome: str, reason: str) -> None:
     """Move jobs to the finished ones whose rows this transaction has locked."""
-    carried = (table.c[name] for name in CARRIED)
-    source = select(*carried, literal(outcome), literal(reason)).where(table.c.id.in_(ids))
-    columns = [*CARRIED, "outcome", "reason"]
-    conn.execute(insert_into(finished_jobs).from_select(columns, source.order_by(table.c.id)))
+    source = select(*(table.c[name] for name in CARRIED), literal(outcome), literal(reason))
+    source = source.where(table.c.id.in_(ids)).order_by(table.c.id)
+    conn.execute(insert_into(finished_jobs).from_select([*CARRIED, "outcome", "reason"], source))
     dialect_of(conn).sql.delete(conn, table.c.id, ids)
 
 

@@ -21,7 +21,7 @@ from sqlq.model.schedule import Declarations
 from sqlq.schema import version
 from sqlq.store import blockers, schedules
 from sqlq.store.blockers import SWEEP_SHARE, Blocker, free_after
-from sqlq.store.jobs import prune, settle
+from sqlq.store.jobs import operate, settle
 from sqlq.store.workers import pauses, workers
 from sqlq.worker.threads.log import log
 
@@ -174,8 +174,8 @@ class Prune(Service):
         with self.database.begin() as conn:
             if self.retention_ms is not None:
                 older_than_ms = max(self.retention_ms, SEEN_MS)  # guard: ended-jobs-are-seen
-                pruned = prune.prune(conn, older_than_ms=older_than_ms, limit=PRUNE_BATCH)
-            pruned += prune.prune_expired(conn, limit=PRUNE_BATCH - pruned, later_ms=SEEN_MS)
+                pruned = operate.prune(conn, older_than_ms=older_than_ms, limit=PRUNE_BATCH)
+            pruned += operate.prune_expired(conn, limit=PRUNE_BATCH - pruned, later_ms=SEEN_MS)
         return at_once(self.database, began) if pruned == PRUNE_BATCH else jittered(PRUNE_SECONDS)
 
 
