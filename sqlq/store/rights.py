@@ -25,7 +25,7 @@ _ENQUEUES = (
     "SELECT ON jobs, finished_jobs, failed_jobs, sqlq_version",
     f"INSERT ({_ENQUEUED}) ON jobs",
     "SELECT (id), INSERT (name) ON sqlq_flows",
-    "SELECT (prefix), INSERT (job_id, depends_on, on_outcome, prefix) ON sqlq_edges",
+    "SELECT (place), INSERT (job_id, depends_on, on_outcome, place) ON sqlq_edges",
     "SELECT (id), INSERT (at, limit_key, max_running, rate, period_ms, in_order, holds) ON sqlq_wakes",
 )
 _LOOKS = (
