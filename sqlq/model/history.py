@@ -85,15 +85,16 @@ class AttemptRecord:
 
 def written(attempts: int | None, values: Mapping[str, Any], course: AttemptTimes) -> str:
     """Return a line as the row has it: one JSON object, without unknown values."""
-    # SQLite lets in bytes; guard: a-line-names-its-worker-in-text
-    worker = None if course.worker is None else str(course.worker)
     line = {
         "attempt": attempts,
         "at": _text(course.ended_at or datetime.now(UTC)),
         **values,
         "claimed_at": _text(course.claimed_at),
         "started_at": _text(course.started_at),
-        "worker": worker,
+        # SQLite lets in bytes
+        "worker": None
+        if course.worker is None
+        else str(course.worker),  # guard: a-line-names-its-worker-in-text
         "host": course.host,
     }
     return json.dumps({name: value for name, value in line.items() if value is not None}, ensure_ascii=False)
@@ -117,13 +118,14 @@ def read(record: Mapping[str, Any]) -> AttemptRecord:
     if is_error(record):
         outcome = "lost" if record.get("reason") == "worker_lost" else "failed"
     number = record.get("attempt")
-    times: dict[str, Any] = {name: _time(record.get(name)) for name in ("claimed_at", "started_at")}
-    times["ended_at"] = _time(record.get("at"))
-    texts: dict[str, Any] = {
-        name: None if (value := record.get(name)) is None else str(value)
-        for name in ("worker", "host", "reason", "exception", "message")
-    }
-    return AttemptRecord(outcome, number if isinstance(number, int) else None, **times, **texts)
+    times: list[Any] = [_time(record.get(name)) for name in ("claimed_at", "started_at", "at")]
+    texts = (record.get(name) for name in ("worker", "host", "reason", "exception", "message"))
+    return AttemptRecord(
+        outcome,
+        number if isinstance(number, int) else None,
+        *times,
+        *(None if text is None else str(text) for text in texts),
+    )
 
 
 def started_at(claimed_at: datetime | None, start_ms: int | None) -> datetime | None:

@@ -21,7 +21,7 @@ from sqlq.model.job import NewJob
 CatchUp: TypeAlias = Literal["latest", "all", "skip"]
 Overlap: TypeAlias = Literal["allow", "skip", "queue"]
 
-MINIMUM_MS = 1_000
+MINIMUM = timedelta(seconds=1)
 MAX_REPEATS = 1_000_000_000
 MAX_CAUGHT_UP = 1_000
 """The most jobs that follow an outage with `catch_up="all"`: those of the newest runs."""
@@ -91,7 +91,7 @@ class Schedule:
         checked_word(self.overlap, "overlap", choice=Overlap)
         if self.repeats is not None:
             checked_whole(self.repeats, "repeats", range(1, MAX_REPEATS + 1))
-        if isinstance(self.every, timedelta) and self.every < timedelta(milliseconds=MINIMUM_MS):
+        if isinstance(self.every, timedelta) and self.every < MINIMUM:
             raise ConfigurationError(f"every is {_text_of(self.every)}: it must be at least 1 s")
         if self.cron is not None:
             self._become("cron", _checked_cron(self.cron))
@@ -204,7 +204,7 @@ def turn(plan: Schedule, *, last_at: datetime, now: datetime, ticks: int, alive:
     `alive` is whether the last of them has not ended."""
     runs, later = plan.due(last_at, now)
     if not runs:
-        return Turn([], 0, last_at, None if _is_spent(plan, ticks) else later)
+        return Turn([], 0, last_at, None if is_spent(plan, ticks) else later)
     if alive and plan.overlap == "queue":
         return Turn([], 0, last_at, now + QUEUE_LOOK)  # guard: queue-waits
     selected = _caught_up(plan, runs, now)
@@ -218,7 +218,7 @@ def turn(plan: Schedule, *, last_at: datetime, now: datetime, ticks: int, alive:
     decided = selected[-1] if selected and plan.overlap == "queue" else runs[-1]
     skipped = sum(run <= decided for run in runs) - len(selected)
     next_at = later if decided == runs[-1] else now + QUEUE_LOOK
-    return Turn(selected, skipped, decided, None if _is_spent(plan, ticks + len(selected)) else next_at)
+    return Turn(selected, skipped, decided, None if is_spent(plan, ticks + len(selected)) else next_at)
 
 
 def _caught_up(plan: Schedule, runs: list[datetime], now: datetime) -> list[datetime]:
@@ -229,7 +229,8 @@ def _caught_up(plan: Schedule, runs: list[datetime], now: datetime) -> list[date
     return runs[-1:]
 
 
-def _is_spent(plan: Schedule, ticks: int) -> bool:
+def is_spent(plan: Schedule, ticks: int) -> bool:
+    """Whether a schedule has enqueued as many jobs as it may."""
     return plan.repeats is not None and ticks >= plan.repeats
 
 

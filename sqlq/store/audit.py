@@ -40,8 +40,7 @@ class Action(AsJson):
 def begin(conn: Connection, actor: str, action: str, target: str) -> int:
     """Record that an action begins; return its id."""
     values = {"actor": actor, "action": action, "target": target}
-    row = conn.execute(insert_returning(audit, values, audit.c.id)).one()
-    return int(row.id)
+    return int(conn.execute(insert_returning(audit, values, audit.c.id)).scalar_one())
 
 
 def end(conn: Connection, id: int | None, number: int) -> int | None:
@@ -59,10 +58,8 @@ def listing(
     query = select(audit).order_by(audit.c.id.desc()).limit(limit)
     if before is not None:
         query = query.where(audit.c.id < before)
-    if actor is not None:
-        query = query.where(audit.c.actor == actor)
-    if action is not None:
-        query = query.where(audit.c.action == action)
+    values = {"actor": actor, "action": action}
+    query = query.filter_by(**{name: value for name, value in values.items() if value is not None})
     return [Action(*row) for row in conn.execute(query)]
 
 

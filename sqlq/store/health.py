@@ -91,9 +91,8 @@ class QueueStatus(AsJson):
 
 def exact(conn: Connection) -> list[QueueStatus]:
     """Return the counts of each queue, by name; reads every job that waits, runs or has failed."""
-    names = ("queue", *_COUNTED, "oldest_wait_seconds", "paused")
-    statement = f"SELECT {', '.join(names)} FROM {TOKEN_SCHEMA}.queue_stats ORDER BY queue"
-    rows = run_text(conn, statement).mappings()
+    columns = ", ".join(("queue", *_COUNTED, "oldest_wait_seconds", "paused"))
+    rows = run_text(conn, f"SELECT {columns} FROM {TOKEN_SCHEMA}.queue_stats ORDER BY queue").mappings()
     return [QueueStatus(**{**row, "paused": bool(row["paused"]), "served": False}) for row in rows]
 
 
@@ -156,18 +155,19 @@ _LEVEL = Batch(queue=String, priority=Integer)
 def _waiting(level: Any) -> Select[Any]:
     """Count at a given level. If the statement found the levels itself, PostgreSQL would overestimate the
     rows and JIT-compile it, which takes longer than running it."""
-    queue, priority = level["queue"], level["priority"]
-    is_there = (jobs.c.queue == queue, jobs.c.priority == priority, IS_UNRESERVED)
-    at_level = select(jobs.c.available_at).where(*is_there).correlate_except(jobs)
+    is_there = (jobs.c.queue == level["queue"], jobs.c.priority == level["priority"], IS_UNRESERVED)
     # the order of the index keeps the planner from scanning the table until it has found enough rows
-    at_level = at_level.order_by(jobs.c.available_at)  # guard: counts-go-by-the-index
+    # guard: counts-go-by-the-index
+    at_level = (
+        select(jobs.c.available_at).where(*is_there).correlate_except(jobs).order_by(jobs.c.available_at)
+    )
 
     def number(when: Condition) -> Any:
         first = at_level.where(when).limit(bindparam("limit")).subquery()
         return select(func.count()).select_from(first).scalar_subquery()
 
     return select(
-        queue,
+        level["queue"],
         number(jobs.c.available_at <= now()),
         number((jobs.c.available_at > now()) & (jobs.c.available_at < far())),
         number(jobs.c.available_at >= far()),
@@ -234,9 +234,13 @@ def _samples(
     times = (ended_at.label("ended_at"), table.c.available_at, table.c.reserved_at, table.c.start_ms)
     looks = []
     for i in range(len(bounds) - 1):
-        within = (ended_at >= bounds[i], ended_at < bounds[i + 1])
-        look = select(literal(i).label("part"), *times).where(table.c.expires_at.is_(null()), *within)
-        looks.append(select(look.order_by(ended_at).limit(SAMPLE).subquery()))
+        look = (
+            select(literal(i).label("part"), *times)
+            .where(table.c.expires_at.is_(null()), ended_at >= bounds[i], ended_at < bounds[i + 1])
+            .order_by(ended_at)
+            .limit(SAMPLE)
+        )
+        looks.append(select(look.subquery()))
     samples: list[list[Any]] = [[] for _ in looks]
     for row in conn.execute(union_all(*looks)):
         samples[row.part].append(row)
@@ -318,11 +322,19 @@ def unknown_tasks(conn: Connection) -> list[Unknown]:
 
     No index has these jobs. While workers keep up, they are among the oldest: the search reads only those.
     """
-    columns = (jobs.c.task, jobs.c.queue, jobs.c.unknown_since, jobs.c.reserved_at)
-    oldest = select(*columns).order_by(jobs.c.id).limit(COUNT_LIMIT).subquery()
+    oldest = (
+        select(jobs.c.task, jobs.c.queue, jobs.c.unknown_since, jobs.c.reserved_at)
+        .order_by(jobs.c.id)
+        .limit(COUNT_LIMIT)
+        .subquery()
+    )
     since = func.min(oldest.c.unknown_since)
-    query = select(oldest.c.task, func.count(), since, func.min(oldest.c.queue)).group_by(oldest.c.task)
-    query = query.where(oldest.c.unknown_since.is_not(None), oldest.c.reserved_at.is_(None)).order_by(since)
+    query = (
+        select(oldest.c.task, func.count(), since, func.min(oldest.c.queue))
+        .where(oldest.c.unknown_since.is_not(None), oldest.c.reserved_at.is_(None))
+        .group_by(oldest.c.task)
+        .order_by(since)
+    )
     here, runs = moment(conn), _last_completions(conn)
     return [
         Unknown(task, number, (here - first).total_seconds(), queue, runs.get(task, first) > first)
@@ -333,6 +345,9 @@ def unknown_tasks(conn: Connection) -> list[Unknown]:
 def _last_completions(conn: Connection) -> dict[str, datetime]:
     """Return when a job of each task was last completed, by the newest finished jobs."""
     newest = select(finished_jobs).order_by(finished_jobs.c.id.desc()).limit(SAMPLE_JOBS).subquery()
-    last = func.max(newest.c.finished_at)
-    completed = select(newest.c.task, last).where(newest.c.outcome == "finished")
-    return dict(conn.execute(completed.group_by(newest.c.task)).all())
+    completed = (
+        select(newest.c.task, func.max(newest.c.finished_at))
+        .where(newest.c.outcome == "finished")
+        .group_by(newest.c.task)
+    )
+    return dict(conn.execute(completed).all())

@@ -100,11 +100,9 @@ def _tick(conn: Connection, *, at: datetime | None) -> Ticked:
     rows = dialect.sql.lock(conn, due, lately(conn, DUE))  # guard: tick-locks-its-schedules
     alive = _alive(conn, rows)
     turns: list[_Done] = []
-    number = 0
     for row in rows:
-        turns.append(done := _decided(row, alive, in_test=at is not None))
-        number += len(done.new)
-        if number >= JOB_LIMIT:
+        turns.append(_decided(row, alive, in_test=at is not None))
+        if sum(len(done.new) for done in turns) >= JOB_LIMIT:
             break
     enqueued: _Pairs = []
 
@@ -157,10 +155,8 @@ def _decided(row: Row[Any], alive: set[int], *, in_test: bool) -> _Done:
     try:
         plan = schedule.read(row.plan)
         job = template(row.task, row.queue, row.payload, row.options)
-        last = recent(row.recent_jobs)[-1:]
-        done.turn = schedule.turn(
-            plan, last_at=row.last_at, now=row.moment, ticks=row.ticks, alive=not alive.isdisjoint(last)
-        )
+        lives = not alive.isdisjoint(recent(row.recent_jobs)[-1:])
+        done.turn = schedule.turn(plan, last_at=row.last_at, now=row.moment, ticks=row.ticks, alive=lives)
         done.new = [_of(row.name, job, at, plan, in_test=in_test) for at in done.turn.runs]
     except Exception as error:  # guard: one-schedule-fails-alone
         done.fail(error)
@@ -189,17 +185,18 @@ def _write(conn: Connection, turns: Sequence[_Done], inserted: _Pairs) -> None:
     for done in turns:
         row, created = done.row, ids[done.row.name]
         missed = done.turn.skipped + len(done.new) - len(created)  # a live job held the unique key
-        values = {
-            "of": row.name,
-            "last_at": done.turn.last_at,
-            "next_at": done.turn.next_at,
-            "ticks": min(row.ticks + len(created), MAX_COUNT),
-            "skipped": min(row.skipped + missed, MAX_COUNT),
-            "recent_jobs": json.dumps([*recent(row.recent_jobs), *created][-RECENT:]),
-            "error": done.error,
-            "error_at": None if done.error is None else row.moment,
-        }
-        rows.append(values)
+        rows.append(
+            {
+                "of": row.name,
+                "last_at": done.turn.last_at,
+                "next_at": done.turn.next_at,
+                "ticks": min(row.ticks + len(created), MAX_COUNT),
+                "skipped": min(row.skipped + missed, MAX_COUNT),
+                "recent_jobs": json.dumps([*recent(row.recent_jobs), *created][-RECENT:]),
+                "error": done.error,
+                "error_at": None if done.error is None else row.moment,
+            }
+        )
     conn.execute(update(schedules).where(_table.name == bindparam("of")), rows)
 
 
@@ -274,8 +271,8 @@ def _insert(
     conn: Connection, new: Declared, service: str | None, started: datetime, encryption: Encryption | None
 ) -> None:
     job = new.job if encryption is None else new.job._protected_by(encryption)
-    values = {**_job_columns(job), **_start_values(new.plan, moment(conn)), "name": new.name}
-    values |= {"service": service, "declared_at": started}
+    values = {**_job_columns(job), **_start_values(new.plan, moment(conn))}
+    values |= {"name": new.name, "service": service, "declared_at": started}
     conn.execute(dialect_of(conn).sql.upsert(schedules, _KEY), values)
 
 
@@ -300,11 +297,10 @@ def _job_columns(job: NewJob) -> dict[str, Any]:
 
 def _start_values(plan: Schedule, here: datetime, *, ticks: int = 0, paused: bool = False) -> dict[str, Any]:
     """Return the columns of a schedule that begins now with this plan; earlier runs count as decided."""
-    spent = plan.repeats is not None and ticks >= plan.repeats
     return {
         "plan": plan.as_text(),
         "last_at": here,
-        "next_at": None if paused or spent else plan.next(here),
+        "next_at": None if paused or schedule.is_spent(plan, ticks) else plan.next(here),
         "error": None,
         "error_at": None,
     }
@@ -339,9 +335,8 @@ def resume(conn: Any, name: str) -> bool:
     row = get(conn, name, locks=True)
     if row.paused_at is None:
         return False
-    values = _start_values(
-        schedule.read(row.plan), row.moment, ticks=row.ticks, paused=row.retired_at is not None
-    )
+    is_retired = row.retired_at is not None
+    values = _start_values(schedule.read(row.plan), row.moment, ticks=row.ticks, paused=is_retired)
     _change(conn, name, {**values, "paused_at": None})
     return True
 
@@ -355,8 +350,8 @@ def remove(conn: Any, name: str) -> None:
 def run(conn: Any, name: str) -> Job:
     """Enqueue a job of a schedule now; its regular runs do not change."""
     row = get(conn, name, locks=True)
-    template_ = template(row.task, row.queue, row.payload, row.options)
-    (job,) = insert_jobs(conn, [replace(template_, schedule=name, scheduled_for=row.moment)])
+    new = template(row.task, row.queue, row.payload, row.options)
+    (job,) = insert_jobs(conn, [replace(new, schedule=name, scheduled_for=row.moment)])
     if job.created:
         _change(conn, name, {"recent_jobs": json.dumps([*recent(row.recent_jobs), job.id][-RECENT:])})
     return job
@@ -382,11 +377,12 @@ def get(conn: Any, name: str, *, locks: bool = False) -> Row[Any]:
     """Return one schedule; with `locks` lock its row. Raises `ScheduleNotFoundError` where there is none of
     that name."""
     query = _SCHEDULES.where(_table.name == name)
-    rows = dialect_of(conn).sql.lock(conn, query, waits=True) if locks else conn.execute(query).all()
+    rows: Sequence[Row[Any]] = (
+        dialect_of(conn).sql.lock(conn, query, waits=True) if locks else conn.execute(query).all()
+    )
     if not rows:
         raise ScheduleNotFoundError(f"there is no schedule {name!r}")
-    row: Row[Any] = rows[0]
-    return row
+    return rows[0]
 
 
 def late(conn: Connection, *, longer_than_ms: int) -> int:
@@ -396,8 +392,11 @@ def late(conn: Connection, *, longer_than_ms: int) -> int:
 
 def failing(conn: Connection) -> list[tuple[str, str]]:
     """Return the active schedules whose tick failed, each with the error."""
-    active = (_table.retired_at.is_(None), _table.paused_at.is_(None), _table.error.is_not(None))
-    query = select(_table.name, _table.error).where(*active).order_by(_table.name)
+    query = (
+        select(_table.name, _table.error)
+        .where(_table.retired_at.is_(None), _table.paused_at.is_(None), _table.error.is_not(None))
+        .order_by(_table.name)
+    )
     return [(name, error) for name, error in conn.execute(query)]
 
 

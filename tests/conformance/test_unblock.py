@@ -89,12 +89,12 @@ def test_a_step_is_unblocked_after_its_last_parent(seam: Seam) -> None:
     held = seam.claim()
     for job in held[:-1]:
         seam.settle([job])
-        assert not unblock.after(seam.claims, [job.id])
+        assert unblock.after(seam.claims, [job.id]) == unblock.Unblocked()
     seam.settle(held[-1:])
     assert seam.state(step) == "blocked", "a settle writes nothing of it"
     assert unblock.after(seam.claims, parents).free == 1
     assert seam.state(step) == "available"
-    assert not unblock.after(seam.claims, parents), "once"
+    assert unblock.after(seam.claims, parents) == unblock.Unblocked(), "once"
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_locked_step_is_left_to_the_sweep(seam: Seam, engine: Engine) -> None:
     parents, step = seam.flow(1)
     seam.end()
     with locked(engine, step):
-        assert not unblock.after(seam.claims, parents)
+        assert unblock.after(seam.claims, parents) == unblock.Unblocked()
     assert unblock.sweep_recent(seam.claims, RECENT_MS).free == 1
 
 
@@ -209,7 +209,7 @@ def test_a_completing_step_does_not_block_the_settle_of_others(seam: Seam, engin
         right = (completing.id, completing.lease_token)
         assert settling.complete(conn, right, Finished())
         seam.settle([other])
-        assert not unblock.after(seam.claims, [other.id])
+        assert unblock.after(seam.claims, [other.id]) == unblock.Unblocked()
         conn.commit()
     assert unblock.after(seam.claims, [completing.id]).free == 1
     assert seam.state(step) == "available"
@@ -223,14 +223,14 @@ def test_a_recent_sweep_unblocks_steps_of_recently_ended_jobs(seam: Seam) -> Non
     seam.end()
     assert unblock.sweep_recent(seam.claims, RECENT_MS).free == 1
     assert seam.state(step) == "available"
-    assert not unblock.sweep_recent(seam.claims, RECENT_MS)
+    assert unblock.sweep_recent(seam.claims, RECENT_MS) == unblock.Unblocked()
 
 
 def test_a_full_sweep_unblocks_old_steps_in_batches(seam: Seam, engine: Engine) -> None:
     steps = [seam.flow(2)[1] for _ in range(5)]
     seam.end()
     make_old(engine)
-    assert not unblock.sweep_recent(seam.claims, RECENT_MS)
+    assert unblock.sweep_recent(seam.claims, RECENT_MS) == unblock.Unblocked()
     place: Any = (0, 0)
     turns = 0
     while place is not None:

@@ -450,7 +450,7 @@ GUARDS = [
     Guard("refused-tick-fails-alone", "(Exception,)", "()", SCHEDULES + "test_a_job_that_no_driver_takes_fails_alone[sqlite-on_failure]"),
     Guard("completed-once-in-a-block", None, "if False:", COMPLETE + "test_a_job_is_completed_once_in_a_block_that_does_so[sqlite-True]"),
     Guard("a-stop-needs-no-database", 'passing_over("could not sign off"), ', "", "tests/worker/test_bounds.py::test_a_worker_stops_in_good_order_whatever_the_database_raises[sqlite]"),
-    Guard("bytes-take-no-results", None, "is_text = True", "tests/faults/test_hostile_data.py::test_a_step_with_bytes_does_not_block_other_steps[sqlite]"),
+    Guard("bytes-take-no-results", "isinstance(job.payload, str)", "True", "tests/faults/test_hostile_data.py::test_a_step_with_bytes_does_not_block_other_steps[sqlite]"),
     Guard("unready-process-is-unhealthy", "for child in children", "for child in children[:0]", STUCK + "test_a_process_that_never_starts_is_unhealthy[sqlite]"),
     Guard("watchdog-skips-its-own-pause", "min(now - self._last_at, MAX_TICK_SECONDS)", "now - self._last_at", SUPERVISING + "test_a_watchdog_counts_no_time_when_the_supervisor_did_not_run"),
     Guard("late-job-fails-as-timeout", "row.id in late", "False", STUCK + "test_a_frozen_process_is_killed_and_its_late_job_runs_again_alone[sqlite]"),

@@ -102,7 +102,9 @@ def replay_all(conn: Connection, held: list[Any]) -> Any:
 
 STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "insert": lambda conn, held: inserting.insert(conn, [new()]),
-    "steps_beyond": lambda conn, held: unblock.next_steps(conn, (0, 0), 1_000),
+    "steps_beyond": lambda conn, held: conn.execute(
+        unblock.STEPS_BEYOND, {"flow": 0, "step": 0, "most": 1_000}
+    ),
     "insert_many": lambda conn, held: inserting.insert(conn, [new(), new()]),
     "insert_unlike": lambda conn, held: inserting.insert(conn, [new(), new(priority=3)]),
     "insert_keyed": lambda conn, held: inserting.insert(conn, [new(unique_key="a")]),

@@ -52,18 +52,12 @@ EDGES_AT_ONCE = 5_000
 
 def insert_flow(conn: Connection, plan: Plan) -> EnqueuedFlow:
     """Insert a flow on a caller's connection or one of sqlq's, in the transaction that is open there."""
-    named = insert_returning(flows, {"name": plan.name}, flows.c.id)
-    flow_id = conn.execute(named).scalar_one()
-    jobs = tuple(_insert_steps(conn, plan, flow_id))
-    return EnqueuedFlow(flow_id, plan.name, jobs, plan.ends, plan.is_list)
+    flow_id = conn.execute(insert_returning(flows, {"name": plan.name}, flows.c.id)).scalar_one()
+    return EnqueuedFlow(flow_id, plan.name, tuple(insert_steps(conn, plan, flow_id)), plan.ends, plan.is_list)
 
 
-def grow(conn: Connection, plan: Plan, flow_id: int, grown_from: int) -> list[Job]:
-    """Insert more steps into a flow, in the transaction that ends the job `grown_from`."""
-    return _insert_steps(conn, plan, flow_id, grown_from)
-
-
-def _insert_steps(conn: Connection, plan: Plan, flow_id: int, grown_from: int | None = None) -> list[Job]:
+def insert_steps(conn: Connection, plan: Plan, flow_id: int, grown_from: int | None = None) -> list[Job]:
+    """Insert the steps of a flow, or more of them in the transaction that ends the job `grown_from`."""
     dialect = dialect_of(conn)
     wake(conn, wakes_of(plan.jobs))
     waiting = {edge.step for edge in plan.edges}
@@ -82,8 +76,8 @@ def _insert_steps(conn: Connection, plan: Plan, flow_id: int, grown_from: int | 
     if grown_from is not None:
         ids[GROWN_FROM] = grown_from
     for some in slices(plan.edges, EDGES_AT_ONCE):
-        each = [(ids[edge.step], ids[edge.after], edge.when, edge.position) for edge in some]
-        conn.execute(_insert_edges(dialect), dialect.sql.batch_parameters(_EDGES, each))
+        rows = [(ids[edge.step], ids[edge.after], edge.when, edge.position) for edge in some]
+        conn.execute(_insert_edges(dialect), dialect.sql.batch_parameters(_EDGES, rows))
     return done
 
 
@@ -96,8 +90,8 @@ def _insert(dialect: Dialect) -> Any:
     rows = dialect.sql.batch_table(_STEPS)
     waits = rows.c.waits == 1  # guard: a-step-that-waits-is-blocked
     at = due(DUE, lambda name: rows.c[name])
-    is_delayed = rows.c.moment.is_not(None) | (rows.c.delay_ms > 0)
-    waiting = {"available_at": far(), "blocked_by": literal("flow"), "due_at": case((is_delayed, at))}
+    delayed_at = case((rows.c.moment.is_not(None) | (rows.c.delay_ms > 0), at))
+    waiting = {"available_at": far(), "blocked_by": literal("flow"), "due_at": delayed_at}
     free = in_line(rows.c.limit.is_not(None), at)
     columns: dict[str, Any] = {name: rows.c[name] for name in COLUMNS} | {
         "flow_id": bindparam("flow_id", type_=BigInteger),
@@ -203,8 +197,8 @@ def filled(database: Database, claimed: Sequence[ClaimedJob]) -> Filled:
 
 def takes_results(job: ClaimedJob) -> bool:
     # SQLite accepts bytes as a payload; the attempt reports the error
-    is_text = isinstance(job.payload, str)  # guard: bytes-take-no-results
-    return job.flow_id is not None and is_text and '"results": [' in job.payload
+    # guard: bytes-take-no-results
+    return job.flow_id is not None and isinstance(job.payload, str) and '"results": [' in job.payload
 
 
 def with_results(payload: str, before: Sequence[Before]) -> tuple[str, str | None]:
@@ -240,15 +234,13 @@ def rows_of(conn: Connection, flow_id: int) -> tuple[Any, list[Any], list[Any]] 
     flow = conn.execute(select(flows).where(flows.c.id == flow_id)).one_or_none()
     if flow is None:
         return None
-    parameters = {"flow": flow_id}
-    steps = sorted(conn.execute(_STEPS_OF, parameters), key=itemgetter(0))
-    return flow, steps, list(conn.execute(_EDGES_OF, parameters))
+    steps = sorted(conn.execute(_STEPS_OF, {"flow": flow_id}), key=itemgetter(0))
+    return flow, steps, list(conn.execute(_EDGES_OF, {"flow": flow_id}))
 
 
 def exists(conn: Connection, flow_id: int) -> bool:
     """Whether the flow exists."""
-    query = select(flows.c.id).where(flows.c.id == flow_id)
-    return conn.scalar(query) is not None
+    return conn.scalar(select(flows.c.id).where(flows.c.id == flow_id)) is not None
 
 
 def newest(conn: Connection, limit: int) -> tuple[list[Any], dict[int, Counter[str]]]:
@@ -268,9 +260,13 @@ def stuck(conn: Connection, longer_than_ms: int, limit: int) -> Sequence[Any]:
     longest first. A row has the milliseconds since then (`ms`), and the number of blocked steps (`waiting`).
     Looks at no more than a thousand failed steps."""
     failed_at = failed_jobs.c.failed_at
-    steps = select(failed_jobs.c.id, failed_jobs.c.flow_id, failed_jobs.c.task, failed_at)
-    steps = steps.where(failed_jobs.c.flow_id.is_not(None), failed_at < ago(longer_than_ms))
-    failed = steps.order_by(failed_at).limit(FAILED_LIMIT).subquery("failed")
+    failed = (
+        select(failed_jobs.c.id, failed_jobs.c.flow_id, failed_jobs.c.task, failed_at)
+        .where(failed_jobs.c.flow_id.is_not(None), failed_at < ago(longer_than_ms))
+        .order_by(failed_at)
+        .limit(FAILED_LIMIT)
+        .subquery("failed")
+    )
     step, flow_id, task, at = failed.c
     query = (
         select(flow_id, flows.c.name, step, task, at, since_ms(at).label("ms"), func.count().label("waiting"))
@@ -286,13 +282,12 @@ def stuck(conn: Connection, longer_than_ms: int, limit: int) -> Sequence[Any]:
 
 
 _FLOW = bindparam("flow", type_=BigInteger)
-_nothing = cast(null(), Text)
 _OF_THE_END = ("result", "reason", "exception", "message")
 _STEPS_OF = in_all_tables(
     lambda table, state: select(
         *(table.c[name] for name in ("id", "task", "queue", "label", "attempts")),
         state.label("state"),
-        *(table.c.get(name, _nothing).label(name) for name in _OF_THE_END),
+        *(table.c.get(name, cast(null(), Text)).label(name) for name in _OF_THE_END),
     ).where(table.c.flow_id == _FLOW)
 )
 _step_ids = in_all_tables(lambda table, _: select(table.c.id).where(table.c.flow_id == _FLOW))

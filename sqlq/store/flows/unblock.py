@@ -37,7 +37,7 @@ from sqlq.schema.types import after as after_ms
 from sqlq.schema.types import now, unblocks_since
 from sqlq.store.apart import apart, noted
 from sqlq.store.jobs import settle
-from sqlq.store.jobs.rows import in_line, slices
+from sqlq.store.jobs.rows import ENDED_AT, in_line, slices
 from sqlq.store.limits.wakes import wake_lines
 
 FlowPosition: TypeAlias = tuple[int, int]
@@ -55,9 +55,6 @@ class Unblocked:
 
     free: int = 0
     cancelled: list[int] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return self.free > 0 or bool(self.cancelled)
 
 
 def after(database: Database, ended: Iterable[int]) -> Unblocked:
@@ -152,8 +149,8 @@ def _id_in(table: Table, id: Expression, *where: Condition) -> Any:
 def _waiting(has_ended: Condition) -> Select[Any]:
     """Choose the blocked steps that wait for ended jobs. Those that wait for the success of a failed one are
     left out, since there may be many."""
-    is_blocked = _id_in(jobs, edges.c.job_id, blocked_by("flow")).is_not(None)
     may_hold = or_(edges.c.on_outcome != "success", _id_in(failed_jobs, edges.c.depends_on).is_(None))
+    is_blocked = _id_in(jobs, edges.c.job_id, blocked_by("flow")).is_not(None)
     return select(edges.c.job_id).where(has_ended, may_hold, is_blocked).distinct()
 
 
@@ -167,8 +164,12 @@ def _verdicts(steps: Select[Any]) -> Select[Any]:
     (step,) = steps.subquery("step").c
     before, condition = edges.c.depends_on, edges.c.on_outcome
     # guard: unblock-waits-for-live-parents
-    is_live = _id_in(jobs, before).is_not(None)
-    live = select(before).where(edges.c.job_id == step, is_live).order_by(before.desc()).limit(1)
+    live = (
+        select(before)
+        .where(edges.c.job_id == step, _id_in(jobs, before).is_not(None))
+        .order_by(before.desc())
+        .limit(1)
+    )
     outcome = select(finished_jobs.c.outcome).where(finished_jobs.c.id == before).scalar_subquery()
     verdict = case(
         (_id_in(failed_jobs, before).is_not(None), case((condition == "success", WAITS), else_=FREE)),
@@ -200,11 +201,10 @@ def sweep_recent(database: Database, within_ms: int) -> Unblocked:
     return steps(database, waiting)
 
 
-_ENDED = ((finished_jobs, finished_jobs.c.finished_at), (failed_jobs, failed_jobs.c.failed_at))
 _since = after_ms(bindparam("ms", type_=BigInteger))
 _RECENT = (
     select(table.c.id).where(unblocks_since(ended_at, table.c.flow_id, table.c.limit_key, _since))
-    for table, ended_at in _ENDED
+    for table, ended_at in ENDED_AT.items()
 )
 # MariaDB would run a union once for each edge, but not a subquery of it
 _WAITING_FOR_RECENT = _waiting(edges.c.depends_on.in_(select(union_all(*_RECENT).subquery("ended").c.id)))
@@ -215,25 +215,19 @@ def sweep_all(
 ) -> tuple[Unblocked, FlowPosition | None]:
     """Unblock what is possible among the next `limit` steps of all flows after a position. Return the one to
     continue from; None at the end."""
+    flow, step = position
     with database.read() as conn:
-        rows = next_steps(conn, position, limit)
+        rows = conn.execute(STEPS_BEYOND, {"flow": flow, "step": step, "most": limit}).all()
     done = steps(database, [row.id for row in rows if row.blocked_by == "flow"])
     return done, (rows[-1].flow_id, rows[-1].id) if len(rows) == limit else None
 
 
-def next_steps(conn: Connection, position: FlowPosition, limit: int) -> Sequence[Any]:
-    """Return the next live steps after a position, in their order."""
-    flow, step = position
-    return conn.execute(_STEPS_BEYOND, {"flow": flow, "step": step, "most": limit}).all()
-
-
-_steps = jobs.c.flow_id.is_not(None)
 _beyond = tuple_(jobs.c.flow_id, jobs.c.id) > tuple_(
     bindparam("flow", type_=BigInteger), bindparam("step", type_=BigInteger)
 )
-_STEPS_BEYOND = (
+STEPS_BEYOND = (
     select(jobs.c.flow_id, jobs.c.id, jobs.c.blocked_by)
-    .where(_steps, _beyond)
+    .where(jobs.c.flow_id.is_not(None), _beyond)
     .order_by(jobs.c.flow_id, jobs.c.id)
     .limit(bindparam("most", type_=Integer))
 )

@@ -48,7 +48,6 @@ from sqlq.store.workers import notify, workers
 WAKES_AT_ONCE = 500
 KEYS_AT_ONCE = 500
 JOBS_AT_ONCE = 1_000
-A_DAY = timedelta(days=1)
 ONE_BY_ONE = Rule(max_running=1, in_order=True)
 
 
@@ -128,8 +127,10 @@ def next_wake_ms(database: Database) -> float | None:
 
 
 _is_due = wakes.c.at <= now()
-_oldest = select(wakes.c.id).where(_is_due).order_by(wakes.c.at, wakes.c.id).limit(_LIMIT)
-_TAKE = Change(_oldest, returning=(wakes.c.id, wakes.c.limit_key, *(wakes.c[name] for name in Rule._fields)))
+_TAKE = Change(
+    select(wakes.c.id).where(_is_due).order_by(wakes.c.at, wakes.c.id).limit(_LIMIT),
+    returning=(wakes.c.id, wakes.c.limit_key, *(wakes.c[name] for name in Rule._fields)),
+)
 _NEWEST = select(wakes).where(_is_due).order_by(wakes.c.at.desc(), wakes.c.id.desc()).limit(_LIMIT)
 _NEXT_WAKE = select(since_ms(wakes.c.at)).order_by(wakes.c.at, wakes.c.id).limit(1)
 
@@ -177,8 +178,7 @@ def _admit(conn: Connection, keys: Collection[str], rules: dict[str, Rule], serv
     done.number = len(apart(starts, admit, refuse, dialect, within=conn))
     done.starts_ms = [(at - grant.now) / MS for grant in used for _, at in grant.starts() if at]
     if rated := [grant for grant in used if grant.rule.rate is not None]:
-        rows = [_changed(grant.key, grant.rule, grant.start(len(grant.ids))) for grant in rated]
-        conn.execute(_CHANGE, rows)
+        conn.execute(_CHANGE, [_changed(key.key, key.rule, key.start(len(key.ids))) for key in rated])
     free = [grant.key for grant in used if grant.rule.rate is None]
     if free and dialect.locks_on_one_node:  # of two nodes' admissions the second one's COMMIT then fails
         conn.execute(_USED, {"keys": free})
@@ -194,7 +194,7 @@ def _grants(
     without a row is left to a sweep."""
     _add(conn, dialect, rules)
     rows = dialect.sql.lock(conn, _LOCK, {"keys": list(keys)}, waits=True)  # guard: a-key-is-waited-for
-    if unused := [row.limit_key for row in rows if row.moment - row.used_at > A_DAY]:
+    if unused := [row.limit_key for row in rows if row.moment - row.used_at > timedelta(days=1)]:
         conn.execute(_USED, {"keys": unused})  # guard: a-key-in-use-is-not-forgotten
     resolution_us = 1_000 if dialect.in_a_file else 1
     for row in rows:
@@ -224,8 +224,7 @@ def _changed(key: str, rule: Rule, next_free_at: datetime | None) -> dict[str, A
 def _add(conn: Connection, dialect: Dialect, rules: Mapping[str, Rule]) -> None:
     """Insert a row for each of these keys that has none. This comes before any row lock, and in the order of
     keys, so that two concurrent calls cannot deadlock."""
-    if rules:
-        rows = [{"limit_key": key, **rules[key]._asdict()} for key in sorted(rules)]
+    if rows := [{"limit_key": key, **rules[key]._asdict()} for key in sorted(rules)]:
         conn.execute(dialect.sql.upsert(limits, _KEY), rows)
 
 
@@ -238,9 +237,7 @@ def _unknown(conn: Connection, keys: Collection[str]) -> dict[str, Rule]:
     """Return the rules of keys that have no row, from their wakes. Keys without a wake, whose jobs SQL
     inserted, run one job after the other, which is stricter than any limit."""
     unknown = _without_row(conn, keys)
-    if not unknown:
-        return {}
-    rules = _rules_of(conn.execute(_WAKES_OF, {"keys": unknown}).all())
+    rules = _rules_of(conn.execute(_WAKES_OF, {"keys": unknown})) if unknown else {}
     return {key: rules.get(key, ONE_BY_ONE) for key in unknown}  # guard: an-unknown-limit-is-the-strictest
 
 
@@ -308,9 +305,8 @@ def sweep_on(conn: Connection, after_key: str, limit: int) -> tuple[list[str], l
 
 def _keys_in_line(conn: Connection, after: str, limit: int, prefix: str = "") -> list[str]:
     """Return the next keys with a line."""
-    dialect = dialect_of(conn)
     parameters = {"after": after, "most": limit, "prefix": prefix, "length": len(prefix)}
-    statement = dialect.sql.lines.format(begins=BEGINS if prefix else "")
+    statement = dialect_of(conn).sql.lines.format(begins=BEGINS if prefix else "")
     return [*run_text(conn, statement, **parameters).scalars()]
 
 
@@ -320,14 +316,15 @@ _ANY = select(or_(*(exists(select(jobs.c.id).where(each)) for each in (_in_line,
 
 def _back_into_line(in_vain: Condition) -> Change:
     """Return the change that takes slots from jobs that wait for a worker in vain."""
-    waiting_in_vain = select(jobs.c.id).where(_holds_a_slot, IS_UNRESERVED, in_vain)
+    waiting_in_vain = (
+        select(jobs.c.id).where(_holds_a_slot, IS_UNRESERVED, in_vain).order_by(jobs.c.id).limit(JOBS_AT_ONCE)
+    )
     # guard: paused-hold-no-slots
     back = {
         "due_at": func.coalesce(jobs.c.due_at, jobs.c.available_at),
         "available_at": far(),
         "blocked_by": "limit",
     }
-    waiting_in_vain = waiting_in_vain.order_by(jobs.c.id).limit(JOBS_AT_ONCE)
     return Change(waiting_in_vain, back, returning=(jobs.c.limit_key,))
 
 
@@ -376,8 +373,8 @@ def listing(conn: Connection, prefix: str, limit: int) -> list[LimitStatus]:
     """
     begins = func.substr(limits.c.limit_key, 1, len(prefix)) == prefix
     rows = {row.limit_key: row for row in conn.execute(_LIMITS.where(begins).limit(limit))}
-    keys = {*rows, *_keys_in_line(conn, "", limit, prefix)}
-    return [_status(conn, key, rows.get(key)) for key in sorted(keys)[:limit]]
+    keys = sorted({*rows, *_keys_in_line(conn, "", limit, prefix)})
+    return [_status(conn, key, rows.get(key)) for key in keys[:limit]]
 
 
 def _status(conn: Connection, key: str, row: Any) -> LimitStatus:
@@ -385,8 +382,8 @@ def _status(conn: Connection, key: str, row: Any) -> LimitStatus:
     key."""
 
     def counted(*where: Any) -> int:
-        some = select(jobs.c.id).where(jobs.c.limit_key == key, *where).limit(COUNTED + 1)
-        return int(conn.scalar(select(func.count()).select_from(some.subquery())) or 0)
+        some = select(jobs.c.id).where(jobs.c.limit_key == key, *where).limit(COUNTED + 1).subquery()
+        return int(conn.scalar(select(func.count()).select_from(some)) or 0)
 
     waiting = counted(_in_line)
     oldest = select(func.min(jobs.c.due_at)).where(jobs.c.limit_key == key, _in_line, jobs.c.due_at <= now())
@@ -422,8 +419,7 @@ def pin(conn: Connection, key: str, rule: Rule) -> LimitStatus | None:
             )
         rule = rule._replace(max_running=1, in_order=True, holds=known.holds)
     values = {"limit_key": key, **rule._asdict(), "pinned_at": now()}
-    pinned = dialect_of(conn).sql.upsert(limits, _KEY, values, lambda new: {"pinned_at": now()})
-    conn.execute(pinned)
+    conn.execute(dialect_of(conn).sql.upsert(limits, _KEY, values, lambda new: {"pinned_at": now()}))
     wake(conn, _set(conn, key, rule))  # guard: a-limit-that-is-raised-is-looked-at
     notify.wake_others(conn)
     return status(conn, key)
@@ -452,10 +448,14 @@ def starving(conn: Connection, since_ms: int, limit: int) -> Sequence[Any]:
     """Return the keys of the lines in which a job has been due for that long, the longest first. Beside each
     stand the time at which its first job was due, and that job."""
     due_at = func.min(jobs.c.due_at)
-    lines = select(jobs.c.limit_key, due_at, func.min(jobs.c.id)).where(
-        _in_line, jobs.c.due_at < ago(since_ms)
+    lines = (
+        select(jobs.c.limit_key, due_at, func.min(jobs.c.id))
+        .where(_in_line, jobs.c.due_at < ago(since_ms))
+        .group_by(jobs.c.limit_key)
+        .order_by(due_at)
+        .limit(limit)
     )
-    return conn.execute(lines.group_by(jobs.c.limit_key).order_by(due_at).limit(limit)).all()
+    return conn.execute(lines).all()
 
 
 def leads(conn: Connection, key: str) -> int | None:
@@ -464,7 +464,9 @@ def leads(conn: Connection, key: str) -> int | None:
     head = conn.scalar(select(func.min(jobs.c.id)).where(jobs.c.limit_key == key, live))
     if head is None:
         return None
-    holds = exists().where(limits.c.limit_key == key, limits.c.holds.is_(True))
-    before = select(func.min(failed_jobs.c.id))
-    before = before.where(failed_jobs.c.limit_key == key, failed_jobs.c.id < head, holds)
+    before = select(func.min(failed_jobs.c.id)).where(
+        failed_jobs.c.limit_key == key,
+        failed_jobs.c.id < head,
+        exists().where(limits.c.limit_key == key, limits.c.holds.is_(True)),
+    )
     return int(conn.scalar(before) or head)

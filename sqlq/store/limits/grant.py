@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import Connection, Integer, Select, Text, and_, bindparam, case, exists, func, or_, select
 
-from sqlq.database.batch import Batch, Condition
+from sqlq.database.batch import Batch
 from sqlq.database.dialects import dialect_of
 from sqlq.model.checks import Rule
 from sqlq.schema.tables import blocked_by, failed_jobs, jobs, queues
@@ -64,8 +64,8 @@ class Grant:
         return self._first + steps * self.resolution_us * _US
 
     def starts(self) -> list[Start]:
-        has_rate = self.rule.rate is not None
-        return [(id, self.start(position) if has_rate else None) for position, id in enumerate(self.ids)]
+        at_once = self.rule.rate is None
+        return [(id, None if at_once else self.start(position)) for position, id in enumerate(self.ids)]
 
     @property
     def is_used_up(self) -> bool:
@@ -137,9 +137,10 @@ _ADMITTED = (
     .group_by(jobs.c.limit_key)
 )
 _paused = select(queues.c.queue).where(queues.c.paused_at.is_not(None))
-_serves_all: Condition = bindparam("serves_all", type_=Integer) == 1
 # guard: only-what-is-served-is-admitted
-_is_served = or_(_serves_all, jobs.c.queue.in_(bindparam("served", expanding=True)))
+_is_served = or_(
+    bindparam("serves_all", type_=Integer) == 1, jobs.c.queue.in_(bindparam("served", expanding=True))
+)
 MAY_START = "may start by its limit"
 # guard: refused-start-leaves-its-query
 _may_run = and_(jobs.c.due_at <= now(), jobs.c.queue.not_in(_paused), _is_served, jobs.c.id.not_in(REFUSED))
@@ -147,9 +148,12 @@ _may_run = and_(jobs.c.due_at <= now(), jobs.c.queue.not_in(_paused), _is_served
 
 def _first(line: Any) -> Select[Any]:
     """The first jobs of a line that may run."""
-    query = select(jobs.c.id, jobs.c.limit_key)
-    query = query.where(jobs.c.limit_key == line["line_key"], _in_line, _may_run)
-    return query.order_by(jobs.c.priority.desc(), jobs.c.due_at, jobs.c.id).limit(line["number"])
+    return (
+        select(jobs.c.id, jobs.c.limit_key)
+        .where(jobs.c.limit_key == line["line_key"], _in_line, _may_run)
+        .order_by(jobs.c.priority.desc(), jobs.c.due_at, jobs.c.id)
+        .limit(line["number"])
+    )
 
 
 def _head(line: Any) -> Select[Any]:
@@ -158,6 +162,10 @@ def _head(line: Any) -> Select[Any]:
     failed = exists().where(failed_jobs.c.limit_key == jobs.c.limit_key, failed_jobs.c.id < jobs.c.id)
     # guard: the-head-of-a-line
     may_run = case((and_(_may_run, or_(line["holds"] == 0, ~failed)), 1), else_=0)
-    query = select(jobs.c.id, jobs.c.limit_key, may_run)
-    query = query.where(jobs.c.limit_key == line["line_key"], _in_line)
-    return query.order_by(jobs.c.id).limit(1)  # guard: serial-key-has-one-head
+    # guard: serial-key-has-one-head
+    return (
+        select(jobs.c.id, jobs.c.limit_key, may_run)
+        .where(jobs.c.limit_key == line["line_key"], _in_line)
+        .order_by(jobs.c.id)
+        .limit(1)
+    )

@@ -59,8 +59,9 @@ class KnownQueues:
             if isinstance(name, str) and (name in seen or at > now - KEPT_SECONDS)  # SQLite lets in bytes
         }
         # guard: known-queues-are-bounded
-        latest = sorted(known.items(), key=lambda item: item[1], reverse=True)[:LARGEST_WINDOW]
-        self._claimed_at = dict(latest)
+        self._claimed_at = dict(
+            sorted(known.items(), key=lambda item: item[1], reverse=True)[:LARGEST_WINDOW]
+        )
 
 
 def due_in(database: Database, queues: KnownQueues, claimed: Iterable[str] = ()) -> dict[str, float]:

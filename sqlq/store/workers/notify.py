@@ -54,11 +54,8 @@ def listen(conn: Connection) -> None:
 
 def listens(conn: Connection) -> bool:
     """Whether the session that answers now is the one that LISTENs; also a sign of life (PostgreSQL)."""
-    row = conn.execute(
-        text(in_catalog("SELECT :channel = ANY (SELECT pg_listening_channels())")),
-        {"channel": _channel_of(conn)},
-    )
-    return bool(row.scalar_one())
+    query = text(in_catalog("SELECT :channel = ANY (SELECT pg_listening_channels())"))
+    return bool(conn.scalar(query, {"channel": _channel_of(conn)}))
 
 
 def channel(schema: str | None) -> str:

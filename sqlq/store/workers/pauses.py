@@ -55,8 +55,7 @@ _PAUSED = select(queues, now().label("now")).where(_since.is_not(None)).order_by
 
 def end_pauses(conn: Connection) -> list[str]:
     """End the pauses whose time is over; return the queues, "" for all."""
-    ended = [name for (name,) in dialect_of(conn).sql.change(conn, _END)]
-    if ended:
+    if ended := [name for (name,) in dialect_of(conn).sql.change(conn, _END)]:
         wake_others(conn)
     return ended
 
@@ -89,7 +88,6 @@ def resume(conn: Connection, name: str) -> bool:
     """Let workers claim from a queue again, and wake the idle ones; return whether it was paused."""
     row = select(_name).where(_name == name, _since.is_not(None))
     again = Change(row, _resumed, returning=(_name,), waits=True)
-    resumed = bool(dialect_of(conn).sql.change(conn, again))
-    if resumed:
+    if resumed := dialect_of(conn).sql.change(conn, again):
         wake_others(conn)
-    return resumed
+    return bool(resumed)

@@ -38,7 +38,7 @@ def register(
 ) -> None:
     """Register a worker, by the columns of its row. `queues` is None if it serves all queues, `state` is one
     of the four below."""
-    named = None if queues is None else json.dumps(list(queues), ensure_ascii=False)
+    named = None if queues is None else json.dumps(queues, ensure_ascii=False)
     conn.execute(insert(workers).values(queues=named, state=state, **columns))
 
 
@@ -144,8 +144,11 @@ class ReservedJob(NamedTuple):
 def reserved(conn: Connection) -> list[ReservedJob]:
     """Return every reserved job, the longest held first: at most the workers' slots, and the jobs that they
     start next."""
-    query = select(jobs.c.id, jobs.c.task, jobs.c.queue, jobs.c.reserved_by, jobs.c.reserved_at)
-    query = query.where(IS_RESERVED).order_by(jobs.c.reserved_at, jobs.c.id)
+    query = (
+        select(jobs.c.id, jobs.c.task, jobs.c.queue, jobs.c.reserved_by, jobs.c.reserved_at)
+        .where(IS_RESERVED)
+        .order_by(jobs.c.reserved_at, jobs.c.id)
+    )
     return [ReservedJob(*row) for row in conn.execute(query)]
 
 
@@ -183,15 +186,14 @@ class Requests(NamedTuple):
 
 def requests_of(requests: str | None, all_paused: bool, pause_ms: float | None) -> Requests:
     """Return the requests that a poll has read."""
-    rows = [] if requests is None else json.loads(requests)
+    rows = json.loads(requests or "[]")
     return Requests(tuple(Request(*row) for row in rows), bool(all_paused), pause_ms)
 
 
 def read(conn: Connection, id: str) -> Requests:
     """Return the requests to one worker, and to all."""
-    row = conn.execute(_REQUEST, {"id": id}).one_or_none()
+    requests = tuple(Request(*row) for row in conn.execute(_REQUEST, {"id": id}))
     paused = pauses.paused(conn)
-    requests = () if row is None else (Request(*row),)
     return Requests(requests, paused.all is not None, paused.next_end_ms)
 
 
@@ -211,8 +213,8 @@ def request(conn: Connection, ids: Collection[str], word: str) -> set[str]:
 def _write(conn: Connection, ids: Collection[str], *, waits: bool = True, **values: Any) -> set[str]:
     # in one order, so that two operators cannot deadlock
     query = select(workers.c.id).where(workers.c.id.in_(ids)).order_by(workers.c.id)
-    writing = Change(query, values, returning=(workers.c.id,), waits=waits)
-    return {row.id for row in dialect_of(conn).sql.change(conn, writing)}
+    change = Change(query, values, returning=(workers.c.id,), waits=waits)
+    return {row.id for row in dialect_of(conn).sql.change(conn, change)}
 
 
 def write_state(conn: Connection, id: str, state: str, *, waits: bool = True) -> None:
@@ -229,5 +231,5 @@ def hint_at_cancels(conn: Connection, ids: Sequence[int]) -> None:
 
 def cancelled(conn: Connection, owner: str) -> set[Right]:
     """Return the rights of a worker to jobs whose cancel an operator has requested."""
-    requested = (IS_RESERVED, jobs.c.reserved_by == owner, jobs.c.cancel_requested_at.is_not(None))
-    return rights(conn.execute(select(*RIGHT).where(*requested)))
+    query = select(*RIGHT).where(IS_RESERVED, jobs.c.reserved_by == owner)
+    return rights(conn.execute(query.where(jobs.c.cancel_requested_at.is_not(None))))

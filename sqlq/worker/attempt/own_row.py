@@ -176,7 +176,7 @@ def _grow(conn: Connection, attempt: Attempt, growth: Growth) -> None:
         encrypted = [job._protected_by(encryption) for job in grown.jobs]
         grown = grown._replace(jobs=encrypted)  # guard: growth-is-protected
     # guard: growth-goes-with-the-ending
-    flows.grow(conn, grown, attempt.claimed.flow_id, attempt.id)
+    flows.insert_steps(conn, grown, attempt.claimed.flow_id, attempt.id)
 
 
 def _not_saved(conn: Connection, attempt: Attempt) -> Exception:
