@@ -34,17 +34,17 @@ def conceal(text: str) -> None:
     secret = os.fsencode(text)
     with suppress(OSError):  # another system than Linux, or one that forbids it
         fields = Path("/proc/self/stat").read_text().rpartition(") ")[2].split()
-        begin, place = int(fields[45]), Path("/proc/self/cmdline").read_bytes().find(secret)
-        if place >= 0:
+        begin, position = int(fields[45]), Path("/proc/self/cmdline").read_bytes().find(secret)
+        if position >= 0:
             with Path("/proc/self/mem").open("r+b", buffering=0) as memory:
-                memory.seek(begin + place)
+                memory.seek(begin + position)
                 memory.write(b"*" * len(secret))
 
 
 # -- standard streams, for whose reader no job waits ---------------------------------------------------------
 
 WAIT_SECONDS = 1.0
-AT_ONCE = 4096 if not hasattr(select, "PIPE_BUF") else select.PIPE_BUF
+AT_ONCE = select.PIPE_BUF
 """A pipe takes up to this number of bytes as a whole, so that lines of several processes do not mix."""
 
 

@@ -22,9 +22,8 @@ from sqlq.config.durations import counted
 from sqlq.errors import SqlqError
 from sqlq.worker.attempt.attempt import Target
 from sqlq.worker.ipc import forkserver
-from sqlq.worker.ipc.parent import Facts, Parent
+from sqlq.worker.ipc.parent import Facts, Parent, SharedMemory
 from sqlq.worker.ipc.pipe import Message, Pipe, ignore_signals, keep_standard_numbers, spawn
-from sqlq.worker.ipc.shared_memory import SharedMemory
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.run.isolated import IsolatedProcesses, serve
 
@@ -129,8 +128,7 @@ def _announce(context: Context, app: App, options: WorkerOptions, facts: Facts) 
     )
     try:
         unknown = app.queues._unknown(queues, but_for_twins=True)
-    except (SQLAlchemyError, SqlqError) as error:  # the worker meets the same error, and reports it
-        log.debug("the names of queues could not be looked up: %s", error)
+    except (SQLAlchemyError, SqlqError):  # the worker meets the same error, and reports it
         return
     for name in unknown:
         log.warning("no task of this App, no job and no other worker names the queue %s", name)

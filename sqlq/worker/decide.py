@@ -112,8 +112,9 @@ def decide(options: WorkerOptions, event: Event) -> Action:
 
 def _begin_turn(options: WorkerOptions, turn: Turn) -> Action:
     if options.max_rss is not None and turn.resident > options.max_rss:  # guard: large-processes-are-replaced
-        size, most = readable_bytes(turn.resident), readable_bytes(options.max_rss)
-        return Retire(f"it has {size} in use, more than {most}")
+        return Retire(
+            f"it has {readable_bytes(turn.resident)} in use, more than {readable_bytes(options.max_rss)}"
+        )
     if options.max_idle_ms is not None and turn.idle_ms >= options.max_idle_ms:
         return Retire("nothing has come for long", replace=False)
     if turn.paused:  # guard: paused-workers-claim-nothing

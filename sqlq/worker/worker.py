@@ -53,12 +53,10 @@ from sqlq.worker.run.lease import Deadlines, Leases
 from sqlq.worker.settle.after import Unblocker
 from sqlq.worker.settle.settle import Counts, Settler
 from sqlq.worker.threads.log import log
-from sqlq.worker.threads.loop import Loop, Outage, begins, passing_over
+from sqlq.worker.threads.loop import Outage, begins, passing_over
 from sqlq.worker.wait.poller import NEVER, LastLook, Poller, look_seconds
 from sqlq.worker.wait.wake import wake_for
 
-BACKLOG_SECONDS = 0.005
-LOOK_SECONDS = 0.1
 IDLE_SECONDS = 10.0
 """A worker that has rested for this time keeps two connections: for claims, and for all else."""
 
@@ -134,8 +132,8 @@ class Worker(Background):
         )
 
     def _services(self, signals: Signals) -> Maintenance:
-        app, database, began_at = self._app, self._database, self._supervision.began_at
-        follow = Follow(database, app.schedules, app.tasks, began_at or monotonic())
+        app, database = self._app, self._database
+        follow = Follow(database, app.schedules, app.tasks, self._supervision.began_at or monotonic())
         return Maintenance(
             *(database, self._options),
             [
@@ -339,7 +337,7 @@ class Worker(Background):
                 case AwaitRoom(low_water):
                     self._executors.wait_for_room(low_water, UNSTARTED_SECONDS / 4)
                 case Act.AWAIT_SETTLING:
-                    self._grace.stopping.wait(BACKLOG_SECONDS)
+                    self._grace.stopping.wait(0.005)
                 case Act.PAUSE:
                     self._executors.release_ready()
                     self._wake.wait()
@@ -380,9 +378,8 @@ class Worker(Background):
         """Claim jobs and have them run; return None where the database does not answer."""
         # Read before the claim: the claim sees jobs that were settled by then and are due again.
         # A job is handed to the unblocker before it is dropped from the leases.
-        was_idle = not len(self._leases)
         # guard: drain-awaits-freed-jobs
-        was_idle = was_idle and all(unblocker.is_idle for unblocker in self._unblockers)
+        was_idle = not len(self._leases) and all(unblocker.is_idle for unblocker in self._unblockers)
         if claim.is_last:
             self._maintenance.await_turn()  # guard: drain-awaits-maintenance
             was_idle = was_idle and not any(unblocker.look_now() for unblocker in self._unblockers)
@@ -483,13 +480,12 @@ class Worker(Background):
             self._control.sign_off()
         self._has_left = True  # outcomes from here on come too late
         # a connection that comes back after its pool was closed would stay open
-        loops: list[Loop] = [self._settler, *self._unblockers, self._progress]
-        for loop in (*loops, self._maintenance, self._leases):
+        for loop in (self._settler, *self._unblockers, self._progress, self._maintenance, self._leases):
             loop.close(self._grace.last_statement())
         self._deadlines.close()
         may_wait = self._grace.last_wait()
         # guard: events-are-flushed
-        while not self._app.events.flush(LOOK_SECONDS) and may_wait():
+        while not self._app.events.flush(0.1) and may_wait():
             pass
 
     @property

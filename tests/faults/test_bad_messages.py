@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Outcome
 from sqlq.worker.attempt.attempt import Attempt, Target
-from sqlq.worker.ipc.parent import Parent
+from sqlq.worker.ipc.parent import Parent, SharedMemory
 from sqlq.worker.ipc.pipe import Pipe
-from sqlq.worker.ipc.shared_memory import SharedMemory
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.run import isolated
 from sqlq.worker.supervise.child import Child

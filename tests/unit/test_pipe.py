@@ -16,9 +16,9 @@ import pytest
 
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Released, Retried, SelfCompleted
-from sqlq.worker.ipc import shared_memory
+from sqlq.worker.ipc import parent
+from sqlq.worker.ipc.parent import SharedMemory
 from sqlq.worker.ipc.pipe import Pipe, packed, spawn, unpacked
-from sqlq.worker.ipc.shared_memory import SharedMemory
 from tests.kit import for_each
 
 MOMENT = datetime(2030, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
@@ -135,7 +135,7 @@ def test_shared_memory_outlives_a_process_that_is_killed() -> None:
 
 
 def test_shared_memory_that_overflowed_reads_as_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "CELLS", 2)
+    monkeypatch.setattr(parent, "CELLS", 2)
     box, fd = SharedMemory.create()
     os.close(fd)
     for n in range(2):

@@ -24,14 +24,13 @@ from sqlq.store.jobs import settle
 from sqlq.store.workers import look as workers_look
 from sqlq.store.workers import notify, workers
 from sqlq.worker import worker as worker_module
-from sqlq.worker.ipc.parent import NoParent, Parent
+from sqlq.worker.ipc.parent import NoParent, Parent, SharedMemory
 from sqlq.worker.ipc.pipe import Pipe
-from sqlq.worker.ipc.shared_memory import SharedMemory
 from sqlq.worker.maintain import services
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.supervise import child as child_module
 from sqlq.worker.supervise.child import Child, Stage
-from sqlq.worker.supervise.dispatch import HELPERS, Dispatcher
+from sqlq.worker.supervise.heartbeat import HELPERS, Dispatcher
 from sqlq.worker.wait import poller, wake
 from sqlq.worker.wait.poller import (
     IDLE_POLL_SECONDS,

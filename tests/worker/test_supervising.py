@@ -28,17 +28,15 @@ from sqlq.store.jobs import lease, settle
 from sqlq.store.jobs.lease import LeaseState
 from sqlq.store.workers import workers
 from sqlq.worker.attempt.attempt import Attempt, Target
-from sqlq.worker.ipc.parent import ORPHANED_MS, Facts, Parent
+from sqlq.worker.ipc.parent import ORPHANED_MS, Facts, Parent, SharedMemory
 from sqlq.worker.ipc.pipe import Pipe
-from sqlq.worker.ipc.shared_memory import SharedMemory
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.report.meter import Totals
 from sqlq.worker.run.isolated import IsolatedProcesses
 from sqlq.worker.supervise import child as child_module
 from sqlq.worker.supervise import supervisor
 from sqlq.worker.supervise.child import Child
-from sqlq.worker.supervise.dispatch import Dispatcher
-from sqlq.worker.supervise.heartbeat import Heartbeat
+from sqlq.worker.supervise.heartbeat import Dispatcher, Heartbeat
 from sqlq.worker.supervise.supervisor import Supervisor
 from tests import claims as claiming
 from tests.kit import deaths, refuse_threads, renew, run_isolated, supervising, worker_of

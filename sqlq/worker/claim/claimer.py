@@ -111,8 +111,7 @@ class ScanCursor:
             is_dear = head_seconds > DEAR_SECONDS + len(claimed) * DEAR_SECONDS_A_JOB
             # A COMMIT may wait seconds for a standby, once, and no scan was long.
             if is_dear and self._was_dear:  # guard: slow-scan-is-measured-twice
-                rest = min(head_seconds * ANEW_ONCE_IN, MAX_REST_SECONDS)
-                self._valid_until = monotonic() + rest
+                self._valid_until = monotonic() + min(head_seconds * ANEW_ONCE_IN, MAX_REST_SECONDS)
             self._was_dear = is_dear
         if len(self._positions) > POSITIONS_KEPT:
             self._positions.clear()
@@ -198,8 +197,8 @@ class Claimer:
             else min(2 * self.max_jobs, self._options.claim_batch)
         )
         if payload_bytes := sum(len(job.payload) for job in claimed):
-            fits = len(claimed) * CLAIM_BYTES // payload_bytes
-            self.max_jobs = max(1, min(self.max_jobs, fits))  # guard: large-claims-get-smaller
+            # guard: large-claims-get-smaller
+            self.max_jobs = max(1, min(self.max_jobs, len(claimed) * CLAIM_BYTES // payload_bytes))
         return claimed
 
     def _claim(self, names: Sequence[str], limit: int) -> list[ClaimedJob]:
@@ -259,8 +258,7 @@ class Claimer:
         self._claimed_from.clear()
         later = [ms for ms in due.values() if ms > 0]
         self.next_due = monotonic() + min(later) / 1000 if later else inf
-        order = self._fixed or due
-        return [name for name in order if due.get(name, 1) <= 0]
+        return [name for name in self._fixed or due if due.get(name, 1) <= 0]
 
 
 @dataclass(eq=False)

@@ -92,8 +92,7 @@ class Grace:
 
         def may_wait() -> bool:
             self.pulse()
-            graceful_until = min(began + self._ms / 1000, self._until)
-            until = max(began + MIN_END_SECONDS, graceful_until)
+            until = max(began + MIN_END_SECONDS, min(began + self._ms / 1000, self._until))
             return not self.leaves_now and monotonic() < until
 
         return may_wait
@@ -127,13 +126,12 @@ class Grace:
 
 
 MEASURE_SECONDS = 1.0
-_STATM = Path("/proc/self/statm")
 
 
 def resident_bytes() -> int:
     """Return how much memory this process has; where the system does not report it, the peak it ever had."""
     try:
-        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:  # not Linux
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024
@@ -165,8 +163,7 @@ class Bounds:
 
     def note_poll(self) -> None:
         """Note that the database has answered whether there is work."""
-        if self._worked_at is None:
-            self._worked_at = monotonic()
+        self._worked_at = self._worked_at or monotonic()
 
     def cannot_look(self) -> None:
         """Note that the database does not answer. Jobs may wait in it, so no time counts as idle."""
@@ -196,8 +193,7 @@ def lifespans(lifespan: Lifespan, isolates: IsolatedProcesses | None, grace: Gra
             # guard: isolates-leave-their-lifespan
             isolates.leave()
         # guard: a-lifespan-does-not-outlive-the-grace
-        has_left = lifespan.leave(may_wait)
-        if not has_left:
+        if not lifespan.leave(may_wait):
             log.error("the lifespan %s does not end, and is left behind", lifespan.name)
         if isolates is not None:
             isolates.await_left(may_wait)

@@ -21,7 +21,7 @@ from sqlq.store.blockers import free_after
 from sqlq.store.jobs import lease, settle
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.decide import compare_renewal
-from sqlq.worker.ipc.shared_memory import READS, SharedMemory
+from sqlq.worker.ipc.parent import READS, SharedMemory
 from sqlq.worker.report.reporter import Reporter
 from sqlq.worker.threads.log import log
 from sqlq.worker.threads.loop import Loop, Outage, passing_over

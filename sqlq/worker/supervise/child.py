@@ -16,8 +16,8 @@ from functools import partial
 from time import monotonic
 
 from sqlq.database.batch import Right
+from sqlq.worker.ipc.parent import SharedMemory
 from sqlq.worker.ipc.pipe import Message, Process, spawn
-from sqlq.worker.ipc.shared_memory import SharedMemory
 
 FAILED_STARTS = 5
 """The supervisor gives up after this number of children in a row that died before they were ready."""

@@ -10,7 +10,6 @@ facts of the database. The fork server (see there) forks children, or
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import queue
@@ -29,8 +28,7 @@ from sqlq.worker.maintain.control import PAUSES, RESUMES
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.report.meter import Totals
 from sqlq.worker.supervise.child import FAILED_STARTS, LAST_SECONDS, TICK_SECONDS, Child, RestartPolicy, Stage
-from sqlq.worker.supervise.dispatch import Dispatcher
-from sqlq.worker.supervise.heartbeat import Heartbeat
+from sqlq.worker.supervise.heartbeat import Dispatcher, Heartbeat
 from sqlq.worker.threads.log import log
 
 TOUCH_SECONDS = 1.0
@@ -92,9 +90,9 @@ class Watchdog:
 
     def all_is_well(self, children: Sequence[Child]) -> bool:
         """Whether all children are there, are at work in time, and turn their loops."""
-        turned_since = monotonic() - SILENT_SECONDS
         return self._incomplete_for < self._start_seconds and not any(
-            child.is_silent or (child.worker is not None and child.box.last_pulse() <= turned_since)
+            child.is_silent
+            or (child.worker is not None and child.box.last_pulse() <= monotonic() - SILENT_SECONDS)
             for child in children  # guard: unready-process-is-unhealthy
         )
 
@@ -124,10 +122,6 @@ class Watchdog:
         why = f"gave no sign of life for {readable(child.silent * 1000)}, and its process was killed"
         child.stuck = why, {right for right, until in running or () if until <= now}
         return True
-
-
-def _counted(counts: dict[str, int]) -> Counter[str]:
-    return Counter({name: int(number) for name, number in counts.items()})
 
 
 class Supervisor:
@@ -312,12 +306,12 @@ class Supervisor:
 
     def _has_ended(self, child: Child, counts: dict[str, int]) -> None:
         child.has_reported = True
-        child.counts = _counted(counts)
+        child.counts = Counter(counts)
 
     def _report(self, child: Child, message: Message) -> None:
-        child.counts = _counted(message["counts"])
-        child.running = int(message["running"])
-        child.idle_ms = float(message["idle_ms"])
+        child.counts = Counter(message["counts"])
+        child.running = message["running"]
+        child.idle_ms = message["idle_ms"]
         limit = self._options.max_idle_ms
         # one idle child among several is no reason
         if limit is not None and self.idle_ms >= limit and not self._stops:
@@ -395,9 +389,8 @@ class Supervisor:
     def _touch(self, file: Path) -> None:
         try:
             touch(file)
-        except OSError as error:
-            level = logging.DEBUG if self._touch_failed else logging.WARNING
-            log.log(level, "the health file cannot be touched: %s", error)
-            self._touch_failed = True
-        else:
             self._touch_failed = False
+        except OSError as error:
+            if not self._touch_failed:
+                log.warning("the health file cannot be touched: %s", error)
+            self._touch_failed = True

@@ -107,7 +107,6 @@ class Outage:
         # without the attribute it is a driver's own error: LISTEN's connection broke
         is_broken = getattr(error, "connection_invalidated", True)
         if self._failures == 1 and (is_broken or was_rolled_back(error)):
-            log.debug("a connection or transaction broke while %s: %s", self._activity, error)
             return MIN_WAIT_SECONDS * random.uniform(0.0, 1.0)
         with self._shared.lock:
             if is_refused(error):
@@ -183,7 +182,6 @@ class Outage:
                 log.warning("the database is back after %s", readable(away_ms), event="database_back")
 
 
-LOOK_SECONDS = 0.1
 STOP_SECONDS = 5.0
 IDLE_SECONDS = 3600.0
 """The wait of a loop that has nothing to do until it is woken."""
@@ -235,7 +233,7 @@ class Loop:
         self.wake()
         thread = self._thread
         while thread is not None and thread.is_alive() and (seconds := time_left()) > 0:
-            thread.join(min(seconds, LOOK_SECONDS))
+            thread.join(min(seconds, 0.1))
         return thread is None or not thread.is_alive()
 
     def end(self) -> None:

@@ -18,7 +18,6 @@ from sqlq.config.constants import POLL_MS
 from sqlq.database.database import Database
 from sqlq.database.notifications import wait_here, wait_no_more
 from sqlq.errors import MissingFileError
-from sqlq.worker.threads.log import log
 
 FIRST_LOOK_SECONDS = 0.002
 LOOK_AFTER_HINT_SECONDS = 0.02
@@ -139,8 +138,7 @@ class WatchingWake(Wake):
                 options: dict[str, Any] = {**arguments, "check_same_thread": False, "isolation_level": None}
                 self._connection = sqlite3.connect(file, **options)
             return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
-        except (sqlite3.Error, MissingFileError) as error:  # guard: wait-survives-a-disk-error
-            log.debug("SQLite did not say whether anything was committed: %s", error)
+        except (sqlite3.Error, MissingFileError):  # guard: wait-survives-a-disk-error
             return self._version
 
     def _wait_until(self, end: float) -> None:
