@@ -136,7 +136,6 @@ def bear_broken_streams() -> None:
 
 # -- ends, whatever threads go on ----------------------------------------------------------------------------
 
-FLUSH_SECONDS = 1.0
 THREADS_SECONDS = 5.0
 """How long a worker process waits at its end for threads that handlers have started."""
 EXIT_SECONDS = 5.0
@@ -149,7 +148,7 @@ def leave(code: int) -> NoReturn:
     flushing = threading.Thread(target=_flush, daemon=True)
     try:
         flushing.start()
-        flushing.join(FLUSH_SECONDS)
+        flushing.join(1.0)
     finally:  # where there is no thread to be had
         os._exit(code)
 

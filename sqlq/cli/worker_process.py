@@ -22,7 +22,7 @@ from sqlq.config.durations import counted
 from sqlq.errors import SqlqError
 from sqlq.worker.attempt.attempt import Target
 from sqlq.worker.ipc import forkserver
-from sqlq.worker.ipc.parent import Facts, Parent, SharedMemory
+from sqlq.worker.ipc.parent import Parent, SharedMemory
 from sqlq.worker.ipc.pipe import Message, Pipe, ignore_signals, keep_standard_numbers, spawn
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.run.isolated import IsolatedProcesses, serve
@@ -44,7 +44,16 @@ def run(context: Context, fd: int) -> NoReturn:
     if is_worker:
         _work(context, link, setup)
     forkserver.show("sqlq-isolate")
-    _serve(context, link, setup)
+    app = _app(context)
+    logs.set_up(**setup["log"])
+    target = Target(
+        # opened when a handler wants results of its flow: it costs each process 50 ms
+        lambda: app.database,
+        app._connected.address.encryption,
+        tasks=app.tasks,
+        plan=app._plan_of,
+    )
+    serve(link, target, app._lifespan)
 
 
 def _work(context: Context, link: Pipe, setup: Message) -> NoReturn:
@@ -67,7 +76,7 @@ def _work(context: Context, link: Pipe, setup: Message) -> NoReturn:
     options = WorkerOptions(**setup["options"])
     is_first = setup["generation"] == 0
     if is_first:
-        supervised.announce = lambda facts: _announce(context, app, options, facts)
+        supervised.announce = lambda: _announce(context, app, options)
     worker = app._worker(options, supervised, isolates)
     if setup["paused"]:
         worker.pause()  # guard: a-replacement-is-paused-too
@@ -92,19 +101,6 @@ def _work(context: Context, link: Pipe, setup: Message) -> NoReturn:
     sys.exit(0)
 
 
-def _serve(context: Context, link: Pipe, setup: Message) -> NoReturn:
-    app = _app(context)
-    logs.set_up(**setup["log"])
-    target = Target(
-        # opened when a handler wants results of its flow: it costs each process 50 ms
-        lambda: app.database,
-        app._connected.address.encryption,
-        tasks=app.tasks,
-        plan=app._plan_of,
-    )
-    serve(link, target, app._lifespan)
-
-
 def _app(context: Context) -> App:
     app = context.app_with_tasks("work runs the tasks of an App")
     keep_standard_numbers()
@@ -112,10 +108,10 @@ def _app(context: Context) -> App:
     return app
 
 
-def _announce(context: Context, app: App, options: WorkerOptions, facts: Facts) -> None:
+def _announce(context: Context, app: App, options: WorkerOptions) -> None:
     """Report what this worker works on. Warn of queues that no task, job or other worker names: a typing
     error waits for ever."""
-    queues = facts.options["queues"] or []
+    queues = options.queues or ()
     named = f"queues {', '.join(queues)}" if queues else "all queues"
     slots = counted(options.concurrency, "slot")
     if options.processes > 1:

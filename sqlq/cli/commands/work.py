@@ -31,12 +31,9 @@ from sqlq.worker.supervise.supervisor import Supervisor, touch
 log = logging.getLogger("sqlq.worker")
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that stop gracefully; the second one stops at once."""
-AT_ONCE = (signal.SIGQUIT,)
 PAUSING = (signal.SIGUSR2, signal.SIGTSTP)
 """The signals that pause. Ctrl-Z as well: a worker that it stopped would lose its leases, and its jobs would
 run twice."""
-RESUMING = (signal.SIGCONT,)
-IGNORED = (signal.SIGUSR1,)
 GIVE_BACK_SECONDS = 2.0
 """How long the supervisor may take, after the second signal, to release the jobs of killed processes."""
 REPEAT_SECONDS = 1.0
@@ -158,7 +155,9 @@ def _start_fork_server(context: Context) -> None:
     """Have worker processes forked, but those of another program, as of manage.py: its code would be there
     already."""
     if tuple(context.program) == Context.program:
-        imported = _IMPORTED if find_spec("psycopg") else _IMPORTED[1:]
+        imported = ["sqlq.app.app", "sqlq.cli.worker_process", "sqlq.worker.worker"]
+        if find_spec("psycopg"):
+            imported.append("psycopg")
         forkserver.start(_as_module, context.program, imported=imported)
 
 
@@ -168,9 +167,6 @@ def _as_module() -> None:
     if not sys.flags.safe_path:
         sys.path[0] = str(Path.cwd())  # as with `python -m`
     main()
-
-
-_IMPORTED = ("psycopg", "sqlq.app.app", "sqlq.cli.worker_process", "sqlq.worker.worker")
 
 
 def _refuse_unwritable(health_file: Path | None) -> None:
@@ -197,9 +193,9 @@ def _stop_on_signals(supervisor: Supervisor) -> list[int]:
         is_repeated = number in STOPPING and now >= stopping_since + REPEAT_SECONDS
         if number in PAUSING:
             supervisor.pause()
-        elif number in RESUMING:
+        elif number == signal.SIGCONT:
             supervisor.pause(paused=False)
-        elif number in AT_ONCE or is_repeated:
+        elif number == signal.SIGQUIT or is_repeated:
             log.warning("stopping at once: running jobs are released", extra={"event": "stopping"})
             codes.append(128 + number)
             supervisor.stop()  # it starts no other processes
@@ -215,7 +211,7 @@ def _stop_on_signals(supervisor: Supervisor) -> list[int]:
             log.info("stopping: what runs may finish; once more stops at once", extra={"event": "stopping"})
             supervisor.stop()
 
-    numbers = [*STOPPING, *AT_ONCE, *PAUSING, *RESUMING, *IGNORED]
+    numbers = [*STOPPING, *PAUSING, signal.SIGCONT, signal.SIGQUIT, signal.SIGUSR1]
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as nohup has it
         numbers.remove(signal.SIGHUP)
     serve_signals(numbers, act)

@@ -42,8 +42,6 @@ GROUP_SIGNALS = (
     signal.SIGTSTP,
 )
 """Signals for the supervisor that a terminal, systemd or a person may send to all processes of a group."""
-MAX_FDS = 8
-MAX_REQUEST_BYTES = 200_000
 ANSWER_SECONDS = 3.0
 """How long the server may take to fork, or to send an exit code. A process then starts without it."""
 
@@ -161,13 +159,6 @@ def start(
         os._exit(0)
 
 
-def give_up() -> None:
-    """Start processes without the server from now on: each would wait for it anew."""
-    global current  # noqa: PLW0603 - as in `start`
-    current = None
-    log.warning("the fork server does not answer: from now on processes start without it")
-
-
 def _must_not_be_shared(own: Collection[int]) -> str | None:
     """Name what an import of the App has opened and two processes must not share: a thread's locks, a
     connection, a database file. Datagrams, as of the system's log, may be shared."""
@@ -211,7 +202,7 @@ def _serve(inside: socket.socket, ends: int, run: Callable[[], None], program_le
             with owner:
                 _send(owner, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         if inside.fileno() in events:
-            request, (of_owner, *fds), *_ = socket.recv_fds(inside, MAX_REQUEST_BYTES, MAX_FDS)
+            request, (of_owner, *fds), *_ = socket.recv_fds(inside, 200_000, maxfds=8)
             owner = socket.socket(fileno=of_owner)
             try:
                 # an owner that waited for too long has started another process

@@ -252,7 +252,7 @@ class Parent(NoParent):
         self.box: SharedMemory = box
         self.began_at = began_at
         self._report: Callable[[], dict[str, Any]] = dict
-        self.announce: Callable[[Facts], None] = lambda facts: None
+        self.announce: Callable[[], None] = lambda: None
         """Called when the worker is ready, before it starts anything."""
 
     def listen(self, handlers: Handlers, report: Callable[[], dict[str, Any]]) -> None:
@@ -271,7 +271,7 @@ class Parent(NoParent):
         self._link.listen("sqlq-child", receive, "the supervisor")
 
     def ready(self, facts: Facts) -> None:
-        self.announce(facts)
+        self.announce()
         self._link.send(ready=facts._asdict())
 
     def leaving(self, why: str, *, replace: bool) -> None:

@@ -161,8 +161,9 @@ def spawn(command: Sequence[str], fds: Sequence[int]) -> subprocess.Popen[bytes]
             return Forked(forkserver.current, command, fds)
         except OSError as error:  # guard: without-a-fork-server-all-goes-on
             log.debug("a process starts anew: %s", error)
-            if isinstance(error, TimeoutError):
-                forkserver.give_up()  # guard: fork-server-is-waited-for-once
+            if isinstance(error, TimeoutError):  # each process would wait for it anew
+                forkserver.current = None  # guard: fork-server-is-waited-for-once
+                log.warning("the fork server does not answer: from now on processes start without it")
     before = signal.pthread_sigmask(signal.SIG_BLOCK, GROUP_SIGNALS)  # guard: signals-blocked-at-spawn
     try:
         return subprocess.Popen(command, pass_fds=fds, stdin=subprocess.DEVNULL)

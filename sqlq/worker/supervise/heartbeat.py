@@ -229,7 +229,15 @@ class Heartbeat(Loop):
             self._next_beat = monotonic() + heartbeat_seconds(self._lease_ms)
             self._beat()
         wait = min(self.deaths.release(self.database), self._next_beat - monotonic())
-        self._write_stuck_states()
+        while self._stuck:
+            worker, stuck = self._stuck[0]
+            if stuck:
+                with self.database.begin() as conn:
+                    # it may be stuck in a transaction that has locked its row
+                    workers.write_state(conn, worker, STUCK, waits=False)
+            elif (link := self._kept.get(worker)) is not None:
+                link.offer(write_state=True)
+            del self._stuck[0]
         self._outage.over()
         return wait
 
@@ -256,17 +264,6 @@ class Heartbeat(Loop):
             rights = [[id, token, cancelled] for (id, token), cancelled in renewed[worker].items()]
             renewal = {"rights": rights, "sent_at": sent_at, "entered": worker in entered}
             link.offer(droppable=True, renewed=renewal)
-
-    def _write_stuck_states(self) -> None:
-        while self._stuck:
-            worker, stuck = self._stuck[0]
-            if stuck:
-                with self.database.begin() as conn:
-                    # it may be stuck in a transaction that has locked its row
-                    workers.write_state(conn, worker, STUCK, waits=False)
-            elif (link := self._kept.get(worker)) is not None:
-                link.offer(write_state=True)
-            del self._stuck[0]
 
 
 HELPERS = 2

@@ -31,7 +31,6 @@ from sqlq.worker.supervise.child import FAILED_STARTS, LAST_SECONDS, TICK_SECOND
 from sqlq.worker.supervise.heartbeat import Dispatcher, Heartbeat
 from sqlq.worker.threads.log import log
 
-TOUCH_SECONDS = 1.0
 SHORTAGE_SECONDS = 1.0
 """How long the supervisor waits where the machine has no process, memory or file for a child."""
 SHORTAGES = (OSError, RuntimeError, MemoryError)
@@ -380,7 +379,7 @@ class Supervisor:
                 log.error("worker processes did not end in time and are killed; their jobs are given back")
                 self.kill()
         elif self._health_file is not None and monotonic() >= self._touch_at:
-            self._touch_at = monotonic() + TOUCH_SECONDS
+            self._touch_at = monotonic() + 1.0
             if self._watchdog.all_is_well(self._children):
                 self._touch(self._health_file)
         if os.getpid() == 1:

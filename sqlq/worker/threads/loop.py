@@ -148,8 +148,10 @@ class Outage:
 
     def give_up(self, error: Exception) -> None:
         """Have the workers of this process end: they cannot go on, by no fault of the database."""
-        cause = f"{type(error).__name__}: {error}"
-        self._shared.fault = f"{self._activity} fails again and again, by no fault of the database: {cause}"
+        self._shared.fault = (
+            f"{self._activity} fails again and again, by no fault of the database: "
+            f"{type(error).__name__}: {error}"
+        )
 
     def fault(self) -> str | None:
         """Take the reason why the workers of this process cannot go on."""
