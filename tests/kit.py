@@ -82,7 +82,7 @@ def supervising(supervisor: Supervisor) -> Iterator[Future[int]]:
 
 def deaths(*worker: str, started: set[tuple[int, int]] | None = frozenset()) -> Deaths:  # type: ignore[assignment]
     """Return the deaths of workers, as their supervisor has them."""
-    found = Deaths(Reporter())
+    found = Deaths(Reporter().rescued)
     found.waiting += [Dead(each, started, "died", time.monotonic() + 60) for each in worker]
     return found
 

@@ -15,7 +15,6 @@ from enum import Enum, auto
 from typing import NamedTuple, TypeAlias
 
 from sqlq.database.batch import Right
-from sqlq.errors import SqlqError
 from sqlq.worker.options import WorkerOptions, readable_bytes
 
 # -- events --------------------------------------------------------------------------------------------------
@@ -152,14 +151,10 @@ def claim_size(options: WorkerOptions, turn: Turn) -> int:
 class Signals:
     """The calls by which parts of a worker report. Any thread may make them, and none waits."""
 
-    work_freed: Callable[[], None]
-    """Jobs have become available."""
     due_at: Callable[[float], None]
     """A job can be claimed at this time, by the monotonic clock."""
     settled: Callable[[], None]
-    """A batch of outcomes has been written."""
-    followed: Callable[[], None]
-    """Nothing is left to unblock, or to admit."""
+    """A batch of outcomes has been written, or nothing is left to unblock or to admit."""
     cancel: Callable[[Iterable[Right]], None]
     """An operator cancels these jobs."""
     state_changed: Callable[[], None]
@@ -168,8 +163,6 @@ class Signals:
     """The next pause of a queue ends in a number of milliseconds."""
     retire: Callable[[Retire], None]
     """The worker claims no more."""
-    fail: Callable[[SqlqError], None]
-    """The worker cannot go on, and stops in good order."""
 
 
 # -- leases --------------------------------------------------------------------------------------------------

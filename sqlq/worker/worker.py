@@ -115,34 +115,31 @@ class Worker(Background):
         self._claimer = Claimer(database, self.id, options, app.tasks, newest_first=app.newest_first)
         has_isolates = isolates is not None
         self._intake = Intake(self.id, options.isolate, has_isolates, app, progress, self._lifespan)
-        self._maintenance = self._services(signals)
+        self._maintenance = self._services()
         self._poller = None if database.dialect.in_a_file else self._own_poller()
 
     def _signals(self) -> Signals:
         return Signals(
-            work_freed=self._wake.call,
             due_at=self._wake.at,
             settled=self._after_settling,
-            followed=self._after_unblocking,
             cancel=lambda rights: self._leases.cancel(rights),  # noqa: PLW0108 - made later
             state_changed=lambda: self._maintenance.call(self._control),
             pause_ends=lambda ms: self._maintenance.expect_end_of_pause(ms),  # noqa: PLW0108 - made later
             retire=self._retire,
-            fail=self._stop_for,
         )
 
-    def _services(self, signals: Signals) -> Maintenance:
+    def _services(self) -> Maintenance:
         app, database = self._app, self._database
         follow = Follow(database, app.schedules, app.tasks, self._supervision.began_at or monotonic())
         return Maintenance(
             *(database, self._options),
             [
                 *([] if self._options.drain else [follow]),  # guard: drain-runs-no-schedules
-                SchemaWatch(database, self._control.schema, signals.fail),
+                SchemaWatch(database, self._control.schema, self._stop_for),
                 self._control,
             ],
-            reporter=self._reporter,
-            freed=signals.work_freed,  # on SQLite it would see the commit up to 50 ms later
+            rescued=self._reporter.rescued,
+            freed=self._wake.call,  # on SQLite it would see the commit up to 50 ms later
             pauses_ended=self._control.pauses_ended,
             last_look=self._last_look,
         )
@@ -443,9 +440,6 @@ class Worker(Background):
 
     def _after_settling(self) -> None:
         self._executors.start_ready()
-        self._after_unblocking()
-
-    def _after_unblocking(self) -> None:
         if self._options.drain:
             self._wake.call()
 

@@ -57,10 +57,10 @@ def test_an_answer_to_a_query_does_not_end_an_outage_at_a_standby(
 ) -> None:
     caplog.set_level(logging.WARNING)
     listening, claiming = Outage("listening"), Outage("claiming")
-    listening.met(refusal)
-    claiming.met(refusal)
+    listening.note(refusal)
+    claiming.note(refusal)
     claiming.over(wrote=False)
-    claiming.met(refusal)
+    claiming.note(refusal)
     assert [record.getMessage().split("(")[0].strip() for record in caplog.records] == [
         "the database takes no writes"
     ]
@@ -73,7 +73,7 @@ def test_an_answer_to_a_query_does_not_end_an_outage_at_a_standby(
 def test_an_answer_to_a_query_ends_an_outage(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     claiming = Outage("claiming")
-    claiming.met(DBAPIError("SELECT 1", None, ConnectionError("refused")))
+    claiming.note(DBAPIError("SELECT 1", None, ConnectionError("refused")))
     claiming.over(wrote=False)
     assert caplog.messages[0].split(" (")[0] == "the database does not answer"
     assert caplog.messages[1].startswith("the database is back after")
@@ -87,15 +87,15 @@ def test_a_stale_connection_after_an_outage_is_no_second_outage(
     beating, claiming = Outage("beating"), Outage("claiming")
     refusal.connection_invalidated = True  # as a worker has its engine mark it
     for outage in (beating, claiming):
-        outage.met(refusal)
-        outage.met(refusal)
+        outage.note(refusal)
+        outage.note(refusal)
     claiming.over()
     told = list(caplog.messages)
-    assert beating.met(refusal) <= 0.1, "its next connection is a new one, so it tries soon"
+    assert beating.note(refusal) <= 0.1, "its next connection is a new one, so it tries soon"
     beating.over()
     assert caplog.messages == told
-    claiming.met(refusal)
-    claiming.met(refusal)
+    claiming.note(refusal)
+    claiming.note(refusal)
     assert len(caplog.messages) == len(told) + 1, "the next outage is told"
 
 
@@ -229,11 +229,11 @@ def test_a_refused_service_is_logged_while_outages_are_logged_elsewhere(
 ) -> None:
     """Other loops do not meet the error. Without this line a service that never runs would go unnoticed."""
     pruning, sweeping = Outage("pruning jobs", quiet=True), Outage("sweeping", quiet=True)
-    pruning.met(DBAPIError("SELECT 1", None, ConnectionError("refused")))
+    pruning.note(DBAPIError("SELECT 1", None, ConnectionError("refused")))
     assert caplog.messages == []
     error = refused(database_url, "SELECT * FROM nowhere")
     for outage in (pruning, sweeping, pruning, sweeping):
-        outage.met(error)
+        outage.note(error)
     assert [said.split(":")[0] for said in caplog.messages] == [
         f"the database refuses what {doing} needs" for doing in ("pruning jobs", "sweeping")
     ]
@@ -245,7 +245,7 @@ def test_a_missing_right_is_logged_with_its_grant(
     app: sqlq.App, database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     error = refused(database_url, "SET ROLE pg_monitor", "DELETE FROM failed_jobs WHERE id = 1")
-    Outage("pruning jobs", quiet=True).met(error)
+    Outage("pruning jobs", quiet=True).note(error)
     assert caplog.messages == [
         "the database refuses what pruning jobs needs: permission denied for table failed_jobs; "
         "the owner of the tables mends it by what `sqlq grants ROLE --as worker` prints; "
@@ -262,14 +262,14 @@ def test_two_databases_have_each_their_own_outage(
     here, there = Outage("claiming", app.database), Outage("claiming", other.database)
     settling = Outage("settling", app.database.for_loops)
     for outage in (here, there):
-        outage.met(AWAY)
-        outage.met(AWAY)
-    settling.met(AWAY)
+        outage.note(AWAY)
+        outage.note(AWAY)
+    settling.note(AWAY)
     told = ["the database does not answer"] * 2
     assert [line.split(" (")[0] for line in caplog.messages] == told, "each of its own, once for all loops"
     there.over()
     assert caplog.messages[2].startswith("the database is back after")
-    here.met(AWAY)
+    here.note(AWAY)
     assert len(caplog.messages) == 3, "the other is still away, which is known"
     here.over()
     assert caplog.messages[3].startswith("the database is back after")

@@ -218,7 +218,7 @@ class Control(Service):
                 if not is_away or not (monotonic() < until or problem.only_reads):
                     raise
                 self._grace.pulse()  # a worker that waits for its database is alive
-                self._grace.stopping.wait(outage.met(error))
+                self._grace.stopping.wait(outage.note(error))
         return False
 
     def sign_of_life(self, conn: Connection) -> None:

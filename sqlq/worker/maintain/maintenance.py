@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from time import monotonic
 
 from sqlq.config.constants import RESCUE_MS
 from sqlq.database.database import Database
 from sqlq.database.timeouts import answers
 from sqlq.store import blockers
+from sqlq.store.jobs.settle import Rescued
 from sqlq.store.workers.look import Look
 from sqlq.worker.maintain.services import (
     NEVER,
@@ -24,7 +25,6 @@ from sqlq.worker.maintain.services import (
     jittered,
 )
 from sqlq.worker.options import WorkerOptions
-from sqlq.worker.report.reporter import Reporter
 from sqlq.worker.threads.loop import Loop, Outage
 from sqlq.worker.wait.poller import LastLook
 
@@ -102,7 +102,7 @@ class Maintenance(ServiceLoop):
         options: WorkerOptions,
         own: Sequence[Service],
         *,
-        reporter: Reporter,
+        rescued: Callable[[Iterable[Rescued], str], object],
         freed: Callable[[], None],
         pauses_ended: Callable[[list[str]], None],
         last_look: LastLook,
@@ -111,9 +111,7 @@ class Maintenance(ServiceLoop):
         """`freed` is called when jobs have become available, `pauses_ended` with the queues that were
         resumed."""
         is_watched = last_look.is_recent
-        self._rescue = Rescue(
-            *(database, options.lease_ms, reporter.rescued), freed=freed, is_watched=is_watched
-        )
+        self._rescue = Rescue(*(database, options.lease_ms, rescued), freed=freed, is_watched=is_watched)
         self._ticks = None if options.drain else Ticks(database, freed=freed, is_watched=is_watched)
         self._unblocks = [
             Unblock(database, blocker(), freed=freed, is_watched=is_watched) for blocker in blockers.BLOCKERS

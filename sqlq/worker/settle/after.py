@@ -108,7 +108,7 @@ class Unblocker(Loop):
                 self._busy = False
             self._outage.over()
             if self.is_idle:
-                self._signals.followed()
+                self._signals.settled()
         return 0.0 if self._keys else min(max(0.0, self._look_at - monotonic()), IDLE_SECONDS)
 
     def _free(self) -> None:

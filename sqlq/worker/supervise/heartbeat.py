@@ -64,8 +64,9 @@ class Deaths:
     """The workers that died, and whose jobs are still to be released. It may fail: the rescue takes jobs that
     are not released here."""
 
-    def __init__(self, reporter: Reporter) -> None:
-        self._reporter = reporter
+    def __init__(self, rescued: Callable[[Iterable[Rescued], str], object]) -> None:
+        """`rescued` reports jobs that were taken from a worker."""
+        self._rescued = rescued
         self.waiting: list[Dead] = []
         self.counts: Counter[str] = Counter()
         """How the attempts of dead workers ended."""
@@ -106,7 +107,7 @@ class Deaths:
                 notify.wake_others(conn)
         dead.rights = locked  # guard: locked-rows-are-given-back-later
         free_after(database, [job.row for job in taken if job.failed])
-        self._reporter.rescued(taken, why)
+        self._rescued(taken, why)
         ended = Counter("failed" if job.failed else "retried" for job in taken)
         self.counts = self.counts + ended + Counter(released=len(back))  # guard: lost-jobs-are-counted
         if back:
@@ -116,19 +117,6 @@ class Deaths:
 MAX_UNPUBLISHED = 1_000
 LAST_SECONDS, LAST_STATEMENT_SECONDS = 10.0, 1.0
 """How long the supervisor waits at its end for jobs that are still to be released, and without such jobs."""
-
-
-class _ToListeners(Reporter):
-    """Reports to the log and, by way of a worker, to listeners of the App."""
-
-    def __init__(self, publish: Callable[[list[JobEvent]], None]) -> None:
-        super().__init__()
-        self._publish = publish
-
-    def rescued(self, jobs: Iterable[Rescued], why: str) -> list[JobEvent]:
-        events = super().rescued(jobs, why)
-        self._publish(events)
-        return events
 
 
 class Heartbeat(Loop):
@@ -149,12 +137,12 @@ class Heartbeat(Loop):
         self._kept: dict[str, Pipe] = {}
         self._stuck: list[tuple[str, bool]] = []
         """The workers whose rows are to have the state `stuck`, or no more."""
-        self.reporter = _ToListeners(self.publish)
+        self._reporter = Reporter()
         self._unpublished: list[JobEvent] = []
         """Events of the jobs of dead workers, for a live worker to pass on to listeners of the App."""
         self._known: set[str] = set()
         """Workers seen in the database at least once."""
-        self.deaths = Deaths(self.reporter)
+        self.deaths = Deaths(self.rescued)
 
     def keep(self, facts: Facts, link: Pipe) -> None:
         """Renew the leases of this worker at once and from now on, and report them over its pipe. Callbacks
@@ -189,6 +177,10 @@ class Heartbeat(Loop):
     def knows(self, worker: str) -> bool:
         """Return whether this worker was seen in the database, so that the URL leads to its database."""
         return worker in self._known
+
+    def rescued(self, jobs: Iterable[Rescued], why: str) -> None:
+        """Report to the log and, by way of a worker, to listeners of the App."""
+        self.publish(self._reporter.rescued(jobs, why))
 
     def publish(self, events: list[JobEvent]) -> None:
         """Have a worker report events to its listeners, now or when there is one, and count them here."""
@@ -286,7 +278,7 @@ class Dispatcher:
         last_look, options = LastLook(NoParent()), WorkerOptions(**facts.options)
         self._maintenance = Maintenance(
             *(database, options, []),
-            reporter=self._heartbeat.reporter,
+            rescued=self._heartbeat.rescued,
             freed=self.send,
             pauses_ended=lambda names: self.send(),
             last_look=last_look,

@@ -93,7 +93,7 @@ class Outage:
         self._quiet = quiet
         self._is_vital = is_vital
 
-    def met(self, error: BaseException) -> float:
+    def note(self, error: BaseException) -> float:
         """Note a failure; return how many seconds to wait before trying again.
 
         After a broken connection the first other try follows soon, and nothing is logged. Pooled
@@ -143,7 +143,7 @@ class Outage:
     def wait_after(self, error: Exception, away: tuple[type[Exception], ...] = AWAY) -> float:
         """Note any error; return how many seconds to wait before trying again."""
         if isinstance(error, away):
-            return self.met(error)
+            return self.note(error)
         return self.failed(error)  # guard: poller-errors-are-logged
 
     def give_up(self, error: Exception) -> None:
