@@ -64,9 +64,6 @@ KILLERS: dict[str, list[tuple[str, str, str]]] = {
         ("", "search_path=", ""),
     ],
     r"permission denied for (?:schema|relation|table|view) ": [("", "permission denied for ", "")],
-    r"-c\s*role=((?:\\.|\S)+)": [("-c role=", "\\", ""), ("-c", " ", ""), ("", "-c role=\\", "")],
-    r"\d+": [("", "1", "")],
-    r"^\w+": [("", "a", "!")],
     r"`?__sqlq__`?\.": [("", "`", ""), ("", "__sqlq__", "")],
     r"command denied to user (?P<account>'[^']*'@'[^']*')|the PROCESS privilege": [
         *[("", "command denied to user '", ""), ("command denied to user ", "'@'", ""), ("", "the ", "")],
@@ -86,8 +83,6 @@ KILLERS: dict[str, list[tuple[str, str, str]]] = {
     access.SECRET_NAMES: [("", "password", "x"), ("", "api_", ""), ("", "private_", "")],
     r"[^\0-\x7f]+": [("", "é", ""), ("", "a", "")],
     r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?": [("", "1", "x"), ("1.", "1", "x"), ("1", " ", "x")],
-    r"^(\w+) = (?:sqlq\.)?App\(": [("", "a", ""), ("", "a\n", ""), ("a = ", "sqlq.", "")],
-    r"^(?:from|import) sqlq\b": [("", "from ", ""), ("", "from \n", "")],
     r"^(?:from|import) flask\b": [("", "from flask", "x"), ("", "from \n", "")],
     "(?:^|[\"'])flask\\b": [("", "'", ""), ("", "'flask", "x")],
     problems._OF_A_HOST.pattern: [
@@ -100,6 +95,7 @@ KILLERS: dict[str, list[tuple[str, str, str]]] = {
     ],
     r"(?:FATAL|ERROR):\s+(.+)": [("", "FATAL:", ""), ("FATAL:", " ", ""), ("", "FATAL: ", "")],
     r"^(?:- )?(?:.*connection failed: )?": [("", "connection failed:", ""), ("", "- ", "")],
+    r"(?<!\\)((?:\\\\)*)\\u0000": [("", "\\", ""), ("a", "\\\\", "u000"), ("", "\\\\a", "")],
     context._PATH.pattern: [("", "a", " "), ("a:", "a", " "), ("a:b(", " ", "x")],
     **{pattern: [("", pattern.split("|")[0].split("[^")[0], "")] for pattern, _ in problems._MENDS},
 }
