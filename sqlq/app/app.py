@@ -174,7 +174,7 @@ class App(Parts, Waits):
         getter = self._session if session is None else session_getter(session)
         if changes:
             arguments = self._arguments | changes  # guard: what-is-not-said-stays
-            self._move_to(self._address(**arguments, kept=more.keys() - changes.keys()))
+            self._move_to(self._address(**arguments, keeps_listen_url="listen_url" not in changes))
             self._arguments = arguments
         self._session = getter
 
@@ -311,8 +311,7 @@ class App(Parts, Waits):
             )
         if session is None and not commit and self._session is not None:
             session = self._session()
-        enqueuer = self._stand_in or (self._eagerly if runs else self._connected.enqueuer)
-        return enqueuer, session
+        return self._stand_in or (self._eagerly if runs else self._connected.enqueuer), session
 
     @property
     def _is_in_a_test(self) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,7 +19,7 @@ from sqlq.database.database import Address, Database
 from sqlq.database.profiles import ANY, LOOKS, Use
 from sqlq.enqueue.enqueue import Enqueuer
 from sqlq.errors import ConfigurationError
-from sqlq.model.job_options import KEPT, Kept
+from sqlq.model.job_options import Kept
 from sqlq.payload.encryption import Encryption
 from sqlq.results.results import Results
 
@@ -82,12 +83,11 @@ class Connected:
         """Return the same beside this one, for pages that people look at: its statements end in time. With a
         `url` it reads from a replica. Closed with this one."""
         if (url, use) not in self._looking:
-            where = self.address
+            address = self.address
             if url is not None:
-                where = address_of(
-                    url, schema=where.schema, kept=set(), is_shut=where.is_shut, encryption=where.encryption
-                )
-            self._looking[url, use] = Connected(where, self._app, lambda: None, use=use)
+                url_there = below(Path.cwd(), database_url(url))
+                address = replace(address, url=url_there, engine=None, listen_url=None)
+            self._looking[url, use] = Connected(address, self._app, lambda: None, use=use)
         return self._looking[url, use]
 
     def close(self) -> None:
@@ -209,8 +209,9 @@ class Parts(Declares):
         workers of the App's own database refuse to connect meanwhile. The innermost block counts."""
         if url is None:  # guard: a-test-database-is-named
             raise ConfigurationError("the test database's URL is None: name one, as in sqlite:///test.db")
-        where = database_url(url)
-        test = Address(where, None, schema_name(schema), is_test=True, encryption=self._encryption)
+        test = Address(
+            database_url(url), None, schema_name(schema), is_test=True, encryption=self._encryption
+        )
         self._test_addresses += (test,)
         self._choose_address()
         try:
@@ -232,10 +233,42 @@ class Parts(Declares):
         address = self._test_addresses[-1] if self._test_addresses else self._own_address
         self._connected = Connected(address, self, lambda: self._here)
 
-    def _address(self, kept: Set[str] = frozenset(), **arguments: Any) -> Address:
-        return address_of(
-            **arguments,
-            kept=kept,
+    def _address(
+        self,
+        url: str | URL | Kept | None,
+        engine: Engine | AsyncEngine | None,
+        schema: str | None,
+        listen_url: str | URL | None,
+        *,
+        keeps_listen_url: bool = False,
+    ) -> Address:
+        """Return the address of a database. A URL to listen at that is kept counts only for the same
+        database. Raises `ConfigurationError` for arguments that make no address."""
+        if url is None and engine is None:  # guard: a-missing-variable-is-no-default
+            raise ConfigurationError(
+                "the database URL is None, as of os.environ.get for a variable that is not set: set it, or "
+                "leave the argument out for SQLQ_DATABASE_URL, pyproject.toml or sqlite:///sqlq.db"
+            )
+        url = None if isinstance(url, Kept) else url
+        if engine is None:
+            where = database_url(url)
+        elif url is not None:
+            raise ConfigurationError("App got both a url and an engine: give one of them")
+        else:
+            sync = getattr(engine, "sync_engine", engine)
+            if not isinstance(sync, Engine):
+                raise ConfigurationError(
+                    f"App(engine=…) takes an Engine or AsyncEngine, not {type(engine).__name__}; a URL is "
+                    "given as App(url)"
+                )
+            where = supported(sync.url)
+        if keeps_listen_url and listen_url and database_url(listen_url).database != where.database:
+            listen_url = None  # guard: where-to-listen-goes-with-the-database
+        return Address(
+            below(Path.cwd(), where),  # a handler may change the directory; guard: files-keep-their-directory
+            engine,
+            schema_name(schema),
+            url_to_listen_at(listen_url),
             is_shut=partial(getattr, self, "_test_addresses"),  # guard: own-database-is-shut
             encryption=self._encryption,
         )
@@ -244,45 +277,3 @@ class Parts(Declares):
         """Close sqlq's own connections. The App may be used again and then opens new ones."""
         if "_connected" in self.__dict__:
             self._connected.close()
-
-
-def address_of(
-    url: str | URL | Kept | None = KEPT,
-    engine: Engine | AsyncEngine | None = None,
-    schema: str | None = None,
-    listen_url: str | URL | None = None,
-    *,
-    kept: Set[str],
-    is_shut: Callable[[], object],
-    encryption: Encryption | None,
-) -> Address:
-    """Return the address of a database. Options `kept` from another address count only where they fit this
-    one. Raises `ConfigurationError` for arguments that make no address."""
-    if url is None and engine is None:  # guard: a-missing-variable-is-no-default
-        raise ConfigurationError(
-            "the database URL is None, as of os.environ.get for a variable that is not set: set it, or "
-            "leave the argument out for SQLQ_DATABASE_URL, pyproject.toml or sqlite:///sqlq.db"
-        )
-    url = None if isinstance(url, Kept) else url
-    if engine is None:
-        where = database_url(url)
-    elif url is not None:
-        raise ConfigurationError("App got both a url and an engine: give one of them")
-    else:
-        sync = getattr(engine, "sync_engine", engine)
-        if not isinstance(sync, Engine):
-            raise ConfigurationError(
-                f"App(engine=…) takes an Engine or AsyncEngine, not {type(engine).__name__}; a URL is "
-                "given as App(url)"
-            )
-        where = supported(sync.url)
-    if "listen_url" in kept and listen_url and database_url(listen_url).database != where.database:
-        listen_url = None  # guard: where-to-listen-goes-with-the-database
-    return Address(
-        below(Path.cwd(), where),  # a handler may change the directory; guard: files-keep-their-directory
-        engine,
-        schema_name(schema),
-        url_to_listen_at(listen_url),
-        is_shut=is_shut,
-        encryption=encryption,
-    )

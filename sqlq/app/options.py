@@ -25,10 +25,6 @@ from sqlq.payload.encryption import Encryption, How
 Check = Callable[[Any, str], object]
 
 
-def _or_none(text: str) -> str | None:
-    return None if text.strip().lower() == "none" else text
-
-
 def _check_headers(value: Any, source: str) -> None:
     headers.encode(headers.checked(value, source), f"the {source}")
 
@@ -42,7 +38,7 @@ OPTIONS: Mapping[str, Check] = {
 
 VARIABLES: Mapping[str, Callable[[str], Any]] = {
     "max_attempts": lambda text: int(text) if text.strip().isdigit() else text,
-    "timeout": _or_none,
+    "timeout": lambda text: None if text.strip().lower() == "none" else text,
     "backoff": lambda text: [part.strip() for part in text.split(",")] if "," in text else text,
 }
 """Those that an operator may set by variables of the environment, SQLQ_TIMEOUT and so on."""
@@ -74,8 +70,12 @@ class Defaults:
             name = f"SQLQ_{option.upper()}"
             if text := os.environ.get(name):
                 self._app |= _checked({option: read(text)}, name)
-        self._app |= _checked({} if defaults is None else defaults, "defaults")
-        self._add_queues({} if queues is None else queues, "queues", "[{!r}]")
+        self._app |= _checked(defaults or {}, "defaults")
+        self._add_queues(queues or {}, "queues", "[{!r}]")
+        self.queue = str(self._app.get("queue", DEFAULT_QUEUE))
+        """The queue of jobs that name none."""
+        self.queues = frozenset(self._queues)
+        """The queues with options."""
 
     def _add_queues(self, queues: Any, source: str, item: str) -> None:
         """Add options of queues; `item` is how messages name those of one."""
@@ -85,19 +85,8 @@ class Defaults:
                 "{'mail': {'timeout': '30s'}}"
             )
         for name, options in queues.items():
-            checked = _checked(options, source + item.format(name), QUEUE_OPTIONS)
             known = self._queues.setdefault(checked_queue(name), {})
-            known |= checked
-
-    @property
-    def queue(self) -> str:
-        """The queue of jobs that name none."""
-        return str(self._app.get("queue", DEFAULT_QUEUE))
-
-    @property
-    def queues(self) -> frozenset[str]:
-        """The queues with options."""
-        return frozenset(self._queues)
+            known |= _checked(options, source + item.format(name), QUEUE_OPTIONS)
 
     @property
     def newest_first(self) -> frozenset[str]:
@@ -127,8 +116,9 @@ def _checked(options: Any, source: str, known: Mapping[str, Check] = OPTIONS) ->
         )
     for option, value in options.items():
         if option not in known:
-            has = f"{hints([option], known)}it has {', '.join(known)}"
-            raise ConfigurationError(f"{source} has no option {option!r}; {has}")
+            raise ConfigurationError(
+                f"{source} has no option {option!r}; {hints([option], known)}it has {', '.join(known)}"
+            )
         try:
             known[option](value, option)
         except ConfigurationError as error:

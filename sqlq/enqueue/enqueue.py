@@ -69,7 +69,9 @@ class Enqueuer:
         self._database = database
         self._events = events
         self._notifier = Notifier(database)
-        self._schemas = Schemas(database)
+        self._is_in_a_test = database.address is not None and database.address.is_test
+        self._schemas: WeakKeyDictionary[Engine | Endpoint, str | None] = WeakKeyDictionary()
+        """The schemas of the jobs' tables, by engine. Each database is checked once, at its first job."""
 
     def enqueue(self, batch: Batch, session: SyncSession | None = None) -> Any:
         """Insert jobs and return them in the order given, or a flow; without a session, in a transaction that
@@ -118,10 +120,10 @@ class Enqueuer:
         jobs = _logged(answer)
         if is_committed:
             self._committed(new, jobs)
-        else:
-            if joined.dialect.in_a_file and jobs:
-                self._mark(joined, jobs)
-            self._notify_at_the_end(joined, new, jobs)
+            return answer
+        if joined.dialect.in_a_file and jobs:
+            self._mark(joined, jobs)
+        self._notify_at_the_end(joined, new, jobs)
         return answer
 
     def _work(self, joined: CallersTransaction, work: Callable[[Connection, str | None], T]) -> T:
@@ -130,7 +132,7 @@ class Enqueuer:
         try:
             schema = self._schemas[conn.engine]
         except KeyError:
-            schema = self._schemas.require(conn)
+            schema = self._require_schema(conn)
         try:
             return work(conn, schema)
         except Exception as error:
@@ -182,7 +184,7 @@ class Enqueuer:
         database = self._database
         if database.engine not in self._schemas:
             with database.read() as conn:
-                self._schemas.require(conn)
+                self._require_schema(conn)
         try:
             if _is_plain(batch) and database.takes_single_statements:
                 return [self._insert_one(batch[0], self._schemas[database.engine])]
@@ -239,15 +241,9 @@ class Enqueuer:
             job = job._protected_by(encryption)
         return inserting.foreign_statement(job, dialect.name, style, self._database.requested_schema)
 
+    # -- which database it is --------------------------------------------------------------------------------
 
-class Schemas(WeakKeyDictionary[Engine | Endpoint, str | None]):
-    """The schemas of the jobs' tables, by engine. Each database is checked once, at its first job."""
-
-    def __init__(self, database: Database) -> None:
-        super().__init__()
-        self._database = database
-
-    def require(self, conn: Connection) -> str | None:
+    def _require_schema(self, conn: Connection) -> str | None:
         """Return the schema for jobs on this connection. Raises an error where its tables are not there, or
         a test's jobs would leave the test."""
         own, theirs = self._database.engine.url, conn.engine.url
@@ -277,12 +273,8 @@ class Schemas(WeakKeyDictionary[Engine | Endpoint, str | None]):
                 RuntimeWarning,
                 stacklevel=_callers_level(),
             )
-        self[conn.engine] = schema
+        self._schemas[conn.engine] = schema
         return schema
-
-    @property
-    def _is_in_a_test(self) -> bool:
-        return self._database.address is not None and self._database.address.is_test
 
     def _is_own(self, conn: Connection) -> bool:
         """Whether a caller's connection leads to the App's own database, by whatever name, host or proxy; in
@@ -305,11 +297,10 @@ class Schemas(WeakKeyDictionary[Engine | Endpoint, str | None]):
             return not own.database or own.database in (theirs.database, name)
         try:
             with self._database.read() as connection:
-                return tuple(connection.exec_driver_sql(query).one()) == tuple(
-                    conn.exec_driver_sql(query).one()
-                )
+                servers = [each.exec_driver_sql(query).one() for each in (connection, conn)]
         except (DBAPIError, SqlqError):
             return True
+        return servers[0] == servers[1]
 
 
 def _callers_level() -> int:

@@ -56,19 +56,14 @@ class EnqueueMiddleware:
                 if (more := function(job)) is not None:
                     merged |= headers.checked(more, f"what the function {name_of(function)} returned")
             merged |= job.headers  # guard: what-a-job-says-wins
-            if carried := self._carried():
+            context = copy_context()
+            carried = {name: context[var] for name, var in self._carry.items() if var in context}
+            for name, value in carried.items():
+                headers.check(value, f"the context variable {name!r}, which the App carries,")
+            if carried:
                 merged[headers.CARRY] = carried
             text = headers.encode(merged, f"the headers of this job of {job.task}")
         return job if text == job.headers_text else replace(job, headers_text=text)
-
-    def _carried(self) -> dict[str, Any]:
-        """Return the values of the context variables that are carried and set here. Raises
-        `ConfigurationError` for one that is not JSON."""
-        context = copy_context()
-        values = {name: context[var] for name, var in self._carry.items() if var in context}
-        for name, value in values.items():
-            headers.check(value, f"the context variable {name!r}, which the App carries,")
-        return values
 
     def scope(self) -> Scope | None:
         """Return the middleware of jobs with carried values; None where none are carried."""
@@ -80,8 +75,8 @@ class EnqueueMiddleware:
     def _carrying(self, job: Any) -> Iterator[None]:
         """Set the context variables as they were where the job was enqueued. Each attempt has a context of
         its own, so that nobody else sees them."""
-        carried = headers.carried(job._attempt.claimed.headers)  # noqa: SLF001 - no import of the worker's room
-        for name, value in carried.items():
+        text = job._attempt.claimed.headers  # noqa: SLF001 - no import of the worker's room
+        for name, value in headers.carried(text).items():
             if name in self._carry:
                 self._carry[name].set(value)
         yield

@@ -16,7 +16,6 @@ last notification. Then there are no other commits that would wait.
 from __future__ import annotations
 
 import atexit
-import logging
 import time
 import weakref
 from contextlib import suppress
@@ -27,8 +26,6 @@ from sqlq.database.database import Database
 from sqlq.database.notifications import WAITING, key_of
 from sqlq.database.pool import is_in_transaction
 from sqlq.store.workers import notify
-
-log = logging.getLogger("sqlq")
 
 DEBOUNCE_SECONDS, STREAM_DEBOUNCE_SECONDS = 0.005, 0.04
 """The shortest time between two notifications, alone and in a stream: workers that find jobs look again by
@@ -139,10 +136,8 @@ class Notifier(Background):
                     self._thread = None
                     return
                 self._requests = 0
-            try:
+            with suppress(Exception):  # workers look for themselves
                 notify.notify(self._database)
-            except Exception as error:
-                log.debug("a hint to idle workers was not sent: %s", error)
             with self._changed:
                 self._resting = True
                 self._changed.wait_for(lambda: self._closing, rest)

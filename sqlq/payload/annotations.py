@@ -212,8 +212,7 @@ class Conversions:
             if parameter.default is None:
                 hint = _or_none(hint)
             conversions[parameter.name] = kinds[parameter.kind] = conversion_of(hint)
-        self._any = any(conversions.values())
-        self._positional = {name: conversions[name] for name in self._names}
+        self._conversions = conversions
         self._named = {
             name: conversions[name] for name in conversions if signature.parameters[name].kind in _BY_NAME
         }
@@ -222,7 +221,7 @@ class Conversions:
         self._others = kinds.get(inspect.Parameter.VAR_KEYWORD)
 
     def __bool__(self) -> bool:
-        return self._any
+        return any(self._conversions.values())
 
     def converted(
         self,
@@ -250,4 +249,4 @@ class Conversions:
         if isinstance(position, str):
             return position, self._named.get(position, self._others)
         name = argument_name(position, self._names)
-        return name, self._positional.get(name, self._more)
+        return name, self._conversions.get(name, self._more)

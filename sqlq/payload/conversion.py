@@ -52,11 +52,9 @@ class Converted:
         """Return the value that this JSON stands for. Raises `MismatchError` where the annotation of another
         release may take it, `ArgumentsError` where none will."""
         try:
-            arrived = self._arrived(form, path)
+            arrived, lost = self._arrived(form, path), None
             if self._has_fields and shown(arrived) != form:  # guard: no-field-is-dropped
                 lost = _lost(form, arrived, path, is_json=True)
-            else:
-                lost = None
         except RecursionError:
             raise ArgumentsError(f"{path} is nested too deep") from None
         if lost is not None:
@@ -254,7 +252,10 @@ def _lost(value: Any, arrived: Any, path: str, *, is_json: bool = False) -> str 
     if _equal(value, arrived):
         return None
     if isinstance(arrived, AbstractSet):
-        return None if is_json else _lost_of_set(value, arrived, path)
+        others = [] if is_json else [item for item in value if not isinstance(item, _JSON)]
+        if not others or _equal({*others}, arrived):
+            return None
+        return f"{path} holds a {_name(others[0])}, which would arrive as something else: annotate its items"
     parts, there = _parts(value), _parts(arrived)
     if parts is not None and there is not None and (isinstance(value, _JSON) or type(value) is type(arrived)):
         if isinstance(value, dict) and len(parts) != len(value):
@@ -287,15 +288,6 @@ def _lost(value: Any, arrived: Any, path: str, *, is_json: bool = False) -> str 
 _JSON = (type(None), str, int, float, dict, list, tuple)
 
 
-def _lost_of_set(value: Any, arrived: AbstractSet[Any], path: str) -> str | None:
-    others = [item for item in value if not isinstance(item, _JSON)]
-    if others and not _equal({*others}, arrived):
-        return (
-            f"{path} holds a {_name(others[0])}, which would arrive as something else: annotate what it holds"
-        )
-    return None
-
-
 def _equal(value: Any, arrived: Any) -> bool:
     try:
         return bool(value == arrived)
@@ -312,7 +304,7 @@ def _parts(value: Any) -> dict[Any, tuple[str, Any]] | None:
     """Return the parts of a value, each under its key in JSON, with the end of its path. None for a value
     without parts."""
     if isinstance(value, dict):
-        return {_key(key): (f"[{key!r}]", part) for key, part in value.items()}
+        return {next(iter(shown({key: None}))): (f"[{key!r}]", part) for key, part in value.items()}
     if isinstance(value, (list, tuple)):
         names = getattr(value, "_fields", None)
         return {i: (f"[{i}]" if names is None else f".{names[i]}", part) for i, part in enumerate(value)}
@@ -333,11 +325,6 @@ def _fields(kind: type) -> list[tuple[str, str]] | None:
     fields = [(field.encode_name, field.name) for field in info.fields]
     tag = getattr(info, "tag_field", None)
     return fields if tag is None else [*fields, (tag, "__class__")]
-
-
-def _key(key: Any) -> Any:
-    (form,) = shown({key: None})
-    return form
 
 
 def _items(value: Any) -> Iterator[tuple[str, Any]]:

@@ -77,6 +77,7 @@ class AsCompleted(Generic[R]):
         self._results = results
         self._jobs = jobs
         self._ms = None if timeout is None else milliseconds(timeout, "timeout")
+        self._seconds = None if self._ms is None else self._ms / 1000
         self._whole = whole
         self.seen: dict[int, Seen] = {}
         """The last known state of each job."""
@@ -117,10 +118,6 @@ class AsCompleted(Generic[R]):
         pending = set(self._pending())
         ended = [self.job(id) for id in self._jobs if id not in pending]
         return Waited(ended, [self.job(id) for id in self._jobs if id in pending])
-
-    @property
-    def _seconds(self) -> float | None:
-        return None if self._ms is None else self._ms / 1000
 
     def _rows(self) -> list[int]:
         """Look at the jobs that ran in this process, and return the others, which are rows."""

@@ -6,7 +6,6 @@ waiter has come, then at growing intervals.
 
 from __future__ import annotations
 
-import logging
 import random
 import threading
 import time
@@ -22,8 +21,6 @@ from sqlq.database.dialects import refuse_standby
 from sqlq.errors import SqlqError
 from sqlq.store.jobs import lookup
 from sqlq.store.jobs.lookup import Seen
-
-log = logging.getLogger("sqlq")
 
 FIRST_SECONDS, MAX_SECONDS = 0.01, 0.25
 """The time between the first two polls after a new waiter has come, and the longest between two polls."""
@@ -118,9 +115,7 @@ class Waiting(Background):
             except Exception as error:
                 # guard: waiters-hear-of-what-does-not-mend
                 self.is_away = was_up and self.may_mend(error)
-                if self.is_away:
-                    log.debug("waiting for jobs: the database is away: %s", error)
-                else:
+                if not self.is_away:
                     self._fail(error)
             # not to be interrupted by new waiters, which gather meanwhile
             time.sleep(min((SHARE - 1) * (time.monotonic() - began), MAX_SECONDS))
