@@ -43,12 +43,10 @@ class Connected:
     """The parts of an App for one address. `App.use` replaces it as a whole. Each part is made when it is
     first used."""
 
-    def __init__(self, address: Address, app: Declares, here: Callable[[], Any], *, use: Use = ANY) -> None:
-        """`here` returns the enqueuer of the jobs that run in this process; None without one."""
+    def __init__(self, address: Address, app: Parts, use: Use = ANY) -> None:
         self.address = address
         self._use = use
         self._app = app
-        self._here = here
         self._looking: dict[tuple[URL | None, Use], Connected] = {}
         self._parts: dict[Callable[..., Any], Any] = {}
 
@@ -65,7 +63,13 @@ class Connected:
     @cached_property
     def results(self) -> Results:
         """Results and states of jobs."""
-        return Results(lambda: self.database, self._app.tasks, self._here, self.address.encryption)
+        app = self._app
+        return Results(
+            lambda: self.database,
+            app.tasks,
+            lambda: app._stand_in or vars(app).get("_eagerly"),
+            self.address.encryption,
+        )
 
     @cached_property
     def database_of_parts(self) -> Any:
@@ -87,7 +91,7 @@ class Connected:
             if url is not None:
                 url_there = below(Path.cwd(), database_url(url))
                 address = replace(address, url=url_there, engine=None, listen_url=None)
-            self._looking[url, use] = Connected(address, self._app, lambda: None, use=use)
+            self._looking[url, use] = Connected(address, self._app, use)
         return self._looking[url, use]
 
     def close(self) -> None:
@@ -115,11 +119,6 @@ class Parts(Declares):
         from sqlq.app.inline import EagerEnqueuer
 
         return EagerEnqueuer(self.tasks)
-
-    @property
-    def _here(self) -> Any:
-        """Takes the jobs that run in this process, inline or eagerly; None where none have."""
-        return self._stand_in or self.__dict__.get("_eagerly")
 
     @property
     def database(self) -> Database:
@@ -231,7 +230,7 @@ class Parts(Declares):
         """Go to the newest test database that is open, else to the App's own."""
         self.close()
         address = self._test_addresses[-1] if self._test_addresses else self._own_address
-        self._connected = Connected(address, self, lambda: self._here)
+        self._connected = Connected(address, self)
 
     def _address(
         self,

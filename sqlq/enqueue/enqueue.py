@@ -286,9 +286,8 @@ class Enqueuer:
         if own.get_backend_name() != theirs.get_backend_name():
             return False
         if self._database.dialect.in_a_file:
-            if in_memory(own) and in_memory(theirs):
-                return True
-            return os.path.realpath(own.database or "") == os.path.realpath(theirs.database or "")
+            is_same_file = os.path.realpath(own.database or "") == os.path.realpath(theirs.database or "")
+            return is_same_file or (in_memory(own) and in_memory(theirs))
         if is_same_database(own, theirs):
             return True
         query = self._database.dialect.driver.server
@@ -297,10 +296,10 @@ class Enqueuer:
             return not own.database or own.database in (theirs.database, name)
         try:
             with self._database.read() as connection:
-                servers = [each.exec_driver_sql(query).one() for each in (connection, conn)]
+                own_server = connection.exec_driver_sql(query).one()
         except (DBAPIError, SqlqError):
             return True
-        return servers[0] == servers[1]
+        return bool(own_server == conn.exec_driver_sql(query).one())
 
 
 def _callers_level() -> int:
@@ -354,13 +353,13 @@ def spread_over(jobs: Iterable[NewJob], spread: Duration | None) -> list[NewJob]
     with refusing_by(EnqueueError):
         span_ms = milliseconds(spread, "spread")
     check_new(new)
-    return [_later(job, span_ms * i // len(new)) for i, job in enumerate(new)]
-
-
-def _later(job: NewJob, ms: int) -> NewJob:
-    if job.available_at is None:
-        return replace(job, delay_ms=min(job.delay_ms + ms, MAX_MS))
-    return replace(job, available_at=job.available_at + timedelta(milliseconds=ms))
+    for i, job in enumerate(new):
+        ms = span_ms * i // len(new)
+        if job.available_at is None:
+            new[i] = replace(job, delay_ms=min(job.delay_ms + ms, MAX_MS))
+        else:
+            new[i] = replace(job, available_at=job.available_at + timedelta(milliseconds=ms))
+    return new
 
 
 def _explain(error: BaseException, dialect: Dialect, url: URL) -> None:

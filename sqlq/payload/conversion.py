@@ -32,7 +32,13 @@ class Converted:
         except Exception as error:
             raise TypeError(str(error).partition(" - type")[0].partition(" (`")[0]) from None
         for node in nodes:
-            _require_convertible(node)
+            kind = getattr(node, "cls", object)
+            if hasattr(kind, "__mapper__"):  # guard: orm-classes-are-not-converted
+                raise TypeError(f"{kind.__name__} is an ORM class, of which jobs are given the id")
+            if isinstance(node, msgspec.inspect.CustomType) and not (
+                kind is object or issubclass(kind, PurePath) or _is_pydantic(kind)
+            ):
+                raise TypeError(f"JSON has no form for {kind.__name__}")
         self._hint = hint
         self._has_fields = any(isinstance(node, _WITH_FIELDS) for node in nodes)
 
@@ -127,16 +133,6 @@ def _nodes(node: Any, seen: set[int]) -> Iterator[Any]:
         yield node
         for name in node.__struct_fields__:
             yield from _nodes(getattr(node, name), seen)
-
-
-def _require_convertible(node: Any) -> None:
-    kind = getattr(node, "cls", object)
-    if hasattr(kind, "__mapper__"):  # guard: orm-classes-are-not-converted
-        raise TypeError(f"{kind.__name__} is an ORM class, of which jobs are given the id")
-    if isinstance(node, msgspec.inspect.CustomType) and not (
-        kind is object or issubclass(kind, PurePath) or _is_pydantic(kind)
-    ):
-        raise TypeError(f"JSON has no form for {kind.__name__}")
 
 
 # -- types that msgspec leaves to its caller -----------------------------------------------------------------

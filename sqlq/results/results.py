@@ -216,7 +216,7 @@ class Results:
         have. Their results need no database, so it is opened for the first job that is a row."""
         self._open_database = open_database
         self._tasks = tasks
-        self.here = here
+        self._here = here
         self._encryption = encryption
 
     @cached_property
@@ -237,7 +237,7 @@ class Results:
     def job_here(self, job: Handle | int) -> Any:
         """Return a job that ran in this process, or is to; None for one that is a row."""
         is_row = isinstance(job, Handle) and not isinstance(job, JobRunHere)
-        return None if is_row or (here := self.here()) is None else here.find(id_of(job))
+        return None if is_row or (here := self._here()) is None else here.find(id_of(job))
 
     def value_of(self, job: Seen, *, raw: bool) -> Any:
         """Return the result of a finished job, converted by the return annotation of its task. Raises

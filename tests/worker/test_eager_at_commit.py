@@ -207,7 +207,7 @@ def test_a_process_that_stays_keeps_no_session_and_few_jobs(shop: Shop, engine: 
     assert not any(each() for each in gone)
     results = shop.app._connected.results
     assert [results.job_here(jobs[0]), results.job_here(jobs[-1]) is None] == [None, False]
-    assert len(shop.app._here.jobs) == REMEMBERED
+    assert len(shop.app._eagerly.jobs) == REMEMBERED
 
 
 def test_many_threads_commit_on_connections_of_their_own(shop: Shop, database_url: str) -> None:
