@@ -224,8 +224,7 @@ class Declares:
 
         >>> job = sqlq.App().named("shop.send_receipt").new(7).set(queue="mail")
         """
-        known = self._tasks.get(name)
-        return NamedTask(name, self._defaults.over({})) if known is None else known
+        return self._tasks.get(name) or NamedTask(name, self._defaults.over({}))
 
     def schedule(
         self,
@@ -247,8 +246,9 @@ class Declares:
         >>> app.schedule("nightly", report.new(), cron="0 3 * * *")  # doctest: +SKIP
         """
         name = checked_name(name, "the schedule's name")
-        plan = planned(when, **options)
-        self._schedules.add(Declared(name, plan, self._template(checked_template(job, name))))
+        self._schedules.add(
+            Declared(name, planned(when, **options), self._template(checked_template(job, name)))
+        )
 
     # -- hooks -----------------------------------------------------------------------------------------------
 

@@ -51,9 +51,12 @@ class InlineJob:
 
     def answer(self, *, created: bool) -> Job:
         """Return the answer of `enqueue`."""
-        replaced = self.replaced and not created
-        row = (self.id, self.new.queue, self.new.task, self.state)
-        return JobRunHere(*row, created=created, replaced=replaced, seen=self.seen)
+        return JobRunHere(
+            *(self.id, self.new.queue, self.new.task, self.state),
+            created=created,
+            replaced=self.replaced and not created,
+            seen=self.seen,
+        )
 
     def seen(self) -> Seen:
         """Return its state and result, as its row would have them."""
@@ -113,8 +116,9 @@ class InlineJob:
             "releases": 0,
             "lease_token": self.attempts,
         }
-        names = {each.name for each in fields(JobDetails)} & values.keys()
-        return JobDetails(**{name: values[name] for name in names})
+        return JobDetails(
+            **{each.name: values[each.name] for each in fields(JobDetails) if each.name in values}
+        )
 
 
 def steps_of(

@@ -349,8 +349,7 @@ def on_a_loop_of_its_own(work: Coroutine[Any, Any, Any]) -> Any:
     if not is_on_a_loop():
         return asyncio.run(work)
     if _in_greenlet():  # below `run_sync`, whose caller's loop can run it
-        task = asyncio.get_running_loop().create_task(work, context=contextvars.copy_context())
-        return await_only(task)
+        return await_only(asyncio.get_running_loop().create_task(work, context=contextvars.copy_context()))
     with ThreadPoolExecutor(1, "sqlq-inline") as thread:
         return thread.submit(contextvars.copy_context().run, asyncio.run, work).result()
 
@@ -362,7 +361,10 @@ class EagerEnqueuer(Here):
     def __init__(self, tasks: Registry, run: Run | None = None) -> None:
         # weak references: a job that waits for a commit is kept as long as its session, and no longer
         super().__init__(tasks, weakref.WeakValueDictionary(), at_commit=True, run=run)
-        self.new_id = _new_id
+
+    def new_id(self) -> int:
+        """Return an id that no job in a database has, since handlers make idempotency keys of it."""
+        return _LARGEST_STORED_ID + 1 + secrets.randbits(61)
 
     def failed(self, job: InlineJob, error: Exception) -> None:
         log.error(
@@ -392,11 +394,6 @@ class EagerEnqueuer(Here):
 
 def _about(job: InlineJob, event: str) -> dict[str, Any]:
     return {"job_id": job.id, "task": job.new.task, "queue": job.new.queue, "event": event}
-
-
-def _new_id() -> int:
-    """Return an id that no job in a database has, since handlers make idempotency keys of it."""
-    return _LARGEST_STORED_ID + 1 + secrets.randbits(61)
 
 
 def _in_greenlet() -> bool:

@@ -27,8 +27,11 @@ class EnqueueMiddleware:
 
     def __init__(self, carry: Sequence[ContextVar[Any]] = ()) -> None:
         """Raises `ConfigurationError` for anything but context variables with distinct names."""
-        is_list = isinstance(carry, Sequence) and all(isinstance(var, ContextVar) for var in carry)
-        if not is_list or len({var.name for var in carry}) < len(carry):
+        if (
+            not isinstance(carry, Sequence)
+            or not all(isinstance(var, ContextVar) for var in carry)
+            or len({var.name for var in carry}) < len(carry)
+        ):
             raise ConfigurationError(
                 f"carry is {carry!r}: it is a list of context variables with different names, made by "
                 "contextvars.ContextVar, as in carry=[tenant]"

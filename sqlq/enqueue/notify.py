@@ -100,10 +100,8 @@ class Notifier(Background):
     def takes_along(self) -> bool:
         """Whether the transaction about to begin should notify by itself, since there was no notification for
         a while."""
-        now = time.monotonic()
-        quiet = now - self._last_at > QUIET_SECONDS
-        self._last_at = now
-        return quiet
+        last_at, self._last_at = self._last_at, time.monotonic()
+        return self._last_at - last_at > QUIET_SECONDS
 
     def send(self) -> None:
         """Notify soon, from the notifier's thread; returns at once."""

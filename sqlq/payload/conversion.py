@@ -175,10 +175,8 @@ def _read(kind: Any, form: Any) -> Any:
         return kind.model_validate_json(msgspec.json.encode(form))
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
-        raise _UnfitError(
-            first["msg"], "".join(steps), elsewhere=first["type"] in _PYDANTIC_ELSEWHERE
-        ) from None
+        where = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"])
+        raise _UnfitError(first["msg"], where, elsewhere=first["type"] in _PYDANTIC_ELSEWHERE) from None
 
 
 def _is_pydantic(kind: type) -> bool:
@@ -233,8 +231,7 @@ def _unencodable(value: Any, path: str, error: Exception) -> ArgumentsError:
             return _unencodable(part, path + suffix, of_part)
     if isinstance(value, dict):
         return ArgumentsError(f"{path} has keys that cannot be text, as JSON's keys are")
-    its_own = None if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
-    return not_json(value, path, its_own)
+    return not_json(value, path, None if isinstance(error, TypeError) else f"{_name(error)}: {error}")
 
 
 # -- what is lost on the way ---------------------------------------------------------------------------------

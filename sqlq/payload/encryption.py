@@ -153,8 +153,9 @@ class Encryption:
         try:
             return str(key.cipher.decrypt(row["text"][1:-1]).decode())
         except Exception as error:
-            lacks_library = isinstance(error, ConfigurationError)
-            raise PayloadKeyError(f"its {kind} cannot be opened: {error}", lacks_key=lacks_library) from None
+            raise PayloadKeyError(
+                f"its {kind} cannot be opened: {error}", lacks_key=isinstance(error, ConfigurationError)
+            ) from None
 
     def opens(self, task: str, queue: str, payload: str) -> bool:
         """Whether a payload as its row has it may be run."""

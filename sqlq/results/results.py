@@ -116,8 +116,10 @@ class AsCompleted(Generic[R]):
         """Return the jobs that have ended, and the others. Raises `WaitTimeoutError` where nothing is known
         of a job but its id."""
         pending = set(self._pending())
-        ended = [self.job(id) for id in self._jobs if id not in pending]
-        return Waited(ended, [self.job(id) for id in self._jobs if id in pending])
+        return Waited(
+            ended=[self.job(id) for id in self._jobs if id not in pending],
+            pending=[self.job(id) for id in self._jobs if id in pending],
+        )
 
     def _rows(self) -> list[int]:
         """Look at the jobs that ran in this process, and return the others, which are rows."""
@@ -198,8 +200,9 @@ class AsCompleted(Generic[R]):
             after = ": it runs in this process when its transaction commits"
         if len(self._jobs) == 1:
             return WaitTimeoutError(f"job {pending[0]} {state} and has no result{after}")
-        number = f"{len(pending):,} of {len(self._jobs):,} jobs have not ended"
-        return WaitTimeoutError(f"{number}{after}; job {pending[0]} {state}")
+        return WaitTimeoutError(
+            f"{len(pending):,} of {len(self._jobs):,} jobs have not ended{after}; job {pending[0]} {state}"
+        )
 
 
 class Results:
@@ -249,13 +252,11 @@ class Results:
         if job.state is State.CANCELLED:
             why = "" if job.reason is None else f": {job.reason}"
             raise JobCancelledError(f"job {job.id} ({job.task}) was cancelled{why}", job)
-        if job.state is not State.FINISHED:
-            raise WaitTimeoutError(f"job {job.id} is {job.state} and has no result")
         if job.reason is not None:
             raise NoResultError(f"job {job.id} has finished, but {job.reason}")
-        result = (
-            None if job.result is None else result_shown(self._encryption, job.task, job.queue, job.result)
-        )
+        if job.result is None:
+            return None
+        result = result_shown(self._encryption, job.task, job.queue, job.result)
         if isinstance(result, Unopened):  # guard: unopened-result-is-none
             raise PayloadKeyError(f"the result of job {job.id} cannot be read: {result.why}")
         task = self._tasks.get(job.task)
