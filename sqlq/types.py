@@ -15,7 +15,7 @@ from sqlq.results.results import AsCompleted, Waited
 from sqlq.store.audit import Action
 from sqlq.store.health import Pace, QueueStatus
 from sqlq.store.jobs.operate import JobChange
-from sqlq.store.workers.pauses import Pause, Pauses
+from sqlq.store.workers.workers import Pause, Pauses
 
 __all__ = [
     "Action",

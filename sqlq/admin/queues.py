@@ -20,10 +20,8 @@ from sqlq.store import health
 from sqlq.store.health import QUEUE_LIMIT, QueueStatus, vitals
 from sqlq.store.jobs import lookup, operate
 from sqlq.store.jobs.lookup import Waiting
-from sqlq.store.workers import pauses as pause_rows
 from sqlq.store.workers import workers as worker_rows
-from sqlq.store.workers.pauses import ALL, Pause, Pauses
-from sqlq.store.workers.workers import queues_of
+from sqlq.store.workers.workers import ALL_QUEUES, Pause, Pauses, queues_of
 
 __all__ = ["Pause", "Pauses", "QueueStatus", "Queues", "Waiting"]
 
@@ -51,7 +49,7 @@ class Queues(Facet):
         """
         with self._read() as conn:
             alive = worker_rows.alive(conn)
-            pauses = pause_rows.paused(conn)
+            pauses = worker_rows.paused(conn)
             named = _named(alive)
             first = named | pauses.named.keys()
             rows, others = (health.exact(conn), 0) if exact else health.capped(conn, first)
@@ -84,7 +82,7 @@ class Queues(Facet):
                 for worker in worker_rows.alive(conn)
                 if not but_for_twins or {*(queues_of(worker.queues) or ())} != {*names}
             ]
-            known = _named(workers) | pause_rows.paused(conn).named.keys()
+            known = _named(workers) | worker_rows.paused(conn).named.keys()
             return [name for name in undeclared if name not in known and not operate.holds_jobs(conn, name)]
 
     def _waiting(self, names: Collection[str] | None, *, limit: Rows) -> Waiting:
@@ -109,22 +107,22 @@ class Queues(Facet):
         >>> app.queues.pause("mail", duration="10m")  # doctest: +SKIP
         ['mail']
         """
-        return self._switch(names, all, partial(pause_rows.pause, lasting_ms=_duration_ms(duration)))
+        return self._switch(names, all, partial(worker_rows.pause_queue, lasting_ms=_duration_ms(duration)))
 
     @audited("queues resume")
     def resume(self, *names: str, all: bool = False) -> builtins.list[str]:
         """Let workers claim from these queues again, and wake those that are idle; return which were paused.
         With `all` the pause of all queues ends, and queues that are paused by name stay so."""
-        return self._switch(names, all, pause_rows.resume)
+        return self._switch(names, all, worker_rows.resume_queue)
 
     def pauses(self) -> Pauses:
         """Return what is paused, since when and until when."""
-        return self._query(pause_rows.paused)
+        return self._query(worker_rows.paused)
 
     def _switch(self, names: Sequence[str], all: bool, switch: Callable[..., bool]) -> builtins.list[str]:
         if bool(names) == all:
             raise ConfigurationError("name at least one queue, or say all=True, and not both")
-        checked = [ALL] if all else sorted(set(names))
+        checked = [ALL_QUEUES] if all else sorted(set(names))
         self._database.require_tables()
         # in one order everywhere, so that two operators cannot deadlock
         return self._database.run(lambda conn: [name for name in checked if switch(conn, name)])

@@ -45,8 +45,7 @@ from sqlq.schema.tables import (
     jobs,
 )
 from sqlq.schema.types import ago, far, now, since_ms
-from sqlq.store.workers.pauses import paused
-from sqlq.store.workers.workers import moment
+from sqlq.store.workers.workers import moment, paused
 
 # -- counts --------------------------------------------------------------------------------------------------
 

@@ -74,7 +74,7 @@ from sqlq.store.flows import unblock
 from sqlq.store.jobs import lease, operate, settle
 from sqlq.store.limits import admit
 from sqlq.store.workers import look as workers_look
-from sqlq.store.workers import notify, pauses
+from sqlq.store.workers import notify
 from sqlq.store.workers import workers as workerss
 from sqlq.testing import drain, tick
 from sqlq.web import User
@@ -1414,7 +1414,7 @@ def work_as(url: str) -> None:
             admit.forget_unused(conn, unused_ms=1, limit=10)
             notify.wake_others(conn)
             workerss.write_state(conn, "w", "paused")
-            pauses.end_pauses(conn)
+            workerss.end_pauses(conn)
         workers_look.due_in(database, workers_look.KnownQueues())
         task = app.task(name="shop.note")(lambda text: text)
         app.enqueue_many([task.new(str(i)).set(max_attempts=1 + i % 2) for i in range(6)])

@@ -30,7 +30,7 @@ from sqlq.store.jobs import insert as inserting
 from sqlq.store.jobs import lease, operate, settle
 from sqlq.store.jobs.lookup import Selection
 from sqlq.store.limits import admit
-from sqlq.store.workers import pauses, workers
+from sqlq.store.workers import workers
 from tests import claims as claim
 from tests.conftest import fresh_database
 from tests.kit import for_each
@@ -93,9 +93,9 @@ def operate_workers(conn: Connection, held: list[Any]) -> None:
 
 def pause_queue(conn: Connection, held: list[Any]) -> None:
     for _ in range(2):
-        pauses.pause(conn, "third", lasting_ms=-1_000)
-    pauses.end_pauses(conn)
-    pauses.resume(conn, "third")
+        workers.pause_queue(conn, "third", lasting_ms=-1_000)
+    workers.end_pauses(conn)
+    workers.resume_queue(conn, "third")
 
 
 def set_limit(conn: Connection, held: list[Any]) -> None:

@@ -16,7 +16,7 @@ from sqlq.config.durations import span
 from sqlq.config.json_text import AsJson
 from sqlq.database.database import Database
 from sqlq.store import health
-from sqlq.store.workers.pauses import Pauses, paused
+from sqlq.store.workers.workers import Pauses, paused
 
 P = ParamSpec("P")
 T = TypeVar("T")

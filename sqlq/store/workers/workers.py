@@ -1,9 +1,10 @@
-"""The rows of workers: the state that each one reports, and the requests of operators."""
+"""The rows of workers, with the requests of operators to them, and the pauses of queues."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -14,18 +15,21 @@ from sqlalchemy import (
     String,
     bindparam,
     delete,
+    func,
     insert,
+    literal,
+    null,
     select,
     type_coerce,
     update,
 )
 
 from sqlq.config.constants import LEASE_MS
-from sqlq.database.batch import RIGHT, Change, Right, rights
+from sqlq.database.batch import RIGHT, Change, Key, Right, rights
 from sqlq.database.dialects import dialect_of
-from sqlq.schema.tables import IS_RESERVED, jobs, workers
+from sqlq.schema.tables import IS_RESERVED, jobs, queues, workers
 from sqlq.schema.types import after, ago, now
-from sqlq.store.workers import pauses
+from sqlq.store.workers.notify import wake_others
 
 ALIVE_MS = 3 * LEASE_MS
 """A worker counts as alive this long after its last heartbeat; with the default lease it then missed nine in
@@ -193,8 +197,8 @@ def requests_of(requests: str | None, all_paused: bool, pause_ms: float | None) 
 def read(conn: Connection, id: str) -> Requests:
     """Return the requests to one worker, and to all."""
     requests = tuple(Request(*row) for row in conn.execute(_REQUEST, {"id": id}))
-    paused = pauses.paused(conn)
-    return Requests(requests, paused.all is not None, paused.next_end_ms)
+    pauses = paused(conn)
+    return Requests(requests, pauses.all is not None, pauses.next_end_ms)
 
 
 _REQUEST = select(
@@ -233,3 +237,81 @@ def cancelled(conn: Connection, owner: str) -> set[Right]:
     """Return the rights of a worker to jobs whose cancel an operator has requested."""
     query = select(*RIGHT).where(IS_RESERVED, jobs.c.reserved_by == owner)
     return rights(conn.execute(query.where(jobs.c.cancel_requested_at.is_not(None))))
+
+
+# -- pauses of queues ----------------------------------------------------------------------------------------
+
+
+def paused(conn: Connection) -> Pauses:
+    """Return the pauses of queues."""
+    rows = conn.execute(_PAUSED).all()
+    left = [row.paused_until - row.now for row in rows if row.paused_until is not None]
+    named = {row.queue: Pause(row.paused_at, row.paused_until) for row in rows}
+    next_end_ms = min(left).total_seconds() * 1000 if left else None
+    return Pauses(named.pop(ALL_QUEUES, None), named, next_end_ms)
+
+
+ALL_QUEUES = ""
+"""Stands in sqlq_queues for all queues, those made later included: no queue has this name."""
+
+
+class Pause(NamedTuple):
+    """The time in which workers claim nothing; `until` is None for a pause without end."""
+
+    since: datetime
+    until: datetime | None
+
+
+@dataclass
+class Pauses:
+    """The queues that are paused, each or all together."""
+
+    all: Pause | None
+    """The pause of all queues, those made later included."""
+    named: dict[str, Pause]
+    next_end_ms: float | None
+    """The milliseconds until the first pause ends; None where none has an end."""
+
+    def __contains__(self, queue: object) -> bool:
+        return self.all is not None or queue in self.named
+
+
+_name, _since, _until = queues.c.queue, queues.c.paused_at, queues.c.paused_until
+_PAUSED = select(queues, now().label("now")).where(_since.is_not(None)).order_by(_name)
+
+
+def end_pauses(conn: Connection) -> list[str]:
+    """End the pauses whose time is over; return the queues, "" for all."""
+    if ended := [name for (name,) in dialect_of(conn).sql.change(conn, _END)]:
+        wake_others(conn)
+    return ended
+
+
+_resumed: dict[str, Any] = {"paused_at": null(), "paused_until": null()}
+_END = Change(select(_name).where(_until <= now()).order_by(_name), _resumed, returning=(_name,), waits=True)
+
+
+def pause_queue(conn: Connection, name: str, *, lasting_ms: int | None = None) -> bool:
+    """Let no worker claim from a queue until it is resumed, or for `lasting_ms`. Return whether it was not
+    paused before. A later call replaces the end.
+
+    The pause of a queue takes effect with the next claim, since the claim statement itself checks it. Each
+    worker observes a pause of all queues within two seconds.
+    """
+    dialect = dialect_of(conn)
+    until = null() if lasting_ms is None else after(literal(lasting_ms, BigInteger))
+    conn.execute(dialect.sql.upsert(queues, Key(("queue",)), {"queue": name}))
+    row = _name == name
+    (before,) = dialect.sql.lock(conn, select(_since).where(row), waits=True)
+    since = func.coalesce(_since, now())
+    conn.execute(update(queues).where(row).values(paused_at=since, paused_until=until))
+    return before.paused_at is None
+
+
+def resume_queue(conn: Connection, name: str) -> bool:
+    """Let workers claim from a queue again, and wake the idle ones; return whether it was paused."""
+    row = select(_name).where(_name == name, _since.is_not(None))
+    change = Change(row, _resumed, returning=(_name,), waits=True)
+    if resumed := dialect_of(conn).sql.change(conn, change):
+        wake_others(conn)
+    return bool(resumed)

@@ -24,7 +24,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlq.config.constants import VERSION
 from sqlq.errors import MissingFileError, SchemaVersionError
 from sqlq.schema import version
-from sqlq.store.workers import pauses, workers
+from sqlq.store.workers import workers
 from sqlq.store.workers.workers import PAUSED, STARTING, STOPPING, WORKING, Request, Requests
 from sqlq.worker.decide import Retire, Signals
 from sqlq.worker.ipc.parent import Handlers, NoParent
@@ -183,7 +183,7 @@ class Control(Service):
 
     def pauses_ended(self, names: list[str]) -> None:
         """Note which queues are resumed because the time of their pause is over."""
-        if pauses.ALL in names:
+        if workers.ALL_QUEUES in names:
             self.pause_all(paused=False)
         self._wake.call()
 

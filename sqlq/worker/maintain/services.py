@@ -22,7 +22,7 @@ from sqlq.schema import version
 from sqlq.store import blockers, schedules
 from sqlq.store.blockers import SWEEP_SHARE, Blocker, free_after
 from sqlq.store.jobs import operate, settle
-from sqlq.store.workers import pauses, workers
+from sqlq.store.workers import workers
 from sqlq.worker.threads.log import log
 
 PRUNE_SECONDS = 30.0
@@ -339,10 +339,10 @@ class EndPauses(Service):
 
     def run(self) -> float:
         with self.database.begin() as conn:
-            queues = pauses.end_pauses(conn)
-            next_ms = pauses.paused(conn).next_end_ms
+            queues = workers.end_pauses(conn)
+            next_ms = workers.paused(conn).next_end_ms
         for name in queues:
-            which = "all queues" if name == pauses.ALL else f"the queue {name}"
+            which = "all queues" if name == workers.ALL_QUEUES else f"the queue {name}"
             log.info("the pause of %s is over", which, event="resumed")
         if queues:
             self.ended(queues)
