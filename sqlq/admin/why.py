@@ -61,10 +61,10 @@ def _running(database: Database, job: JobDetails) -> Iterator[Reason]:
         words = None if job.cancel_requested_at else f"cancel {job.id}"
         yield Reason(f"it runs on {worker.host}, pid {worker.pid}", words)
         return
-    state = "is gone"
+    state = "its worker is gone"
     if worker is not None:
-        state = f"on {worker.host} has been silent for {span(worker.silent_seconds)}"
-    yield Reason(f"its worker {state}: another one takes it over when its lease has run out")
+        state = f"its worker on {worker.host} has been silent for {span(worker.silent_seconds)}"
+    yield Reason(f"{state}: another one takes it over when its lease has run out")
 
 
 def _blocked(database: Database, job: JobDetails) -> Iterator[Reason]:

@@ -471,7 +471,7 @@ def test_troubleshooting_quotes_the_reasons_of_why(desk: Desk) -> None:
     assert "no worker is running" in desk.run(workers)
     page = PAGES[ROOT / "docs" / "guide" / "troubleshooting.md"]
     quoted = re.findall(r'^\| "(.+?)" \|', page, re.MULTILINE)
-    source = (ROOT / "sqlq" / "admin" / "why.py").read_text()
+    source = "".join((ROOT / "sqlq" / path).read_text() for path in ("admin/why.py", "store/blockers.py"))
     assert len(quoted) > 10
     assert not [words for words in quoted if words not in source]
 
