@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from traceback import format_exception
+from traceback import TracebackException
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -255,11 +256,11 @@ def load_app(path: str, directories: Sequence[Path] = ()) -> App:
         if str(directory) not in sys.path and not (directory == Path.cwd() and "" in sys.path):
             sys.path.insert(0, str(directory))
     module_name, attribute = named["module"], named["attribute"]
-    try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # a module may call sys.exit()
-        raise ConfigurationError(_why_not_imported(module_name, error)) from error
-    apps = {name: value for name, value in vars(module).items() if isinstance(value, App)}
+    module = _imported(module_name)
+    # by type: isinstance reads __class__, which a lazy object computes and may fail at
+    apps: dict[str, App] = {
+        name: value for name, value in vars(module).items() if issubclass(type(value), App)
+    }
     names = " or ".join(f"{module_name}:{name}" for name in apps)
     hint = f"did you mean {names}?" if apps else "no App is in that module"
     if attribute is None:
@@ -267,46 +268,55 @@ def load_app(path: str, directories: Sequence[Path] = ()) -> App:
             return next(iter(apps.values()))
         raise ConfigurationError(f"--app {path} names a module with {len(apps)} Apps, not one: {hint}")
     target: Any = module
+    expression = module_name
     try:
         for name in attribute.split("."):
-            target = target[name] if isinstance(target, Mapping) else getattr(target, name)
-    except (AttributeError, KeyError):
-        raise ConfigurationError(
-            f"--app {path}: the module {module_name} ({module.__file__}) has no {attribute!r}; {hint}"
-        ) from None
-    except Exception as error:  # a module may create its App on access, as that of Django does
-        raise ConfigurationError(f"--app {path} failed: {_described(error)}") from error
-    if inspect.isroutine(target) and not named["call"]:
-        hint = f"to have it called, write '{path}()'"
+            is_mapping = isinstance(target, Mapping)
+            expression += f'["{name}"]' if is_mapping else f".{name}"
+            target = target[name] if is_mapping else getattr(target, name)
+        if named["call"]:
+            expression += "()"
+            target = target()
+        elif inspect.isroutine(target):
+            hint = f"to have it called, write '{path}()'"
+        if isinstance(target, App):
+            return target
+    except (Exception, SystemExit) as error:  # a module may create its App on access, as that of Django does
+        trace = error.__traceback__
+        if isinstance(error, (AttributeError, KeyError)) and (trace is None or trace.tb_next is None):
+            raise ConfigurationError(
+                f"--app {path}: the module {module_name} ({module.__file__}) has no {attribute!r}; {hint}"
+            ) from None
+        raise _failure(f"--app {path} failed", error, f"import {module_name}; {expression}") from error
+    raise ConfigurationError(f"--app {path} is of type {type(target).__name__}, not a sqlq.App; {hint}")
+
+
+def _imported(name: str) -> ModuleType:
     try:
-        app = target() if named["call"] else target
-    except (Exception, SystemExit) as error:
-        raise ConfigurationError(f"--app {path} failed: {_described(error)}") from error
-    if not isinstance(app, App):
-        raise ConfigurationError(f"--app {path} is of type {type(app).__name__}, not a sqlq.App; {hint}")
-    return app
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:  # a module may call sys.exit()
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            raise ConfigurationError(
+                f"there is no module {error.name!r} in {Path.cwd()} or among the installed packages: "
+                "see --app, and where you run sqlq"
+            ) from error
+        subject = f"the App's module {name!r} cannot be imported"
+        raise _failure(subject, error, f"import {name}") from error
 
 
-def _why_not_imported(module: str, error: BaseException) -> str:
-    if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
-        return (
-            f"there is no module {error.name!r} in {Path.cwd()} or among the installed packages: "
-            "see --app, and where you run sqlq"
-        )
-    return (
-        f"the App's module {module!r} cannot be imported: {_described(error)}; see all of it with: python "
-        f"-c 'import {module}'"
-    )
-
-
-def _described(error: BaseException) -> str:
-    """Return an error in the user's code with the line it comes from."""
+def _failure(subject: str, error: BaseException, code: str) -> ConfigurationError:
+    """Return an error in the user's code with the line it comes from, and with the command that shows its
+    traceback."""
     from sqlq.model.outcome import users_line
 
-    line = users_line("".join(format_exception(error)), or_last=True)
+    trace = TracebackException.from_exception(error)  # whose text is there even where __str__ raises
+    line = users_line("".join(trace.format()), or_last=True)
     where = "" if line is None else f" ({line.file}, line {line.number})"
-    text, _, _ = str(error).strip().partition("\n")
-    return f"{type(error).__name__}: {text}{where}"
+    text, _, _ = str(trace).strip().partition("\n")
+    reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return ConfigurationError(
+        f"{subject}: {reason}{where}; see all of it with: python -c {shlex.quote(code)}"
+    )
 
 
 def _record_as_this_user() -> None:

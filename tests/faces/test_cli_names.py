@@ -154,6 +154,32 @@ def web():
 def needs(config):
     return app
 
+def breaks():
+    return {}["LOST"]
+
+def quits():
+    raise SystemExit(3)
+
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError
+
+def mute():
+    raise Mute
+
+class Lazy:
+    @property
+    def __class__(self):
+        raise RuntimeError("no class yet")
+
+lazy = Lazy()
+
+def __getattr__(name):
+    if name == "on_access":
+        raise RuntimeError("no settings")
+    if name == "lost":
+        raise AttributeError("no setting 'lost'")
+    raise AttributeError(name)
 """
 
 
@@ -170,7 +196,13 @@ WRONG_FACTORIES = {
     "wsgi:web()": "is of type Web, not a sqlq.App; did you mean wsgi:app?",
     "wsgi:needs()": "missing 1 required positional argument: 'config'",
     "wsgi:calls()": "'list' object is not callable",
-    "wsgi:nothing()": "has no 'nothing'; did you mean wsgi:app?",
+    "wsgi:breaks()": "failed: KeyError: 'LOST' (",
+    "wsgi:quits()": "see all of it with: python -c 'import wsgi; wsgi.quits()'",
+    "wsgi:mute()": "failed: Mute: <exception str() failed> (",
+    "wsgi:on_access": "failed: RuntimeError: no settings (",
+    "wsgi:lost": "failed: AttributeError: no setting 'lost' (",
+    "wsgi:lazy": "failed: RuntimeError: no class yet (",
+    "wsgi:create_app.nothing()": "has no 'create_app.nothing'; did you mean wsgi:app?",
 }
 
 
