@@ -472,7 +472,7 @@ def test_a_drain_waits_for_an_admission_that_is_under_way(
     """The last look of a drain skips rows that the worker's own thread has locked to admit them."""
     task = gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))(lambda: None)
     held, looked = threading.Event(), threading.Event()
-    monkeypatch.setattr("sqlq.worker.settle.after.POLL_SECONDS", 3600.0)
+    monkeypatch.setattr("sqlq.worker.settle.after.POLL_MS", 3_600_000)
     worker = gauge.app.worker(drain=True)
     (admissions,) = (each for each in worker._unblockers if each.blocker.name == "limit")
     claim, look, start = Claimer.claim, admission.look, admissions.start

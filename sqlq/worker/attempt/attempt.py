@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partialmethod
@@ -109,6 +108,7 @@ class Attempt:
     ) -> None:
         """`isolated` for a handler that runs in a process of its own."""
         self.claimed = claimed
+        self.id, self.task, self.queue = claimed.id, claimed.task, claimed.queue
         self.right: Right = (claimed.id, claimed.lease_token)
         """Id and lease token: they entitle to write to the job's row."""
         if task is not None and task._elsewhere:
@@ -120,26 +120,13 @@ class Attempt:
         self.isolated = isolated
         self.is_async = task is not None and task.is_async and not isolated
         """Whether it runs on this process's event loop."""
-        timeout_ms = claimed.timeout_ms
-        if timeout_ms is None and task is not None:
-            timeout_ms = task.timeout_ms
-        self.timeout_ms: int | None = timeout_ms or None
+        self.timeout_ms: int | None = (
+            task.timeout_ms if task is not None and claimed.timeout_ms is None else claimed.timeout_ms
+        ) or None
         """The longest that an attempt may take. In a row 0 is no limit, and None leaves it to the task."""
         self.claimed_at = monotonic()
         self.cancel_requested = claimed.cancel_requested_at is not None
         """Whether an operator cancels the job."""
-
-    @property
-    def id(self) -> int:
-        return self.claimed.id
-
-    @property
-    def task(self) -> str:
-        return self.claimed.task
-
-    @property
-    def queue(self) -> str:
-        return self.claimed.queue
 
     @property
     def label(self) -> str | None:
@@ -199,7 +186,7 @@ class Attempt:
         if self.error is not None:
             for frame, _ in walk_tb(self.error.__traceback__):
                 if frame.f_code.co_filename == contextlib.__file__:
-                    with suppress(RuntimeError):  # it goes on, in a thread of the handler's own
+                    with contextlib.suppress(RuntimeError):  # it goes on, in a thread of the handler's own
                         frame.clear()
             self.error = None  # guard: an-ended-attempt-keeps-no-frames
         if self.context is not None:
@@ -211,7 +198,7 @@ class Attempt:
         lines of their tracebacks stay."""
         self.arguments = NO_ARGUMENTS
         errors, known = [self.error], set[int]()
-        with suppress(Exception):  # an exception may have code of its own
+        with contextlib.suppress(Exception):  # an exception may have code of its own
             while errors:
                 error = errors.pop()
                 if error is not None and id(error) not in known:
@@ -226,9 +213,6 @@ class Attempt:
             self.cancelled_at = monotonic()
         if (stop := self._stop) is not None:  # read once: the handler's thread may end meanwhile
             stop()
-
-    def is_trusted(self) -> bool:
-        return monotonic() < self.trusted_until
 
     # -- times, and log lines --------------------------------------------------------------------------------
 
@@ -269,8 +253,16 @@ class Attempt:
 
     def log(self, level: int, event: str, text: str, *values: object, exc_info: bool = False) -> None:
         """Write a line about this job to the log."""
-        line = f"job %d: {text}"
-        log.log(level, line, self.id, *values, **self.labels(), event=event, exc_info=exc_info, stacklevel=2)
+        log.log(
+            level,
+            f"job %d: {text}",
+            self.id,
+            *values,
+            **self.labels(),
+            event=event,
+            exc_info=exc_info,
+            stacklevel=2,
+        )
 
     log_error = partialmethod(log, logging.ERROR)
     log_warning = partialmethod(log, logging.WARNING)

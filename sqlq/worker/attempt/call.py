@@ -55,7 +55,7 @@ from sqlq.model.task import Task
 from sqlq.payload import headers
 from sqlq.payload.codec import MismatchError
 from sqlq.worker.attempt.attempt import Attempt
-from sqlq.worker.attempt.context import begin, current_job, leave
+from sqlq.worker.attempt.context import begin, current_job, running_attempt
 from sqlq.worker.attempt.own_row import completion, decode_cursor
 
 UNWRITTEN_GROWTH = (
@@ -83,8 +83,7 @@ def execute(attempt: Attempt, starting: Starting = lambda _: None, run: Run = as
     except BaseException as error:
         return raised(attempt, error)
     finally:
-        _end_fork(pid)
-        leave()
+        _end(pid)
 
 
 async def aexecute(attempt: Attempt, starting: Starting = lambda _: None) -> Outcome:
@@ -99,16 +98,16 @@ async def aexecute(attempt: Attempt, starting: Starting = lambda _: None) -> Out
     except BaseException as error:
         return raised(attempt, error)
     finally:
-        _end_fork(pid)
         attempt.on_cancel(None)
-        leave()
+        _end(pid)
 
 
-def _end_fork(pid: int) -> None:
-    """End a child that a handler has forked and that returns from it. It would run further jobs, and send
-    outcomes for its parent."""
+def _end(pid: int) -> None:
+    """Mark that this thread has no job until the next one. End a child that a handler has forked and that
+    returns from it: it would run further jobs, and send outcomes for its parent."""
     if os.getpid() != pid:  # guard: a-forked-child-runs-no-jobs
         os._exit(0)
+    running_attempt.set(None)
 
 
 def _prepared(attempt: Attempt, starting: Starting) -> Outcome | None:
@@ -119,9 +118,13 @@ def _prepared(attempt: Attempt, starting: Starting) -> Outcome | None:
     """
     job, task = attempt.claimed, attempt.registered
     # guard: what-is-given-back-does-not-start
-    stops = attempt.cancelled_at is not None or attempt.cancel_requested
-    is_late = job.late_ms is not None and attempt.is_too_late
-    if task is None or stops or is_late or job.attempts > job.max_attempts:
+    if (
+        task is None
+        or attempt.cancelled_at is not None
+        or attempt.cancel_requested
+        or attempt.is_too_late
+        or job.attempts > job.max_attempts
+    ):
         return _not_runnable(attempt)
     starting(attempt)  # what kills or stalls the process from here on is this job; guard: reading-is-a-start
     if job.on_success is not None or job.on_failure is not None:
@@ -129,13 +132,18 @@ def _prepared(attempt: Attempt, starting: Starting) -> Outcome | None:
     try:
         attempt.arguments = task._interface.arguments(job.payload)
     except MismatchError as error:  # in a rolling deploy another worker's handler may take them
-        text = f"{error}; no worker's handler took these arguments for {readable(job.unknown_ms or 0)}"
-        why = f"its arguments do not fit the handler here ({error})"
-        return put_off(job, "bad_payload", why, ArgumentsError(text))  # guard: misfits-are-put-back
+        # guard: misfits-are-put-back
+        return put_off(
+            job,
+            "bad_payload",
+            f"its arguments do not fit the handler here ({error})",
+            ArgumentsError(
+                f"{error}; no worker's handler took these arguments for {readable(job.unknown_ms or 0)}"
+            ),
+        )
     if job.headers is not None:
         headers.decode(job.headers)  # guard: headers-are-read-first
-    if job.cursor is not None:
-        decode_cursor(job.cursor)  # guard: cursors-are-read-first
+    decode_cursor(job.cursor)  # guard: cursors-are-read-first
     begin(attempt)
     return None
 
@@ -275,8 +283,9 @@ def _ended(attempt: Attempt, result: Any) -> Outcome:
         return late(attempt) or stopped(attempt)
     else:
         return late(attempt) or completion(result, attempt.claimed, attempt.registered)
-    error = ErrorText("sqlq.errors.SqlqError", text)
-    outcome = late(attempt) or failed(attempt.claimed, error, _policy(attempt))
+    outcome = late(attempt) or failed(
+        attempt.claimed, ErrorText("sqlq.errors.SqlqError", text), _policy(attempt)
+    )
     return SelfCompleted(outcome) if attempt.completed else outcome  # guard: complete-must-commit
 
 
@@ -343,12 +352,10 @@ def late(attempt: Attempt) -> Outcome | None:
         attempt.timed_out = True
     if not attempt.timed_out:
         return None
-    job = attempt.claimed
     ran, allowed = readable(attempt.seconds() * 1000), readable(attempt.timeout_ms or 0)
-    error = JobTimeoutError(f"{job.task} ran {ran}, longer than its timeout of {allowed}")
     attempt.forget()
-    attempt.error = error
-    return decide(job, error, _policy(attempt))
+    attempt.error = JobTimeoutError(f"{attempt.task} ran {ran}, longer than its timeout of {allowed}")
+    return decide(attempt.claimed, attempt.error, _policy(attempt))
 
 
 def _not_runnable(attempt: Attempt) -> Outcome:
@@ -361,7 +368,7 @@ def _not_runnable(attempt: Attempt) -> Outcome:
     if attempt.is_too_late:  # guard: too-late-is-not-started
         return Cancelled(NOT_IN_TIME)
     if job.attempts > job.max_attempts:
-        spent = f"its {job.max_attempts} attempts were spent before this one began"
-        return Failed("error", ErrorText("sqlq.errors.SqlqError", spent))
+        text = f"its {job.max_attempts} attempts were spent before this one began"
+        return Failed("error", ErrorText("sqlq.errors.SqlqError", text))
     text = f"no worker knew a task named {job.task!r} for {readable(job.unknown_ms or 0)}"
     return put_off(job, "unknown_task", f"no task is named {job.task!r} here", UnknownTaskError(text))

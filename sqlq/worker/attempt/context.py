@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from sqlq.app.app import App
 
-_current: ContextVar[Attempt | None] = ContextVar("sqlq_current_job", default=None)
+running_attempt: ContextVar[Attempt | None] = ContextVar("sqlq_current_job", default=None)
 
 T = TypeVar("T")
 _RAISES: Any = object()
@@ -71,7 +71,7 @@ def current_job(default: Any = _RAISES) -> Any:
     >>> if job := sqlq.current_job(None):  # doctest: +SKIP
     ...     job.progress(25, of=100)
     """
-    attempt = _current.get()
+    attempt = running_attempt.get()
     if attempt is not None:
         return attempt.context or attempt.__dict__.setdefault("context", JobContext(attempt))
     if default is _RAISES:
@@ -84,7 +84,7 @@ def current_job(default: Any = _RAISES) -> Any:
 def begin(attempt: Attempt) -> None:
     """Mark the start of an attempt, in the thread or asyncio task that runs its handler."""
     attempt.mark_started()
-    _current.set(attempt)
+    running_attempt.set(attempt)
     if log.logger.isEnabledFor(logging.DEBUG):
         job = attempt.claimed
         log.debug(
@@ -93,11 +93,6 @@ def begin(attempt: Attempt) -> None:
             **attempt.labels(),
             event="begun",
         )
-
-
-def leave() -> None:
-    """Mark the end of the attempt there: this thread has no job until the next one."""
-    _current.set(None)
 
 
 def attempt_of(job: JobContext) -> Attempt:
@@ -240,14 +235,19 @@ class JobContext:
         ...     sqlq.current_job().progress(i, of=len(rows))
         """
         try:
-            progress = _progress(done, of, note)
+            done, of = float(done), None if of is None else float(of)
+            if not math.isfinite(done + (of or 0.0)):
+                raise ValueError(f"{done} of {of} are no numbers")
+            if note is not None:
+                note = scrubbed(str(note)[:NOTE_CHARACTERS], 4 * NOTE_CHARACTERS)
         except Exception as error:
             if not self._warned:
                 self._warned = True
-                why = scrubbed(str(error), 200)
-                self._attempt.log_warning("progress_dropped", "its progress cannot be shown: %s", why)
+                self._attempt.log_warning(
+                    "progress_dropped", "its progress cannot be shown: %s", scrubbed(str(error), 200)
+                )
             return
-        self._attempt.report_progress(progress)
+        self._attempt.report_progress(Progress(done, of, note))
 
     # -- its flow --------------------------------------------------------------------------------------------
 
@@ -277,8 +277,9 @@ class JobContext:
                 f"job {self.id} is a step of no flow: enqueue jobs with app.enqueue, or a flow of their own"
             )
         if attempt.growth is None:
-            job = NewJob(self.task, claimed.payload, self.queue, self.max_attempts)
-            attempt.growth = Growth(claimed.flow_id, job)
+            attempt.growth = Growth(
+                claimed.flow_id, NewJob(self.task, claimed.payload, self.queue, self.max_attempts)
+            )
         return attempt.growth
 
     @cached_property
@@ -441,11 +442,3 @@ class JobContext:
         ...         session.add(Bill(order_id=order_id))
         """
         return Step(self._attempt, name)
-
-
-def _progress(done: Any, of: Any, note: Any) -> Progress:
-    done, of = float(done), None if of is None else float(of)
-    if not math.isfinite(done + (of or 0.0)):
-        raise ValueError(f"{done} of {of} are no numbers")
-    text = None if note is None else scrubbed(str(note)[:NOTE_CHARACTERS], 4 * NOTE_CHARACTERS)
-    return Progress(done, of, text)

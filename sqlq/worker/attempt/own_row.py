@@ -74,8 +74,10 @@ def encode_cursor(cursor: Any) -> str:
 
 
 def _text(cursor: Any) -> str:
-    mend = "save where the next slice begins, and not what is done"
-    return json_within(CURSOR_BYTES, cursor, "the cursor takes", mend)  # guard: cursors-are-bounded
+    # guard: cursors-are-bounded
+    return json_within(
+        CURSOR_BYTES, cursor, "the cursor takes", "save where the next slice begins, and not what is done"
+    )
 
 
 def decode_cursor(text: Any) -> Any:
@@ -140,7 +142,13 @@ def save(attempt: Attempt, session: SyncSession, text: str) -> None:
             # guard: checkpoint-by-the-owner
             cancels = leases.save(conn, attempt.right, last, text)
             if cancels is None:
-                raise _not_saved(conn, attempt)
+                if not leases.is_valid(conn, attempt.right):
+                    raise _lost(attempt)
+                raise ExecutionError(
+                    f"the transaction of an earlier checkpoint of job {attempt.id} was rolled back, so that "
+                    "this one would leave a slice out: let this error through, and the next attempt goes on "
+                    "from what is saved"
+                )
             # A handler in a thread sees at the end of its slice that an operator cancels the job. The next
             # heartbeat cancels a coroutine: a cancel now would undo the slice.
             if cancels and attempt.cancelled_at is None and not attempt.is_async:
@@ -173,19 +181,10 @@ def _grow(conn: Connection, attempt: Attempt, growth: Growth) -> None:
     assert attempt.target.plan is not None
     grown = attempt.target.plan(growth)
     if (encryption := attempt.target.encryption) is not None:
-        encrypted = [job._protected_by(encryption) for job in grown.jobs]
-        grown = grown._replace(jobs=encrypted)  # guard: growth-is-protected
+        # guard: growth-is-protected
+        grown = grown._replace(jobs=[job._protected_by(encryption) for job in grown.jobs])
     # guard: growth-goes-with-the-ending
     flows.insert_steps(conn, grown, attempt.claimed.flow_id, attempt.id)
-
-
-def _not_saved(conn: Connection, attempt: Attempt) -> Exception:
-    if not leases.is_valid(conn, attempt.right):
-        return _lost(attempt)
-    return ExecutionError(
-        f"the transaction of an earlier checkpoint of job {attempt.id} was rolled back, so that this one "
-        "would leave a slice out: let this error through, and the next attempt goes on from what is saved"
-    )
 
 
 def _lost(attempt: Attempt) -> LeaseLostError:

@@ -71,21 +71,18 @@ class ProgressWriter(Pace):
     def flush(self, ended: Iterable[Attempt]) -> set[Right]:
         """Write the last progress of jobs that have ended, before they are settled. Return the rights of rows
         that another transaction keeps locked. Raises the driver's error when the database is away."""
-        if not self._in_use:
-            return set()
-        missing = self._write_rows([job for job in ended if _has_news(job)])
+        missing = self._write_rows([job for job in ended if _has_news(job)]) if self._in_use else set()
         if not missing:
-            return set()
+            return missing
         with self._database.read() as conn:
-            fates = lease.states_of(conn, missing)
-        return {right for right in missing if fates[right] is lease.LeaseState.HELD}
+            states = lease.states_of(conn, missing)
+        return {right for right in missing if states[right] is lease.LeaseState.HELD}
 
     def _write_new(self, jobs: Sequence[Attempt]) -> None:
         running = [job for job in jobs if _has_news(job) and not (job.ended or job.completed)]
         try:
             missing = self._write_rows(running)
-        except (DBAPIError, SqlqError) as error:
-            log.debug("progress could not be written: %s", error)
+        except (DBAPIError, SqlqError):
             missing = {job.right for job in running}
         for job in running:
             if job.right in missing and not job.ended:

@@ -79,12 +79,13 @@ class ServiceLoop(Loop):
 
     def _serve(self, service: Service, outage: Outage) -> float:
         """Run a service; return in how many seconds it is due again."""
-        # guard: maintenance-is-taken-over
-        is_done = service in self._shared and self._others_do()
         times, writing = answers.times, answers.writing
         try:
             with self._serving:
-                wait = jittered(RESCUE_MS / 1000) if is_done else service.run()
+                # guard: maintenance-is-taken-over
+                if service in self._shared and self._others_do():
+                    return jittered(RESCUE_MS / 1000)
+                wait = service.run()
         except Exception as error:
             return outage.wait_after(error)
         if answers.times > times:  # guard: outage-ends-by-a-statement

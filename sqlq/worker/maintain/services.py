@@ -36,18 +36,12 @@ BETWEEN_SECONDS = 0.03
 """SQLite tries to get its write lock at growing intervals, of 25 ms at most in the first tenth of a second. A
 lock that is free for longer is found."""
 SWEEP_SECONDS = 600.0
-SILENT_MS = 24 * 3_600_000
 SCHEMA_SECONDS = 60.0
 NEVER = inf
 UNCALLED_SECONDS = 3600.0
 """The wait of a service that runs when it is called."""
 MIN_RHYTHM_SHARE = 0.8
 """The shortest wait of a service, as a share of its rhythm."""
-
-
-def unwatched() -> bool:
-    """Return that no poller looks."""
-    return False
 
 
 @dataclass(eq=False)
@@ -58,7 +52,7 @@ class Service:
     _: KW_ONLY
     freed: Callable[[], object] = lambda: None
     """Called when there are new jobs to claim."""
-    is_watched: Callable[[], bool] = unwatched
+    is_watched: Callable[[], bool] = lambda: False
     """Returns whether a poller looks."""
 
     doing = ""
@@ -173,8 +167,8 @@ class Prune(Service):
         pruned = 0
         with self.database.begin() as conn:
             if self.retention_ms is not None:
-                older_than_ms = max(self.retention_ms, SEEN_MS)  # guard: ended-jobs-are-seen
-                pruned = operate.prune(conn, older_than_ms=older_than_ms, limit=PRUNE_BATCH)
+                # guard: ended-jobs-are-seen
+                pruned = operate.prune(conn, older_than_ms=max(self.retention_ms, SEEN_MS), limit=PRUNE_BATCH)
             pruned += operate.prune_expired(conn, limit=PRUNE_BATCH - pruned, later_ms=SEEN_MS)
         return at_once(self.database, began) if pruned == PRUNE_BATCH else jittered(PRUNE_SECONDS)
 
@@ -188,7 +182,7 @@ class Sweep(Service):
     def run(self) -> float:
         began = monotonic()
         with self.database.begin() as conn:
-            workers.sweep(conn, silent_ms=SILENT_MS)
+            workers.sweep(conn, silent_ms=24 * 3_600_000)
             deleted = [blocker().clear_up(conn, PRUNE_BATCH) for blocker in blockers.BLOCKERS]
         return at_once(self.database, began) if PRUNE_BATCH in deleted else jittered(SWEEP_SECONDS)
 
@@ -202,7 +196,7 @@ class Unblock(PolledService):
     def __post_init__(self) -> None:
         self.doing = f"sweeping for jobs blocked by their {self.blocker.name}"
         if self.blocker.called_by is None:
-            self.is_watched = unwatched
+            self.is_watched = lambda: False
 
     def turn(self) -> float | None:
         began = monotonic()
@@ -287,9 +281,8 @@ class Ticks(Service):
             )
         for name, error in done.errors.items():
             log.error("schedule %s: %s", name, error, event="not_ticked")
-        wait = self._wait()  # guard: the-next-moment-is-asked-for
         # without a wait more is due, or another worker ticks it now
-        return wait or (0.0 if done.seen else TAKEN_SECONDS)
+        return self._wait() or (0.0 if done.seen else TAKEN_SECONDS)  # guard: next-tick-is-looked-up
 
     def _wait(self) -> float:
         """Return how many seconds to wait for the next schedule, at most `_max_wait`; 0 where one is due."""
@@ -342,8 +335,11 @@ class EndPauses(Service):
             queues = workers.end_pauses(conn)
             next_ms = workers.paused(conn).next_end_ms
         for name in queues:
-            which = "all queues" if name == workers.ALL_QUEUES else f"the queue {name}"
-            log.info("the pause of %s is over", which, event="resumed")
+            log.info(
+                "the pause of %s is over",
+                "all queues" if name == workers.ALL_QUEUES else f"the queue {name}",
+                event="resumed",
+            )
         if queues:
             self.ended(queues)
         return UNCALLED_SECONDS if next_ms is None else max(0.0, next_ms) / 1000

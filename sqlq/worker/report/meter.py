@@ -110,8 +110,7 @@ class Meter(Numbers):
             self._time(seconds := job.seconds(), RUN, *labels, name)
             since_start = monotonic() - job.started
             # due by the database's clock: wrong by as much as the clocks of the machines differ
-            waited = time.time() - since_start - job.claimed.due_ms / 1000
-            self._time(max(0.0, waited), WAIT, *labels)
+            self._time(max(0.0, time.time() - since_start - job.claimed.due_ms / 1000), WAIT, *labels)
             if outcome is not None:
                 self._time(max(0.0, since_start - seconds), SETTLE, labels[1])
 
@@ -154,8 +153,7 @@ class Totals(Numbers):
     def now(self) -> tuple[dict[Key, int], dict[Key, tuple[list[float], float]]]:
         """Return the counts so far, and for each time the numbers of its buckets and the sum of seconds."""
         with self._lock:
-            times = {key: (buckets[:-1], buckets[-1]) for key, buckets in self._times.items()}
-            return dict(self._counts), times
+            return dict(self._counts), {key: (times[:-1], times[-1]) for key, times in self._times.items()}
 
     def _labelled(self, key: Key) -> Key:
         """Return a key with the names of its task and queue, or with `other` for names beyond the bound."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 from sqlq.config.durations import readable
@@ -90,8 +89,8 @@ def _bear_handlers(logger: logging.Logger) -> None:
         try:
             handle(record)
         except Exception as error:  # guard: a-log-handler-may-raise
-            message = f"{record.getMessage()}; a log handler raised {type(error).__name__}"
-            record.msg, record.args, record.exc_info, record.exc_text = message, None, None, None
+            record.msg = f"{record.getMessage()}; a log handler raised {type(error).__name__}"
+            record.args = record.exc_info = record.exc_text = None
             with suppress(Exception):
                 handle(record)
 
@@ -161,13 +160,10 @@ class Reporter:
             write_line(event)
         self._events.publish(event)
 
-    def has_listeners(self, name: str) -> bool:
-        """Return whether listeners want events of this name."""
-        return name in self._events.subscribed
-
     def started(self, job: Attempt) -> None:
         """Report to listeners that the handler of a job is about to run."""
-        self._events.publish(_event("started", job))
+        if "started" in self._events.subscribed:
+            self._events.publish(_event("started", job))
 
     def lost(self, job: Attempt, why: str) -> None:
         """Report once that a job has another owner by now, so that this attempt counts for nothing."""
@@ -225,21 +221,19 @@ class Reporter:
         events."""
         events = []
         for job in jobs:
+            kind = JobTimeoutError if job.reason == "timeout" else WorkerLostError
+            error = kind(f"worker {job.owner} {why}") if job.failed else None
             event = JobEvent(
-                name="rescued",
+                name="failed" if job.failed else "rescued",
                 id=job.id,
                 task=job.task,
                 queue=job.queue,
                 attempt=job.attempts,
-                reason=why,
+                reason=job.reason if job.failed else why,
+                error=None if error is None else describe(error),
+                exception=error,
                 worker=job.owner,
             )
-            if job.failed:
-                kind = JobTimeoutError if job.reason == "timeout" else WorkerLostError
-                error = kind(f"worker {job.owner} {why}")
-                event = replace(
-                    event, name="failed", reason=job.reason, error=describe(error), exception=error
-                )
             events.append(event)
             self.publish(event)
             if self._meter is not None:

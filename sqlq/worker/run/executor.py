@@ -78,8 +78,8 @@ class Executor:
         self._for_isolates: deque[Attempt] = deque()
         """Ready, too, but each needs a subprocess, and a limited number of those start at a time."""
         self._running: set[Attempt] = set()
-        self._idle = threading.Condition(self._lock)
-        self._room = threading.Event()
+        self._freed = threading.Condition(self._lock)
+        """A slot has freed, and no job runs, or few enough wait."""
         self._handed_over: SimpleQueue[Attempt | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._tasks: dict[Attempt, asyncio.Task[None]] = {}
@@ -112,18 +112,18 @@ class Executor:
 
     def wait_for_room(self, low_water: int, seconds: float) -> None:
         """Wait until a slot has freed and no more than `low_water` jobs wait, at most that time."""
-        with self._lock:
-            if self._waiting() <= low_water and len(self._running) < self._concurrency:
-                return
-            self._room.clear()
-            self._low_water = low_water
-        self._room.wait(seconds)
-        self._low_water = -1
+        with self._freed:
+            is_full = self._waiting() > low_water or len(self._running) >= self._concurrency
+            if is_full and self._starting:
+                self._low_water = low_water
+                self._freed.wait(seconds)
+                self._low_water = -1
 
     def start_no_more(self) -> None:
-        """Start no more jobs, and end a wait for room. Only sets flags."""
-        self._starting = False
-        self._room.set()
+        """Start no more jobs, and end a wait for room."""
+        with self._freed:
+            self._starting = False
+            self._freed.notify_all()
 
     # -- releases: the job runs again, here or elsewhere, and no attempt is counted --------------------------
 
@@ -184,8 +184,8 @@ class Executor:
 
     def wait_idle(self, seconds: float) -> bool:
         """Wait until nothing runs, at most that time. Return whether nothing runs."""
-        with self._idle:
-            return self._idle.wait_for(lambda: not self._running, seconds)
+        with self._freed:
+            return self._freed.wait_for(lambda: not self._running, seconds)
 
     def _take(self) -> Attempt | None:
         """Take the next job that may start now into a slot; None without one."""
@@ -213,15 +213,18 @@ class Executor:
                 self._ensure_threads()
                 self._handed_over.put(job)
         except BaseException as error:  # guard: what-cannot-start-is-given-back
-            text = "it cannot be started here (%s: %s); it is given back"
-            job.log_error("not_started", text, type(error).__name__, error)
+            job.log_error(
+                "not_started",
+                "it cannot be started here (%s: %s); it is given back",
+                type(error).__name__,
+                error,
+            )
             if job.isolated and self._isolates is not None:
                 self._isolates.let_out(job)
             job.trusted_until = -inf  # so that it does not start later
             with self._lock:
                 self._running.discard(job)
-                self._idle.notify_all()
-                self._room.set()
+                self._freed.notify_all()
             # guard: what-cannot-start-is-bounded
             self._done(job, given_back(job.claimed, delay_ms=NOT_STARTED_MS))
 
@@ -231,8 +234,9 @@ class Executor:
         with self._lock:
             if len(self._threads) >= self._concurrency:
                 return
-            name = f"sqlq-slot-{len(self._threads) + 1}"
-            thread = threading.Thread(target=self._run_slot, name=name, daemon=True)
+            thread = threading.Thread(
+                target=self._run_slot, name=f"sqlq-slot-{len(self._threads) + 1}", daemon=True
+            )
             self._threads.append(thread)
         try:
             thread.start()
@@ -251,10 +255,8 @@ class Executor:
             if ended.started is not None:
                 self.busy_seconds += monotonic() - ended.started
             job = self._take()
-            if not self._running:
-                self._idle.notify_all()
-            if self._waiting() <= self._low_water:
-                self._room.set()
+            if not self._running or self._waiting() <= self._low_water:
+                self._freed.notify_all()
         if job is None or job.is_async == on_loop:
             return job
         self._start(job)
@@ -268,7 +270,7 @@ class Executor:
 
     def _attempt(self, job: Attempt) -> Outcome:
         isolates = self._isolates if job.isolated else None
-        if not job.is_trusted():  # guard: start-on-a-trusted-lease
+        if monotonic() >= job.trusted_until:  # guard: start-on-a-trusted-lease
             if isolates is not None:
                 isolates.let_out(job)
             return given_back(job.claimed)
@@ -334,13 +336,16 @@ class Executor:
     def _spawn(self, context: contextvars.Context, job: Attempt) -> None:
         """Run a job in an asyncio task of its own, which a cancel of the job cancels. It has a copy of the
         context, so the next job does not see its changes."""
-        run = self._run_on_loop(context, job)
         # guard: a-context-for-each-coroutine
-        self._tasks[job] = asyncio.create_task(run, context=context.copy())
+        self._tasks[job] = asyncio.create_task(self._run_on_loop(context, job), context=context.copy())
 
     async def _run_on_loop(self, context: contextvars.Context, job: Attempt) -> None:
         # one task for a job, and no callback at its end: each more would take a turn of the loop
-        outcome = await aexecute(job, self._starting_job) if job.is_trusted() else given_back(job.claimed)
+        outcome = (
+            await aexecute(job, self._starting_job)
+            if monotonic() < job.trusted_until
+            else given_back(job.claimed)
+        )
         self._done(job, outcome)
         if (following := self._next(job, on_loop=True)) is not None:
             self._spawn(context, following)

@@ -62,11 +62,6 @@ class Isolate(Process):
             self.close()
 
 
-def cores() -> int:
-    """Return how many processor cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class IsolatedProcesses:
     """The subprocesses of one worker: as many as it needs at a time, kept for the next job.
 
@@ -81,7 +76,8 @@ class IsolatedProcesses:
     def __init__(self, spawn: Spawn, *, at_a_time: int | None = None, setup: Message | None = None) -> None:
         """`setup` is the first message to each."""
         self._spawn, self._setup = spawn, setup
-        self._at_a_time = at_a_time or cores()
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        self._at_a_time = at_a_time or cores or 1
         self._lock = threading.Lock()
         self._idle: list[Isolate] = []
         self._all: set[Isolate] = set()
@@ -92,12 +88,18 @@ class IsolatedProcesses:
         """Give a job an idle process, or the right to start one; return False where it has to wait. `execute`
         follows, or `let_out`."""
         with self._lock:
-            job.isolate = self._idle_for(job)
-            if job.isolate is None:
-                starting = self._starting + sum(not isolate.is_up for isolate in self._all)
-                if starting >= self._at_a_time and not self._closed:  # guard: starts-are-bounded
-                    return False
-                self._starting += 1
+            for dead in [idle for idle in self._idle if idle.has_ended()]:
+                self._idle.remove(dead)
+                self._all.discard(dead)
+                dead.close()
+            # guard: isolated-job-gets-an-unused-process
+            if self._idle and not (self._closed or job.alone):
+                job.isolate = self._idle.pop()
+                return True
+            starting = self._starting + sum(not isolate.is_up for isolate in self._all)
+            if starting >= self._at_a_time and not self._closed:  # guard: starts-are-bounded
+                return False
+            self._starting += 1
             return True
 
     def let_out(self, job: Attempt) -> None:
@@ -131,8 +133,9 @@ class IsolatedProcesses:
         # The exception would end the slot's thread, and the job's lease would be renewed for ever. So the
         # process is killed, and the attempt counts.
         except Exception:  # guard: slot-survives-an-unreadable-message
-            text = "what its process says cannot be read; the process is killed"
-            running.log_error("isolate_lost", text, exc_info=True)
+            running.log_error(
+                "isolate_lost", "what its process says cannot be read; the process is killed", exc_info=True
+            )
             outcome = None
         finally:
             hanging.cancel()
@@ -150,16 +153,6 @@ class IsolatedProcesses:
         if isinstance(outcome, SelfCompleted):  # guard: late-may-have-completed
             return SelfCompleted(late(running) or outcome.otherwise)
         return late(running) or outcome
-
-    def _idle_for(self, job: Attempt) -> Isolate | None:
-        """Take an idle process that a job may use, if there is one; for callers with the lock."""
-        for dead in [idle for idle in self._idle if idle.has_ended()]:
-            self._idle.remove(dead)
-            self._all.discard(dead)
-            dead.close()
-        if self._closed or job.alone or not self._idle:  # guard: isolated-job-gets-an-unused-process
-            return None
-        return self._idle.pop()
 
     def _leave(self, isolate: Isolate) -> None:
         """Let a process leave its lifespan, and end."""
@@ -254,12 +247,11 @@ def attempt_in(
     isolate: Isolate, running: Attempt, began: Starting, up: Callable[[], object]
 ) -> Outcome | None:
     """Have a subprocess run a job, and return the outcome that it sends; None when it died."""
-    target = running.target
     isolate.link.send(
         job=packed(running.claimed),
         worker=running.worker,
         claimed_at=running.claimed_at,  # by a clock that all processes of a machine have
-        schema=target.schema,
+        schema=running.target.schema,
     )
     # the thread of the deadlines calls it; guard: a-cancel-waits-for-no-process
     running.on_cancel(lambda: isolate.link.offer(cancel=running.right, by_operator=running.cancel_requested))
@@ -338,19 +330,18 @@ class _Jobs:
         self._current = running
         self._stop()
         self._link.send(began=True)
-        run = self._run
-        outcome = run(aexecute(running)) if running.is_async else execute(running, run=run)
+        outcome = self._run(aexecute(running)) if running.is_async else execute(running, run=self._run)
         self._current = None
         self._to_stop.clear()
         running.ended = True
         running.forget()
-        was_sent = self._link.send(
+        # a handler may have closed the pipe, and the worker waits
+        if not self._link.send(
             outcome=packed(outcome),
             progress=packed(running.progress),
             right=running.right,
             trace=(running.trace_id, running.span_id),
-        )
-        if not was_sent:  # a handler has closed the pipe, and the worker waits
+        ):
             os._exit(1)  # guard: a-subprocess-without-a-pipe-ends
 
     def receive(self) -> None:

@@ -42,8 +42,6 @@ class Leases(Loop):
     _doubts: set[Right] | None = None
     """The rights to release, after a renewal by the supervisor that this worker has to check."""
     _claims_started = _claims_ended = 0
-    _reports_starts = False
-    """Whether listeners want to know each job that starts."""
 
     def __init__(
         self,
@@ -71,10 +69,6 @@ class Leases(Loop):
         """Jobs of the supervisor's last renewal that this worker does not know. The value is the number of
         claims begun when each was first seen."""
 
-    def start(self) -> None:
-        self._reports_starts = self._reporter.has_listeners("started")
-        super().start()
-
     def trusted_until(self, sent_at: float) -> float:
         """Until when a lease requested at `sent_at` is certainly ours."""
         return sent_at + self._trust_seconds
@@ -83,19 +77,15 @@ class Leases(Loop):
     def claiming(self) -> Iterator[None]:
         """Mark a claim as in progress. Until it ends, the database may have leases of this worker that it
         does not know yet."""
-        with self._lock:
-            self._claims_started += 1
+        self._claims_started += 1  # one thread claims
         try:
             yield
         finally:
-            with self._lock:
-                self._claims_ended += 1
+            self._claims_ended += 1
 
-    def hold(self, claimed: Iterable[Attempt]) -> None:
-        claimed = list(claimed)
+    def hold(self, claimed: Sequence[Attempt]) -> None:
         with self._lock:
-            for job in claimed:
-                self._jobs[job.right] = job
+            self._jobs |= {job.right: job for job in claimed}
         self._deadlines.watch(claimed)
 
     def starting(self, job: Attempt) -> None:
@@ -103,7 +93,7 @@ class Leases(Loop):
         process dies now, the job may be the cause."""
         if self._box is not None:
             self._box.started(job.right, READS if job.started is None else job.deadline)
-        if self._reports_starts and job.started is not None:
+        if job.started is not None:
             self._reporter.started(job)
 
     def drop(self, rights: Iterable[Right]) -> None:
@@ -158,11 +148,9 @@ class Leases(Loop):
     def _give_back(self, unknown: Set[Right]) -> None:
         with self._lock:
             started = unknown & self._unwritten
-        unstarted = unknown - started  # guard: what-was-started-counts
         with self._database.begin() as conn:
-            released = settle.give_back(conn, unstarted)
-            why = "could not write its outcome"
-            lost = settle.lose(conn, started, why) if started else []
+            released = settle.give_back(conn, unknown - started)  # guard: what-was-started-counts
+            lost = settle.lose(conn, started, "could not write its outcome") if started else []
         free_after(self._database.for_claims, [job.row for job in lost if job.failed])
         ended = {job.id for job in lost}
         with self._lock:
@@ -205,12 +193,10 @@ class Leases(Loop):
     def _note(self, jobs: dict[Right, Attempt], renewed: Mapping[Right, bool], sent: float) -> list[Right]:
         """Trust the renewed leases. Return the rights to the others."""
         for right, cancel_requested in renewed.items():
-            job = jobs.get(right)
-            if job is None:
-                continue
-            job.trusted_until = self.trusted_until(sent)
-            if cancel_requested:
-                self._cancel(job)
+            if (job := jobs.get(right)) is not None:
+                job.trusted_until = self.trusted_until(sent)
+                if cancel_requested:
+                    self._cancel(job)
         # for ended jobs the settler finds that out; guard: what-is-settled-is-not-lost
         return [right for right, job in jobs.items() if right not in renewed and not job.ended]
 
@@ -225,8 +211,7 @@ class Leases(Loop):
     def _cancel(self, job: Attempt) -> None:
         if not (job.cancel_requested and job.stop_requested):  # guard: cancel-is-noted
             job.cancel_requested = True
-            text = "an operator cancels it; its handler is asked to stop"
-            job.log_warning("cancel_requested", text)
+            job.log_warning("cancel_requested", "an operator cancels it; its handler is asked to stop")
             self._deadlines.request_stop(job)
 
     def _look_at(self, missing: Sequence[Right], jobs: Mapping[Right, Attempt]) -> None:
@@ -235,17 +220,17 @@ class Leases(Loop):
         completed = {right for right in missing if jobs[right].completed}
         with self._database.read() as conn:
             states = lease.states_of(conn, missing, completed=completed)
-            lost = [right for right, state in states.items() if state is lease.LeaseState.LOST]
         for right, state in states.items():
-            if state is lease.LeaseState.SETTLED and right in jobs:
-                jobs[right].completed = True  # its row may be pruned while the handler goes on
-        for right in lost:
             job = jobs[right]
-            why = "another worker has taken it, or an operator has cancelled it by force"
-            self._reporter.lost(job, why)
-            job.trusted_until = 0.0
-            self.drop([right])
-            self._deadlines.request_stop(job)  # guard: a-lost-handler-is-told
+            if state is lease.LeaseState.SETTLED:
+                job.completed = True  # its row may be pruned while the handler goes on
+            elif state is lease.LeaseState.LOST:
+                self._reporter.lost(
+                    job, "another worker has taken it, or an operator has cancelled it by force"
+                )
+                job.trusted_until = 0.0
+                self.drop([right])
+                self._deadlines.request_stop(job)  # guard: a-lost-handler-is-told
 
 
 OVERDUE_SECONDS = 2.0
@@ -293,11 +278,8 @@ class Deadlines(Loop):
         self._beat()
         with self._lock:
             watched = list(self._watched.values())
-        return min(self._look_at(watched) - monotonic(), BEAT_SECONDS)
-
-    def _look_at(self, watched: list[Attempt]) -> float:
-        """Handle the deadlines that have passed; return when to look again."""
-        now, next_look = monotonic(), inf
+        now = monotonic()
+        next_look = now + BEAT_SECONDS
         for job in watched:
             if job.deadline is not None and job.deadline <= now and not job.timed_out:
                 job.timed_out = True
@@ -322,4 +304,4 @@ class Deadlines(Loop):
                 kill()
             elif job.timed_out:
                 self._stuck(job)
-        return next_look
+        return next_look - monotonic()

@@ -9,8 +9,6 @@ from collections.abc import Collection
 from time import monotonic
 from typing import Any
 
-from sqlalchemy.exc import DBAPIError
-
 from sqlq.config.constants import POLL_MS
 from sqlq.database.database import Database
 from sqlq.errors import MissingFileError
@@ -19,10 +17,9 @@ from sqlq.store.blockers import Blocker
 from sqlq.store.workers import notify
 from sqlq.worker.decide import Signals
 from sqlq.worker.threads.log import log
-from sqlq.worker.threads.loop import IDLE_SECONDS, Loop, Outage, passing_over
+from sqlq.worker.threads.loop import AWAY, IDLE_SECONDS, Loop, Outage, passing_over
 
 KEYS_AT_ONCE = 500
-POLL_SECONDS = POLL_MS / 1000
 LOOK_SECONDS = 0.02
 """The shortest time between two looks at wakes that only a notification caused."""
 
@@ -80,11 +77,8 @@ class Unblocker(Loop):
                 keys = done.keys
                 if not (keys or done.has_more):
                     break
-        except MissingFileError:
-            return True
-        except DBAPIError as error:
-            if self._database.dialect.driver.problem(error).passes:
-                log.debug("%s failed: %s", self._activity, error)
+        except AWAY as error:
+            if isinstance(error, MissingFileError) or self._database.dialect.driver.problem(error).passes:
                 return True
             log.warning("%s failed, and some may be left: %s", self._activity, error.orig)
         return freed
@@ -127,8 +121,8 @@ class Unblocker(Loop):
             self._look_at = float("inf")
         elif not self._keys:
             due_ms = self.blocker.next_ms(self._database)
-            wait = POLL_SECONDS if due_ms is None else min(max(0.0, due_ms) / 1000, POLL_SECONDS)
-            self._look_at = monotonic() + wait
+            wait_ms = POLL_MS if due_ms is None else min(max(0.0, due_ms), POLL_MS)
+            self._look_at = monotonic() + wait_ms / 1000
 
 
 def notify_idle(database: Database) -> None:

@@ -54,7 +54,6 @@ LOCKED_ROW_SECONDS = 0.02
 SUSPECT_SECONDS = 60.0
 MAX_TRIES = 10
 """How often one outcome is tried alone before it is tried with others again."""
-MAX_NAMED = 20
 MAX_WITH_LOCALS = 10
 MAX_UNWRITTEN, MAX_UNWRITTEN_IN_A_FILE = 2_000, 200
 """The most outcomes that may wait to be written before a worker starts no more jobs. After a crash all of
@@ -144,16 +143,16 @@ class Settler(Loop):
         number is bounded."""
         return self._items.qsize() + len(self._pending) < self._max_unwritten
 
-    def finish(self, patience: Callable[[], float]) -> bool:
-        """Write all outcomes and end. Return whether all were written before `patience` returned 0
+    def finish(self, time_left: Callable[[], float]) -> bool:
+        """Write all outcomes and end. Return whether all were written before `time_left` returned 0
         seconds."""
-        is_done = super().finish(patience) and not self._pending
+        is_done = super().finish(time_left) and not self._pending
         if not is_done:
             unwritten = [id for id, _ in list(self._pending)]
             log.error(
                 "the outcomes of %d jobs could not be written before leaving: %s; their leases run out, and "
                 "they run again",
-                *(len(unwritten), ", ".join(map(str, unwritten[:MAX_NAMED]))),
+                *(len(unwritten), ", ".join(map(str, unwritten[:20]))),
                 event="stopping",
             )
         return is_done
@@ -167,8 +166,7 @@ class Settler(Loop):
     def _run(self) -> None:
         gathering = True
         while (gathering or self._pending) and not self._closed.is_set():
-            if gathering:
-                gathering = self._gather()
+            gathering = gathering and self._gather()
             if not self._pending:
                 continue
             try:
@@ -232,7 +230,7 @@ class Settler(Loop):
         if pending:
             self._closed.wait(LOCKED_ROW_SECONDS)
 
-    def _fates(
+    def _states_of(
         self, rights: Collection[Right], *, completed: Collection[Right] = ()
     ) -> dict[Right, lease.LeaseState]:
         if not rights:
@@ -254,35 +252,34 @@ class Settler(Loop):
         """Look up, for jobs that their handlers completed themselves, whether that committed. If not, the
         attempt has its other outcome."""
         completed = {
-            right: item for right, item in self._pending.items() if isinstance(item[1], SelfCompleted)
+            right: (job, outcome.otherwise)
+            for right, (job, outcome) in self._pending.items()
+            if isinstance(outcome, SelfCompleted)
         }
-        if not completed:
-            return
-        fates = self._fates(completed, completed=completed)
-        settled = {right for right, state in fates.items() if state is lease.LeaseState.SETTLED}
-        for right, (job, outcome) in completed.items():
-            assert isinstance(outcome, SelfCompleted)
+        states = self._states_of(completed, completed=completed)
+        settled = {right for right, state in states.items() if state is lease.LeaseState.SETTLED}
+        for right, (job, otherwise) in completed.items():
             # guard: completion-is-verified-by-token
-            self._pending[right] = (job, Finished() if right in settled else outcome.otherwise)
-        self._end(settled, fates)
+            self._pending[right] = (job, Finished() if right in settled else otherwise)
+        self._end(settled, states)
 
-    def _write_together(self, some: Sequence[Right]) -> None:
+    def _write_together(self, rights: Sequence[Right]) -> None:
         """Write some of the pending outcomes, and take out those that are settled or lost."""
-        settlements = [self._settlement(*self._pending[right]) for right in some]
-        self._resolve(some, self._settle(settlements) if settlements else set())
+        settlements = [self._settlement(*self._pending[right]) for right in rights]
+        self._resolve(rights, self._settle(settlements) if settlements else set())
 
-    def _resolve(self, some: Sequence[Right], done: set[Right]) -> None:
-        """Take settled and lost jobs of `some` out of the pending ones."""
-        fates = self._fates([right for right in some if right not in done])
-        self._end([right for right in some if fates.get(right) is not lease.LeaseState.HELD], fates)
+    def _resolve(self, rights: Sequence[Right], done: set[Right]) -> None:
+        """Take settled and lost jobs of `rights` out of the pending ones."""
+        states = self._states_of([right for right in rights if right not in done])
+        self._end([right for right in rights if states.get(right) is not lease.LeaseState.HELD], states)
 
-    def _end(self, ended: Collection[Right], fates: Mapping[Right, lease.LeaseState]) -> None:
+    def _end(self, ended: Collection[Right], states: Mapping[Right, lease.LeaseState]) -> None:
         items: list[Item] = []
         try:
             for right in ended:
                 job, outcome = item = self._pending.pop(right)
                 items.append(item)
-                if fates.get(right) is lease.LeaseState.LOST:  # guard: lost-lease-is-not-settled
+                if states.get(right) is lease.LeaseState.LOST:  # guard: lost-lease-is-not-settled
                     self.counts.lost += 1
                     self._reporter.lost(job, "another owner has it")
                 else:
@@ -306,10 +303,9 @@ class Settler(Loop):
                     not unblocker.until_end or not isinstance(outcome, CONTINUES)
                 ):  # also one that was lost: the worker that has ended it may be gone
                     waited_for[unblocker].add(claimed[unblocker.key])
-            if claimed.on_success is not None or claimed.on_failure is not None:
-                leaves_jobs = True
             # guard: release-wakes-other-workers
-            if isinstance(outcome, Released) and outcome.delay_ms is None:
+            released = isinstance(outcome, Released) and outcome.delay_ms is None
+            if released or claimed.on_success is not None or claimed.on_failure is not None:
                 leaves_jobs = True
         for unblocker, keys in waited_for.items():
             unblocker.ended(keys)  # guard: blocked-jobs-are-freed-after-the-settle
@@ -328,7 +324,7 @@ class Settler(Loop):
         # guard: a-refused-task-slows-no-other
         return {right for right, (job, _) in self._pending.items() if job.claimed.task in self._refused_at}
 
-    def _write_apart(self, some: Sequence[Right], *, among: int) -> None:
+    def _write_apart(self, rights: Sequence[Right], *, among: int) -> None:
         """Write some outcomes, each apart from those that the database refuses; these without their texts.
 
         Raises the error where none of these outcomes can be written, by no fault of the database."""
@@ -343,8 +339,7 @@ class Settler(Loop):
             versions = (version for version in _plainer(outcome) if version != outcome)
             for _ in range(MAX_TRIES):
                 if not dialect.driver.problem(error).rolled_back:  # else this version may pass
-                    text = "its outcome could not be stored: %s"
-                    job.log_warning("unstorable", text, refusal(error))
+                    job.log_warning("unstorable", "its outcome could not be stored: %s", refusal(error))
                     if (version := next(versions, None)) is None:
                         lost[right] = error
                         return
@@ -357,7 +352,7 @@ class Settler(Loop):
                         raise
                     error = again.with_traceback(None)  # it would hold this frame, and all outcomes with it
 
-        apart(some, self._write_together, refused, dialect, kinds=(Exception,))
+        apart(rights, self._write_together, refused, dialect, kinds=(Exception,))
         errors = [error for error in lost.values() if not isinstance(error, REFUSALS)]
         if errors and len(errors) == among:
             raise errors[0]  # guard: settle-raises-library-errors
@@ -383,9 +378,6 @@ class Settler(Loop):
 def _plainer(outcome: Outcome) -> Sequence[Outcome]:
     """Return the outcome with ever less in it that a database could refuse: at first with escapes for the
     characters that its encoding may lack."""
-    error = ErrorText(
-        "sqlq.errors.SqlqError", "the error of this attempt could not be stored; the worker's log has it"
-    )
     match outcome:
         case Finished(result):
             return [
@@ -396,7 +388,8 @@ def _plainer(outcome: Outcome) -> Sequence[Outcome]:
             return [Cancelled(_escaped(reason)), Cancelled(None)]
         case Failed(error=written) | Retried(error=written):
             texts = map(_escaped, (written.exception, written.message, written.traceback))
-            plain = replace(outcome, error=error)
+            text = "the error of this attempt could not be stored; the worker's log has it"
+            plain = replace(outcome, error=ErrorText("sqlq.errors.SqlqError", text))
             versions = [replace(outcome, error=ErrorText(*texts)), plain]
             if isinstance(plain, Retried):
                 versions.append(replace(plain, queue=None))  # the other queue may hold its key
