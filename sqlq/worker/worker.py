@@ -301,7 +301,7 @@ class Worker(Background):
 
     def _receive_look(self, look: Look, at: float) -> None:
         self._control.follow(look.wanted)
-        self._maintenance.looked(look, at)
+        self._maintenance.act_on(look, at)
 
     def _stop_for(self, fault: SqlqError) -> None:
         """Stop in good order: this sqlq cannot go on, or a migration has left it behind."""

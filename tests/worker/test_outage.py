@@ -105,7 +105,7 @@ AWAY = DBAPIError("SELECT 1", None, ConnectionError("refused"))
 class Turns(Service):
     """A service of which each turn is another one."""
 
-    doing = "looking"
+    activity = "looking"
 
     def __init__(self, *turns: Callable[[], object]) -> None:
         self._turns = list(turns)

@@ -345,7 +345,7 @@ def test_the_poller_starts_the_rescue_of_an_idle_worker(
 class Noted(services.PolledService):
     """A service that notes its turns, and has the next one when it is called."""
 
-    doing = "noting"
+    activity = "noting"
 
     def __init__(self, is_watched: Callable[[], bool]) -> None:
         super().__init__(sqlq.App("sqlite://").database, is_watched=is_watched)

@@ -24,6 +24,9 @@ EVERY_SECONDS = 1.0
 class Pace(Loop):
     """Hands over the attempts with new progress, at most once a second."""
 
+    in_use = False
+    """Whether attempts may have news. Before that they cost a settle nothing."""
+
     def __init__(
         self, hand_over: Callable[[Sequence[Attempt]], None], database: Database | None = None
     ) -> None:
@@ -33,6 +36,7 @@ class Pace(Loop):
 
     def note(self, job: Attempt) -> None:
         """Note that an attempt has new progress; returns at once."""
+        self.in_use = True
         if job.right in self._noted:  # it is read after it was taken out there, so this progress is, too
             return
         self._noted[job.right] = job
@@ -51,27 +55,16 @@ class Pace(Loop):
 class ProgressWriter(Pace):
     """Writes the progress of a worker's jobs, and the retention of their tasks where SQL inserted them."""
 
-    _in_use = False
-
     def __init__(self, database: Database) -> None:
         super().__init__(self._write_new, database)
         self._database = database
         self._writing = threading.Lock()
         """So that earlier progress is never written later."""
 
-    def note(self, job: Attempt) -> None:
-        """Write an attempt's new progress soon; returns at once."""
-        self.use()
-        super().note(job)
-
-    def use(self) -> None:
-        """Note that there are jobs with news. Before that they cost a settle nothing."""
-        self._in_use = True
-
     def flush(self, ended: Iterable[Attempt]) -> set[Right]:
         """Write the last progress of jobs that have ended, before they are settled. Return the rights of rows
         that another transaction keeps locked. Raises the driver's error when the database is away."""
-        missing = self._write_rows([job for job in ended if _has_news(job)]) if self._in_use else set()
+        missing = self._write_rows([job for job in ended if _has_news(job)]) if self.in_use else set()
         if not missing:
             return missing
         with self._database.read() as conn:

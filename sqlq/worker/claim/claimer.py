@@ -315,7 +315,7 @@ class Intake:
             running.lifespan = self._lifespan.value
         running.on_progress = self._progress.note
         if task is not None and task.retention_ms is not None:
-            self._progress.use()
+            self._progress.in_use = True
         return running
 
 

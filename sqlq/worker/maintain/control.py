@@ -54,7 +54,7 @@ class Control(Service):
     _signals: Signals
     schema: version.Watch = field(default_factory=version.Watch)
 
-    doing = "writing the state of this worker"
+    activity = "writing the state of this worker"
     _last: tuple[Any, Any] = (None, None)
     _state = _written_state = STARTING
 

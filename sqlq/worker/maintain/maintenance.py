@@ -48,7 +48,7 @@ class ServiceLoop(Loop):
         super().__init__("sqlq-maintenance", Outage("the maintenance", database, quiet=quiet))
         self._shared, self._others_do = shared, others_do
         self._outages = {
-            service: Outage(service.doing, database, quiet=quiet, is_vital=isinstance(service, Rescue))
+            service: Outage(service.activity, database, quiet=quiet, is_vital=isinstance(service, Rescue))
             for service in (*services, *shared)
         }
         self._due = {service: monotonic() + service.first_wait for service in self._outages}
@@ -131,7 +131,7 @@ class Maintenance(ServiceLoop):
             quiet=quiet,
         )
 
-    def looked(self, look: Look, at: float) -> None:
+    def act_on(self, look: Look, at: float) -> None:
         """Run now the services for which a look has found work; `at` is when it was answered."""
         called_by: list[tuple[str | None, PolledService]] = [("expired", self._rescue)]
         called_by += [(service.blocker.called_by, service) for service in self._unblocks]

@@ -55,7 +55,7 @@ class Service:
     is_watched: Callable[[], bool] = lambda: False
     """Returns whether a poller looks."""
 
-    doing = ""
+    activity = ""
     """Its name in the log: "rescuing jobs"."""
     first_wait = 0.0
     """In how many seconds its first turn is due."""
@@ -116,7 +116,7 @@ class Rescue(PolledService):
     lease_ms: int
     report: Callable[[Iterable[settle.Rescued], str], object]
 
-    doing = "rescuing jobs"
+    activity = "rescuing jobs"
     _here_at = NEVER
     """When a turn ended as it should, by a clock that goes on while the machine sleeps."""
     _waits_until = -NEVER
@@ -156,7 +156,7 @@ class Prune(Service):
 
     retention_ms: int | None
 
-    doing = "pruning jobs"
+    activity = "pruning jobs"
 
     def __post_init__(self) -> None:
         # workers that start together do not prune together
@@ -177,7 +177,7 @@ class Sweep(Service):
     """Deletes the rows of workers that fell silent a day ago, and unused rows of blocked jobs, such as keys
     of limits. One batch a turn."""
 
-    doing = "sweeping out workers and what blocked jobs left"
+    activity = "sweeping out workers and what blocked jobs left"
 
     def run(self) -> float:
         began = monotonic()
@@ -194,7 +194,7 @@ class Unblock(PolledService):
     blocker: Blocker
 
     def __post_init__(self) -> None:
-        self.doing = f"sweeping for jobs blocked by their {self.blocker.name}"
+        self.activity = f"sweeping for jobs blocked by their {self.blocker.name}"
         if self.blocker.called_by is None:
             self.is_watched = lambda: False
 
@@ -218,7 +218,7 @@ class SchemaWatch(Service):
     watch: version.Watch
     left_behind: Callable[[SchemaVersionError], None]
 
-    doing = "looking at the tables"
+    activity = "looking at the tables"
     first_wait = SCHEMA_SECONDS
     """The worker has looked just now, as it entered."""
 
@@ -245,7 +245,7 @@ class Ticks(Service):
     schedules gets no other query. On SQLite each worker reads one row of an index once a second.
     """
 
-    doing = "ticking schedules"
+    activity = "ticking schedules"
 
     _due_at = NEVER
     """When the next schedule is due, by the monotonic clock; no query is sent before."""
@@ -301,7 +301,7 @@ class Follow(Service):
     began_at: float
     """When the deploy of this worker started, by the monotonic clock."""
 
-    doing = "writing the schedules that code declares"
+    activity = "writing the schedules that code declares"
 
     def run(self) -> float:
         done = schedules.follow(
@@ -327,7 +327,7 @@ class EndPauses(Service):
 
     ended: Callable[[list[str]], None]
 
-    doing = "ending pauses"
+    activity = "ending pauses"
     first_wait = UNCALLED_SECONDS
 
     def run(self) -> float:

@@ -56,12 +56,11 @@ class Numbers:
 
     def event(self, event: JobEvent) -> None:
         """Count an attempt whose worker was lost."""
-        if event.name in ("rescued", "failed") and event.attempt:
-            labels = str(event.task), str(event.queue)
-            with self._lock:
-                self._count(ATTEMPTS, *labels, event.name)
-                if event.name == "failed":
-                    self._count(FAILED, *labels, event.reason or "error")
+        labels = str(event.task), str(event.queue)
+        with self._lock:
+            self._count(ATTEMPTS, *labels, event.name)
+            if event.name == "failed":
+                self._count(FAILED, *labels, event.reason or "error")
 
     def _count(self, *key: str, by: int = 1) -> None:
         self._counts[self._labelled(key)] += by

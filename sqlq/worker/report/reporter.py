@@ -102,8 +102,8 @@ _bear_handlers(logging.getLogger("sqlq"))
 
 
 def _message(event: JobEvent) -> str:
-    most = "" if event.max_attempts is None else f" of {event.max_attempts}"
-    about = f"job {event.id} {event.task} (queue {event.queue}, attempt {event.attempt}{most})"
+    maximum = "" if event.max_attempts is None else f" of {event.max_attempts}"
+    about = f"job {event.id} {event.task} (queue {event.queue}, attempt {event.attempt}{maximum})"
     if event.label is not None:
         about += f" “{_first_line(event.label)}”"
     took = readable((event.seconds or 0.0) * 1000)

@@ -322,7 +322,7 @@ class Dispatcher:
         """Pass on what a look has seen, which was answered at this time."""
         self.publish(look.wanted)
         self._maintenance.expect_end_of_pause(look.wanted.pause_ms)
-        self._maintenance.looked(look, at)
+        self._maintenance.act_on(look, at)
 
     def publish(self, requested: Requests) -> None:
         """Note in the memory of the workers that a look was made for them. Send each the new requests of
