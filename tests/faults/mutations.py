@@ -427,7 +427,7 @@ GUARDS = [
     Guard("a-mistake-is-no-outage", "isinstance(error, AWAY)", "True", "tests/worker/test_outage.py::test_a_mistake_beside_the_loops_is_logged_with_its_traceback"),
     Guard("hosts-share-the-maintenance", "random.random() * hosts < RESCUERS", "True", "tests/worker/test_poller.py::test_many_hosts_share_the_looks_for_maintenance"),
     Guard("starts-are-bounded", None, "if False:", STARTING + "test_few_subprocesses_start_at_a_time_while_other_jobs_run[sqlite]"),
-    Guard("what-has-ended-is-not-stuck", None, "if False:", STARTING + "test_an_ended_attempt_does_not_count_as_stuck"),
+    Guard("what-has-ended-is-not-stuck", "not job.ended", "True", STARTING + "test_an_ended_attempt_does_not_count_as_stuck"),
     Guard("a-cancel-does-not-hide-a-timeout", None, "due = requested_at + OVERDUE_SECONDS", STARTING + "test_a_cancelled_handler_past_its_timeout_counts_as_stuck"),
     Guard("idleness-begins-with-a-look", None, "_worked_at = monotonic()", "tests/worker/test_bounds.py::test_a_worker_is_not_idle_before_its_first_poll[sqlite]"),
     Guard("an-outage-is-no-idleness", None, "pass", "tests/worker/test_bounds.py::test_an_outage_is_no_time_without_work[sqlite]"),

@@ -104,8 +104,8 @@ class Executor:
     def load(self) -> Load:
         """Return how many jobs run, and how many wait."""
         with self._lock:
-            running, for_isolates = len(self._running), len(self._for_isolates)
-            return Load(running, self._waiting(), waits_for_isolates=for_isolates > 0 and not self._ready)
+            waits_for_isolates = bool(self._for_isolates) and not self._ready
+            return Load(len(self._running), self._waiting(), waits_for_isolates)
 
     def _waiting(self) -> int:
         return len(self._ready) + len(self._for_isolates)

@@ -298,10 +298,9 @@ class Deadlines(Loop):
                 next_look = min(next_look, ahead)
                 continue
             self.forget(job.right)
-            if job.ended:  # guard: what-has-ended-is-not-stuck
-                continue
-            if (kill := job.kill) is not None:
-                kill()
-            elif job.timed_out:
-                self._stuck(job)
+            if not job.ended:  # guard: what-has-ended-is-not-stuck
+                if (kill := job.kill) is not None:
+                    kill()
+                elif job.timed_out:
+                    self._stuck(job)
         return next_look - monotonic()
