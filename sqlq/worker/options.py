@@ -21,7 +21,6 @@ from sqlq.model.middleware import Scope
 from sqlq.model.schedule import Declarations
 from sqlq.model.task import Registry
 
-LARGEST_WEIGHT = 1_000
 YEAR_MS = 365 * 24 * 3_600_000
 
 
@@ -93,9 +92,9 @@ def checked_weights(weights: Mapping[Any, Any]) -> dict[str, int]:
     range."""
     for name, weight in weights.items():
         whole = isinstance(weight, int) and not isinstance(weight, bool)
-        if not whole or not 1 <= weight <= LARGEST_WEIGHT:
+        if not whole or not 1 <= weight <= 1_000:
             raise ConfigurationError(
-                f"queue {name!r} has the weight {weight!r}: it is a whole number from 1 to {LARGEST_WEIGHT:,}"
+                f"queue {name!r} has the weight {weight!r}: it is a whole number from 1 to 1,000"
             )
     return dict(weights)
 

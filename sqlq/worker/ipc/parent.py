@@ -40,10 +40,6 @@ _SIZE = _FACTS_BYTES + CELLS * _CELL.size
 READS = math.nan
 """The deadline of an attempt whose handler has not begun: its arguments are read, or its process starts."""
 
-Started = tuple[Right, float]
-"""A right that was started and is not settled, and the deadline of its attempt. This is infinite without a
-timeout, and `READS` before the handler has begun."""
-
 
 class SharedMemory:
     """Memory with the current state of a worker and its supervisor, and a cell for each right started."""
@@ -131,9 +127,9 @@ class SharedMemory:
         """Return the rights started and not settled; None when there were too many for the cells."""
         return None if (jobs := self.running()) is None else {right for right, _ in jobs}
 
-    def running(self) -> list[Started] | None:
-        """Return the rights started and not settled, with deadlines; None when there were too many for the
-        cells."""
+    def running(self) -> list[tuple[Right, float]] | None:
+        """Return the rights started and not settled; None when there were too many for the cells. The
+        deadline of an attempt is infinite without a timeout, and `READS` before the handler has begun."""
         if self._facts[_OVERFLOW]:
             return None
         return [

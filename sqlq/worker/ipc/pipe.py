@@ -305,12 +305,6 @@ class Process:
             self.link.close()
             raise
 
-    def has_ended(self) -> bool:
-        return self.process.poll() is not None
-
-    def kill(self) -> None:
-        self.process.kill()
-
     def close(self) -> None:
         """Close the pipe. Shared memory stays: threads with an older list of children may still read it."""
         self.link.close()  # guard: link-of-a-dead-child-is-closed

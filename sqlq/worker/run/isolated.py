@@ -53,7 +53,7 @@ class Isolate(Process):
 
     def bury(self) -> int:
         """Kill it and close its pipe. Return its exit code."""
-        self.kill()
+        self.process.kill()
         try:
             return self.process.wait(LAST_SECONDS)
         except subprocess.TimeoutExpired:  # it ends when the kernel lets go of it, as of a disk that is gone
@@ -88,7 +88,7 @@ class IsolatedProcesses:
         """Give a job an idle process, or the right to start one; return False where it has to wait. `execute`
         follows, or `let_out`."""
         with self._lock:
-            for dead in [idle for idle in self._idle if idle.has_ended()]:
+            for dead in [idle for idle in self._idle if idle.process.poll() is not None]:
                 self._idle.remove(dead)
                 self._all.discard(dead)
                 dead.close()
@@ -162,17 +162,17 @@ class IsolatedProcesses:
     def _bury(self) -> None:
         """Forget the processes that have left and ended, and kill those that do not end."""
         for isolate, since in list(self._leaving.items()):
-            if isolate.has_ended():
+            if isolate.process.poll() is not None:
                 del self._leaving[isolate]
                 self._all.discard(isolate)
                 isolate.close()
             elif monotonic() > since + LEAVE_SECONDS:
-                isolate.kill()
+                isolate.process.kill()
 
     def _kill(self, isolate: Isolate, running: Attempt) -> None:
         with self._lock:  # by now it may run the next job
             if isolate.running is running:  # guard: kill-spares-the-next
-                isolate.kill()
+                isolate.process.kill()
 
     def _kill_hanging(self, isolate: Isolate, running: Attempt) -> None:
         if running.started is None:  # guard: what-has-begun-does-not-hang
@@ -227,7 +227,7 @@ class IsolatedProcesses:
     def await_left(self, may_wait: Callable[[], bool]) -> None:
         """Wait until the leaving processes have ended, while `may_wait` returns True."""
         for isolate in list(self._leaving):
-            while not isolate.has_ended() and may_wait():
+            while isolate.process.poll() is None and may_wait():
                 with suppress(subprocess.TimeoutExpired):
                     isolate.process.wait(LOOK_SECONDS)
 
@@ -238,7 +238,7 @@ class IsolatedProcesses:
             processes = list(self._all)
             self._all.clear()
         for isolate in processes:
-            isolate.kill()
+            isolate.process.kill()
         for isolate in processes:
             isolate.bury()
 

@@ -148,7 +148,7 @@ class Child(Process):
     def has_left(self) -> bool:
         """Whether it has closed its pipe, or has ended and had time to be read. A process that a handler
         forked may keep the pipe open."""
-        if self._gone_since is None and self.has_ended():
+        if self._gone_since is None and self.process.poll() is not None:
             self._gone_since = monotonic()
         return self._gone_since is not None and monotonic() > self._gone_since + TICK_SECONDS
 

@@ -114,7 +114,6 @@ class Deaths:
             log.info("%d jobs that worker %s had not started are given back", len(back), worker)
 
 
-MAX_UNPUBLISHED = 1_000
 LAST_SECONDS, LAST_STATEMENT_SECONDS = 10.0, 1.0
 """How long the supervisor waits at its end for jobs that are still to be released, and without such jobs."""
 
@@ -187,7 +186,7 @@ class Heartbeat(Loop):
         for event in events:
             self._totals.event(event)  # guard: deaths-are-counted
         with self._lock:
-            self._unpublished = (self._unpublished + events)[-MAX_UNPUBLISHED:]
+            self._unpublished = (self._unpublished + events)[-1_000:]
             link = next(iter(self._kept.values()), None)
             if link is None or not self._unpublished:
                 return

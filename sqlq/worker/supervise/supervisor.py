@@ -192,7 +192,7 @@ class Supervisor:
     def kill(self) -> None:
         """Kill the children now. While `run` goes on, it gives their jobs back."""
         for child in list(self._children):
-            child.kill()
+            child.process.kill()
 
     @property
     def counts(self) -> Counter[str]:

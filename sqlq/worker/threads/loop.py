@@ -130,8 +130,10 @@ class Outage:
         seconds = min(MAX_WAIT_SECONDS, MIN_WAIT_SECONDS * float(2 ** min(self._failures - 1, 10)))
         return seconds * random.uniform(0.5, 1.0)
 
-    def failed(self, error: Exception) -> float:
-        """Note an error that is not the database's; return how many seconds to wait before trying again."""
+    def wait_after(self, error: Exception, away: tuple[type[Exception], ...] = AWAY) -> float:
+        """Note any error; return how many seconds to wait before trying again."""
+        if isinstance(error, away):  # guard: poller-errors-are-logged
+            return self.note(error)
         self._odd += not isinstance(error, SqlqError)
         with self._shared.lock:
             if self._may_log(f"{self._activity}: {type(error).__name__}"):
@@ -139,12 +141,6 @@ class Outage:
         if self._is_vital and self._odd >= OFTEN:  # guard: a-fault-ends-the-worker
             self.give_up(error)
         return ODD_SECONDS
-
-    def wait_after(self, error: Exception, away: tuple[type[Exception], ...] = AWAY) -> float:
-        """Note any error; return how many seconds to wait before trying again."""
-        if isinstance(error, away):
-            return self.note(error)
-        return self.failed(error)  # guard: poller-errors-are-logged
 
     def give_up(self, error: Exception) -> None:
         """Have the workers of this process end: they cannot go on, by no fault of the database."""

@@ -48,7 +48,6 @@ STAND_BY_SECONDS = 10.0
 """After this time a worker's own poller takes over. The supervisor's waits less long for an answer."""
 WINNERS = 3
 SOONEST_SECONDS = 0.005
-HOSTS_WITHIN_MS = 3 * HEARTBEAT_MS
 RESCUERS = 10
 """How many hosts look for the work of services in each interval, on average."""
 NEVER = inf
@@ -282,7 +281,7 @@ class Poller(Loop):
             conn,
             self._database,
             self._queues,
-            hosts_within_ms=HOSTS_WITHIN_MS if is_due else None,
+            hosts_within_ms=3 * HEARTBEAT_MS if is_due else None,
             maintenance=is_due and looks_for_services(self._hosts),
             workers=self._workers(),
         )
