@@ -87,18 +87,6 @@ def readable_bytes(number: int) -> str:
     return f"{number / 1e9:,.1f} GB" if number >= 1e9 else f"{max(1, round(number / 1e6)):,} MB"
 
 
-def checked_weights(weights: Mapping[Any, Any]) -> dict[str, int]:
-    """Return the weights of queues. Raises `ConfigurationError` for a weight that is no whole number in
-    range."""
-    for name, weight in weights.items():
-        whole = isinstance(weight, int) and not isinstance(weight, bool)
-        if not whole or not 1 <= weight <= 1_000:
-            raise ConfigurationError(
-                f"queue {name!r} has the weight {weight!r}: it is a whole number from 1 to 1,000"
-            )
-    return dict(weights)
-
-
 # -- options -------------------------------------------------------------------------------------------------
 
 Unit = Literal["N", "DURATION", "SIZE", "NAME", "flag"]
@@ -244,8 +232,12 @@ class WorkerOptions:
             if value is not None:
                 values[f"{name}_ms" if option.unit == "DURATION" else name] = value
         if queues is not None:
-            values["weights"] = checked_weights(queues) if isinstance(queues, Mapping) else None
             values["queues"] = tuple(checked_queue(name) for name in queues)
+        if isinstance(queues, Mapping):
+            values["weights"] = {
+                name: checked_whole(weight, f"queue {name!r}: its weight", range(1, 1_001))
+                for name, weight in queues.items()
+            }
         return cls(**values)
 
 

@@ -177,7 +177,7 @@ MISUSED: list[tuple[tuple[str, ...], str]] = [
         "--duration is 'soon': give a duration such as \"30s\"",
     ),
     (("queues", "pause", "mail", "--duration", "0s"), "--duration is zero: a pause has a length"),
-    (("work", "-q", "high=many"), "--queue 'high' has the weight 'many': it is a whole number from 1"),
+    (("work", "-q", "high=many"), "--queue 'high': its weight is 'many': it must be a whole number"),
     (("work", "-q", "high=3", "-q", "=1"), "--queue is ''"),
     (("work", "--max-rss", "much"), "--max-rss is 'much': give a size such as"),
     (("work", "--max-idle", "0s"), "--max-idle is '0s': it must lie between 1 ms and 365 d"),

@@ -13,7 +13,7 @@ from sqlq.cli.commands import work
 from sqlq.errors import ConfigurationError
 from sqlq.worker.claim import claimer as claim
 from sqlq.worker.claim.claimer import Claimer
-from sqlq.worker.options import WorkerOptions, checked_weights
+from sqlq.worker.options import WorkerOptions
 from tests.kit import for_each
 
 
@@ -32,9 +32,9 @@ def test_claims_order_queues_by_weight(app: sqlq.App) -> None:
 @for_each("weight", [0, -1, 1_001, True, "3", 1.5, None])
 def test_a_bad_weight_is_reported_in_one_sentence(weight: Any) -> None:
     with pytest.raises(
-        ConfigurationError, match=r"queue 'mail' has the weight .*: it is a whole number from 1"
+        ConfigurationError, match=r"queue 'mail': its weight is .*: it must be a whole number from 1 to 1,000"
     ):
-        checked_weights({"mail": weight})
+        WorkerOptions.of({"mail": weight})
 
 
 @pytest.mark.parametrize("dear", [False, True])

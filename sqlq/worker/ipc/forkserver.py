@@ -264,8 +264,7 @@ def show(name: str) -> None:
 def _renumber(fds: Sequence[int], numbers: Sequence[int]) -> None:
     """Move descriptors to these numbers, and leave nothing on the standard input."""
     nothing = os.open(os.devnull, os.O_RDONLY)
-    above_all = max(numbers, default=0) + 1
-    above = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above_all) for fd in (nothing, *fds)]
+    above = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, max(numbers, default=0) + 1) for fd in (nothing, *fds)]
     for fd in (nothing, *fds):
         os.close(fd)
     for fd, number in zip(above, (0, *numbers), strict=True):

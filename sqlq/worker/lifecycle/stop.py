@@ -117,8 +117,7 @@ class Grace:
             self.pulse()
             if self.stopping.is_set() and running and not is_logged:
                 is_logged = True
-                grace = readable(self._ms)
-                log.info("waiting up to %s for what runs (%d)", grace, running, event="stopping")
+                log.info("waiting up to %s for what runs (%d)", readable(self._ms), running, event="stopping")
             if executors.wait_idle(min(self._until - monotonic(), 0.1)):
                 return
             if not self.stopping.is_set() and all(job.timed_out for job in executors.running()):

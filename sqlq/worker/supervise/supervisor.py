@@ -236,9 +236,8 @@ class Supervisor:
         return self._restarts.code
 
     def _is_over(self) -> bool:
-        if self._restarts.is_hopeless:
-            return True
-        return not self._children and (self._stops or self._restarts.closed == self._restarts.number)
+        has_ended = not self._children and (self._stops or self._restarts.closed == self._restarts.number)
+        return has_ended or self._restarts.is_hopeless
 
     def _missing(self) -> int:
         return self._restarts.missing(child.stage for child in self._children)

@@ -105,8 +105,7 @@ class Outage:
                 self._failures, self._outage_number = 0, self._shared.number
         self._failures += 1
         # without the attribute it is a driver's own error: LISTEN's connection broke
-        is_broken = getattr(error, "connection_invalidated", True)
-        if self._failures == 1 and (is_broken or was_rolled_back(error)):
+        if self._failures == 1 and (getattr(error, "connection_invalidated", True) or was_rolled_back(error)):
             return MIN_WAIT_SECONDS * random.uniform(0.0, 1.0)
         with self._shared.lock:
             if is_refused(error):
