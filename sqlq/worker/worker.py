@@ -113,8 +113,7 @@ class Worker(Background):
         self._executors = Executor(options.concurrency, starting, self._settle, may_start, isolates)
         self._lifespan = Lifespan(app.lifespan, self._executors.run_coroutine, self._lifespan_fell)
         self._claimer = Claimer(database, self.id, options, app.tasks, newest_first=app.newest_first)
-        has_isolates = isolates is not None
-        self._intake = Intake(self.id, options.isolate, has_isolates, app, progress, self._lifespan)
+        self._intake = Intake(self.id, options.isolate, isolates is not None, app, progress, self._lifespan)
         self._maintenance = self._services()
         self._poller = None if database.dialect.in_a_file else self._own_poller()
 
@@ -242,8 +241,11 @@ class Worker(Background):
                 self._shut_down()
 
     def _report(self) -> dict[str, Any]:
-        running = self._executors.load().running
-        return {"counts": vars(self.counts), "running": running, "idle_ms": self._idle_ms()}
+        return {
+            "counts": vars(self.counts),
+            "running": self._executors.load().running,
+            "idle_ms": self._idle_ms(),
+        }
 
     def _idle_ms(self) -> float:
         """Return for how long this worker has held no jobs, and was not paused either."""

@@ -311,8 +311,7 @@ class Intake:
         running = Attempt(job, task, trusted_until, self.target, isolated=isolates and self._has_isolates)
         running.worker = self._worker
         running.alone = task is not None and task.isolate == "fresh"
-        if self._lifespan.exists:
-            running.lifespan = self._lifespan.value
+        running.lifespan = self._lifespan.value
         running.on_progress = self._progress.note
         if task is not None and task.retention_ms is not None:
             self._progress.in_use = True

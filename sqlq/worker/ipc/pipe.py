@@ -112,12 +112,10 @@ class Pipe:
                 return None
             if not line.endswith(b"\n"):  # it died in the middle of a word; guard: cut-message-is-ignored
                 return None
-            try:
+            with suppress(ValueError, RecursionError):
                 message = _decode(line.decode())
-            except (ValueError, RecursionError):
-                message = None
-            if isinstance(message, dict):
-                return message
+                if isinstance(message, dict):
+                    return message
             if strictly:  # guard: unreadable-isolate-is-refused
                 raise ValueError("a word that is no message")
             log.warning("a line of another process of this worker is no message: it is ignored")
