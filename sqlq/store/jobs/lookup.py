@@ -369,7 +369,7 @@ def traces(conn: Connection, ids: Sequence[int]) -> Iterator[tuple[int, str | No
     """Yield the ends of the tracebacks of failed jobs, with their ids. Each is unpacked once for it."""
     end = last_of(failed_jobs.c.traceback, literal(TRACE_CHARACTERS, Integer))
     for some in slices(ids, BATCH):
-        yield from conn.execute(select(failed_jobs.c.id, end).where(failed_jobs.c.id.in_(some))).tuples()
+        yield from conn.execute(select(failed_jobs.c.id, end).where(failed_jobs.c.id.in_(some)))
 
 
 TRACE_CHARACTERS = 1_500
