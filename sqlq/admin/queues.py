@@ -107,7 +107,12 @@ class Queues(Facet):
         >>> app.queues.pause("mail", duration="10m")  # doctest: +SKIP
         ['mail']
         """
-        return self._switch(names, all, partial(worker_rows.pause_queue, lasting_ms=_duration_ms(duration)))
+        lasting_ms = None if duration is None else milliseconds(duration, "duration")
+        if lasting_ms == 0:
+            raise ConfigurationError(
+                "duration is zero: a pause has a length, or leave it out for one without end"
+            )
+        return self._switch(names, all, partial(worker_rows.pause_queue, lasting_ms=lasting_ms))
 
     @audited("queues resume")
     def resume(self, *names: str, all: bool = False) -> builtins.list[str]:
@@ -126,17 +131,6 @@ class Queues(Facet):
         self._database.require_tables()
         # in one order everywhere, so that two operators cannot deadlock
         return self._database.run(lambda conn: [name for name in checked if switch(conn, name)])
-
-
-def _duration_ms(duration: Duration | None) -> int | None:
-    if duration is None:
-        return None
-    ms = milliseconds(duration, "duration")
-    if ms == 0:
-        raise ConfigurationError(
-            "duration is zero: a pause has a length, or leave it out for one without end"
-        )
-    return ms
 
 
 def _named(alive: Sequence[Row[Any]]) -> set[str]:

@@ -203,8 +203,9 @@ def _last_jobs(conn: Connection, ids: Sequence[int]) -> dict[int, LastJob]:
     """Return those of the last jobs of schedules that are kept."""
     last_jobs: dict[int, LastJob] = {}
     for job in lookup.of_ids(conn, ids):
-        failed = job.state is State.FAILED
-        error = error_line(job.reason, job.exception, job.message) if failed else job.reason
+        error = job.reason
+        if job.state is State.FAILED:
+            error = error_line(job.reason, job.exception, job.message)
         last_jobs[job.id] = LastJob(job.id, job.state.value, job.scheduled_for, error)
     return last_jobs
 
@@ -217,11 +218,10 @@ def _details(
         plan, error = read(row.plan), row.error
     except ConfigurationError as refused:
         plan, error = None, str(refused)
-    left = None if plan is None or plan.repeats is None else max(0, plan.repeats - row.ticks)
     upcoming: tuple[datetime, ...] = ()
     if plan is not None and row.paused_at is None and row.retired_at is None:
-        number = UPCOMING if left is None else min(left, UPCOMING)
-        upcoming = tuple(islice(plan.moments(max(row.last_at, row.moment)), number))
+        left = UPCOMING if plan.repeats is None else max(0, plan.repeats - row.ticks)
+        upcoming = tuple(islice(plan.moments(max(row.last_at, row.moment)), min(left, UPCOMING)))
     if row.retired_at is not None:
         state = "retired"
     elif row.paused_at is not None:

@@ -67,10 +67,6 @@ def storage(database: Database) -> Storage:
     return Storage(f"{database.dialect.title} {number}", tuple(readings), tables)
 
 
-def _of_limit(numbers: tuple[int, int]) -> str:
-    return f"{numbers[0]:,} of {numbers[1]:,}"
-
-
 def _tables(tables: Sequence[TableSize]) -> str:
     indexes = sum(table.index_bytes for table in tables)
     return f"{in_units(indexes + sum(table.bytes for table in tables))}, {in_units(indexes)} of it indexes"
@@ -95,7 +91,7 @@ def _of_server(health: Any) -> dict[str, Row]:
             "sqlq's own tables. Workers prune finished jobs; you delete failed ones.",
         ),
         "connections": (
-            *(health.connections, _of_limit),
+            *(health.connections, "{0[0]:,} of {0[1]:,}".format),
             "Connections in use, of the most that the server takes. A worker that gets none waits.",
         ),
         "oldest transaction": (

@@ -414,8 +414,7 @@ def _schedule(name: str, done: str, changed: bool, otherwise: str) -> Outcome:
 @verb("schedules run", button="Run now", needs_code=True)
 def run_schedule(app: Any, names: Sequence[str]) -> Outcome:
     """Enqueue a job of a schedule now, beside its plan."""
-    (name,) = names
-    job = app.schedules.run(name)
+    job = app.schedules.run(*names)
     line = f"enqueued job {job.id}: {job.task} in queue {job.queue}"
     if not job.created:
         line = f"nothing enqueued: job {job.id} holds its unique key"
@@ -464,5 +463,6 @@ def clear_limit(app: Any, names: Sequence[str]) -> Outcome:
     """
     (key,) = names
     limit = app.limits.clear(key)
-    line = f"{key}: {limit.says}, until a job is enqueued that says something else"
-    return Outcome(limit.as_json(), [line])
+    return Outcome(
+        limit.as_json(), [f"{key}: {limit.says}, until a job is enqueued that says something else"]
+    )

@@ -164,24 +164,21 @@ class Context(CommandLine):
         from sqlq.config.urls import database_url, is_same_database
         from sqlq.database.dialects import dialect_at
 
-        if self.database_url is None:
-            return App() if path is None else load_app(path, self._directories())
         if path is None:
-            return App(self.database_url)
+            return App() if self.database_url is None else App(self.database_url)
+        directories = [Path.cwd(), *([] if self.project is None else [self.project.file.parent])]
+        if self.database_url is None:
+            return load_app(path, directories)
         url = database_url(self.database_url)
         # an App that names no database itself takes this one, and so does whatever else reads the variable
         os.environ["SQLQ_DATABASE_URL"] = self.database_url
-        app = load_app(path, self._directories())
+        app = load_app(path, directories)
         if app.url != url:
             # what goes with another database does not go with this one
             schema = None if dialect_at(url).in_a_file else app.schema
             listen_url = app._connected.address.listen_url if is_same_database(app.url, url) else None
             app.use(self.database_url, schema=schema, listen_url=listen_url)
         return app
-
-    def _directories(self) -> list[Path]:
-        """Return where the App's module is looked for beside the installed packages."""
-        return [Path.cwd(), *([] if self.project is None else [self.project.file.parent])]
 
     def shown_url(self) -> str:
         """Return the database as it may be shown: without its password, an SQLite file with its whole

@@ -38,9 +38,11 @@ def command_of(verb: Verb) -> click.Command:
         callback=click.pass_obj(partial(_run, verb)),
         help=verb.help,
     )
-    confirmed = [yes_option] if verb.confirms else []
-    for option in (*map(option_of, (*verb.selectors, *verb.options)), *confirmed, json_flag):
-        option(command)
+    for option in (*verb.selectors, *verb.options):
+        option_of(option)(command)
+    if verb.confirms:
+        yes_option(command)
+    json_flag(command)
     return command
 
 

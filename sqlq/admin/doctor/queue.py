@@ -99,11 +99,12 @@ def leases(case: Case) -> Answers:
     if late := case.query(health.stuck, longer_than_ms=STUCK_MS):
         have = counted(len(late), "running job has", "running jobs have")
         first = span(max(late.values()))
-        should = "look at the workers' logs: they should"
         yield to_do(
             f"{have} lost their workers, the first {first} ago, and no worker has taken them over: "
             f"{listed([*late])}",
-            should if case.workers else "start a worker: any takes over what others lost",
+            "look at the workers' logs: they should"
+            if case.workers
+            else "start a worker: any takes over what others lost",
         )
 
 
@@ -164,9 +165,11 @@ def flows(case: Case) -> Answers:
 
 def failed(case: Case) -> Answers:
     if failed := [queue for queue in case.queues if queue.failed]:
-        said = f"{_number_in(failed, ('failed',), 'job has', 'jobs have')} failed for good"
         lists, prunes = command("jobs --state failed"), command("prune --failed 30d")
-        yield check(said, f"{lists}; then retry or delete them, or {prunes}")
+        yield check(
+            f"{_number_in(failed, ('failed',), 'job has', 'jobs have')} failed for good",
+            f"{lists}; then retry or delete them, or {prunes}",
+        )
 
 
 CHECKS = (

@@ -79,7 +79,10 @@ def _play(app: App) -> None:
         f"  job {charged.id} will fail the first time, and job {shipped.id} each time\n\n"
         "Work, 4 jobs at a time"
     )
-    _narrate()
+    log = logging.getLogger("sqlq")
+    log.addHandler(_Narrator())
+    log.setLevel(logging.INFO)
+    log.propagate = False
     with app.worker(concurrency=4):
         app.wait_all([*(job.id for job in jobs), charged.id, shipped.id], "1m")
     states = Counter(job.state.value for job in app.jobs.list(limit=1_000))
@@ -95,11 +98,3 @@ class _Narrator(logging.Handler):
         event, task = getattr(record, "event", None), getattr(record, "task", None)
         if event is not None and (event, task) != ("finished", "demo.send_receipt"):
             click.echo(f"  {plain(record.getMessage())}")
-
-
-def _narrate() -> None:
-    """Print the log of the worker, and keep it from other handlers, until this process ends."""
-    log = logging.getLogger("sqlq")
-    log.addHandler(_Narrator())
-    log.setLevel(logging.INFO)
-    log.propagate = False

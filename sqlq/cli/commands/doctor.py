@@ -6,7 +6,7 @@ import click
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq.admin.doctor.doctor import examine
-from sqlq.admin.doctor.finding import Finding, Verdict, to_do
+from sqlq.admin.doctor.finding import Verdict, to_do
 from sqlq.admin.storage import storage
 from sqlq.cli.context import Context
 from sqlq.cli.options import flag, takes_json
@@ -32,7 +32,11 @@ def doctor(context: Context, sizes: bool, as_json: bool) -> None:
     if sizes:
         _show_sizes(context, as_json)
         return
-    rows = _examine(context)
+    database = context.app().database
+    try:
+        rows = examine(database)
+    except (SQLAlchemyError, ConfigurationError) as error:  # no connection is a finding, too
+        rows = [to_do(explain(error, context) or str(error), check="connection")]
     worst = [finding for finding in rows if finding.verdict is Verdict.TO_DO]
     if as_json:
         show_json({"well": not worst, "findings": [finding.as_json() for finding in rows]})
@@ -54,14 +58,3 @@ def _show_sizes(context: Context, as_json: bool) -> None:
     if rows.tables:
         click.echo()
         show_table(rows.tables)
-
-
-def _examine(context: Context) -> list[Finding]:
-    """Examine; a database that cannot even be connected to is a finding, too. A URL that is none is bad
-    input, as ever."""
-
-    database = context.app().database
-    try:
-        return examine(database)
-    except (SQLAlchemyError, ConfigurationError) as error:
-        return [to_do(explain(error, context) or str(error), check="connection")]

@@ -9,7 +9,7 @@ import click
 from sqlq.admin.verbs import of
 from sqlq.cli.context import Context
 from sqlq.cli.options import flag, limit_option, takes_json, those_of_one
-from sqlq.cli.terminal.output import answer, show_list
+from sqlq.cli.terminal.output import show_json, show_list
 from sqlq.config.durations import counted
 
 
@@ -24,9 +24,8 @@ def failed(context: Context, /, exact: bool, limit: int, as_json: bool, **fields
     sqlq jobs --state failed lists them, and sqlq show has all about one.
     """
     errors, is_complete = context.looking().jobs.failures(**fields, exact=exact)
-    shown = [each.as_json() for each in errors[:limit]]
     if as_json:
-        answer({"errors": shown, "capped": not is_complete}, as_json=True)
+        show_json({"errors": [each.as_json() for each in errors[:limit]], "capped": not is_complete})
         return
     show_list(errors[:limit], nothing=f"no failed jobs{of(fields)}")
     if len(errors) > limit:

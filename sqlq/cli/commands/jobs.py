@@ -29,8 +29,9 @@ def jobs(
     Finished jobs are listed as long as they are kept: 7 days, or the App's retention=.
     """
     app = context.looking()
-    within = None if exact else LOOKED_AT
-    jobs = app.jobs.list(state=state, limit=limit + 1, within=within, whole=False, **fields)
+    jobs = app.jobs.list(
+        state=state, limit=limit + 1, within=None if exact else LOOKED_AT, whole=False, **fields
+    )
     more, rows = len(jobs) > limit, jobs[:limit]
     if as_json:
         show_json([job.as_json(whole=False) for job in rows])

@@ -20,5 +20,4 @@ def limits(context: Context, prefix: str, limit: int, as_json: bool) -> None:
     """
     of = f" with the prefix {prefix!r}" if prefix else ""
     nothing = f"no limits{of} in {context.shown_url()}: a worker that sees a job of a key adds it"
-    rows = context.looking().limits.list(prefix or None, limit=limit)
-    show_list(rows, nothing=nothing, as_json=as_json)
+    show_list(context.looking().limits.list(prefix or None, limit=limit), nothing=nothing, as_json=as_json)

@@ -69,7 +69,8 @@ def show(context: Context, id: int, only_result: bool, wait: str | None, as_json
     show_heading(f"job {job.id}: {job.state}")
     show_fields(_fields(job))
     if job.state == "failed":
-        _show_error(job.exception, job.message, job.reason)
+        show_part("error" if job.reason == "error" else f"error ({job.reason})")
+        show_block(": ".join(filter(None, (job.exception, (job.message or "").strip()))))
     _show_history(job)
     if job.traceback:
         show_part("traceback")
@@ -84,6 +85,7 @@ def _fields(job: JobDetails) -> dict[str, object]:
     planned = job.scheduled_for and f"{job.schedule}, for {written(job.scheduled_for)}"
     back = f", released {counted(job.releases, 'time')}" if job.releases else ""
     cursor = _json(job.cursor)
+    kept = None if job.retention_ms is None else f"{readable(job.retention_ms)} after its end"
     return {
         "label": job.label,
         "batch": job.batch_key,
@@ -99,7 +101,7 @@ def _fields(job: JobDetails) -> dict[str, object]:
         "attempts": f"{job.attempts} of {job.max_attempts or '?'}{back}",
         "timeout": readable(job.timeout_ms) if job.timeout_ms else "none",
         "backoff": job.backoff and _backoff(job.backoff),
-        "kept": None if job.retention_ms is None else _kept(job.retention_ms),
+        "kept": "for ever" if (job.retention_ms or 0) >= FOR_EVER_MS else kept,
         "priority": job.priority or None,
         "unique key": job.unique_key and f"{job.unique_key} (until {job.unique_until})",
         "on success": _json(job.on_success),
@@ -130,16 +132,6 @@ def _backoff(text: str) -> str:
         return str(read(text))
     except ConfigurationError:
         return text
-
-
-def _kept(retention_ms: int) -> str:
-    return "for ever" if retention_ms >= FOR_EVER_MS else f"{readable(retention_ms)} after its end"
-
-
-def _show_error(exception: str | None, message: str | None, reason: str | None) -> None:
-    show_part("error" if reason == "error" else f"error ({reason})")
-    text = ": ".join(part for part in (exception, (message or "").strip()) if part)
-    show_block(text)
 
 
 def _show_history(job: JobDetails) -> None:

@@ -116,11 +116,6 @@ STYLES = {
 }
 
 
-def styled(word: str) -> Cell:
-    """Return a state, or a verdict of the doctor, in its colour."""
-    return str(word), STYLES.get(word, "")
-
-
 RIGHT = (
     *("id", "step", "attempts", "number", "newest", "ticks", "skipped", "rows", "dead", "size", "indexes"),
     *("available", "scheduled", "blocked", "running", "failed", "waiting", "oldest wait"),
@@ -190,7 +185,7 @@ def _cell(thing: Any, name: str, value: Any) -> Cell:
     if isinstance(value, datetime):
         return written(value) if name in ("next", "for") else until(value) if name == "time" else ago(value)
     if name in ("state", "served", "verdict"):
-        return styled(value)
+        return str(value), STYLES.get(value, "")
     if name in ("size", "indexes"):
         return None if value is None else in_units(value)
     if name == "after":
