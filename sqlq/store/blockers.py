@@ -28,7 +28,6 @@ SWEEP_SHARE = 50
 """The rest after a sweep, as a multiple of its duration."""
 ALL_STEPS_SECONDS = NO_FLOWS_SECONDS = 60.0
 SWEPT_AT_ONCE = 1_000
-BEFORE_ALL = (0, 0)
 UNUSED_MS = 30 * 24 * 3_600_000
 """Finished jobs, whose replays need their keys, are kept for a week unless an App sets another retention."""
 
@@ -104,8 +103,7 @@ class FlowBlocker(Blocker):
         done.number += unblock.sweep_recent(claims, RECENT_MS).free
         began = monotonic()
         if began >= self._all_at:
-            position = self._position or BEFORE_ALL
-            unblocked, self._position = unblock.sweep_all(claims, position, SWEPT_AT_ONCE)
+            unblocked, self._position = unblock.sweep_all(claims, self._position or (0, 0), SWEPT_AT_ONCE)
             done.number += unblocked.free
             rest = SWEEP_SHARE * (monotonic() - began)
             self._all_at = began + (max(rest, ALL_STEPS_SECONDS) if self._position is None else rest)
@@ -124,8 +122,10 @@ class FlowBlocker(Blocker):
         before = {edge.depends_on for edge in edges if edge.job_id == job.id}
         for step in steps:
             if step.id in before and step.state != "finished":
-                words = f"flows skip {step.id}" if step.state == "failed" else None
-                yield Reason(f"it waits for job {step.id}, {step.task}, which is {step.state}", words)
+                yield Reason(
+                    f"it waits for job {step.id}, {step.task}, which is {step.state}",
+                    f"flows skip {step.id}" if step.state == "failed" else None,
+                )
 
 
 class LimitBlocker(Blocker):
@@ -188,8 +188,11 @@ def _leader(database: Database, job: JobDetails) -> Reason | None:
     if leader is None:
         return None
     why = "".join(f": {reason.text}" for reason in put_back(leader))
-    position = f"is {leader.state}, and before it in the line of {job.limit_key}"
-    return Reason(f"it waits for job {leader.id}, {leader.task}, which {position}{why}", f"why {leader.id}")
+    return Reason(
+        f"it waits for job {leader.id}, {leader.task}, which is {leader.state}, and before it in the line of "
+        f"{job.limit_key}{why}",
+        f"why {leader.id}",
+    )
 
 
 _PUT_BACK = {

@@ -329,9 +329,8 @@ def replay(
                 rows = conn.scalars(query.where(table.c.id > some[-1])).all()
                 ids += rows
                 some = rows if len(rows) == lookup.BATCH else []
-    ids.sort()
     # several statements, since the time for an answer is bounded
-    replays = [copy for part in slices(ids, lookup.BATCH) for copy in _copy(conn, part)]
+    replays = [copy for part in slices(sorted(ids), lookup.BATCH) for copy in _copy(conn, part)]
     wake_lines(conn, replays)  # guard: a-limited-replay-is-looked-at
     if replays:
         notify.wake_others(conn)
@@ -359,12 +358,11 @@ OLD = "is old enough to be deleted"
 def forget(conn: Connection, selection: Selection, source: Table = failed_jobs) -> Sequence[Any]:
     """Delete a batch of failed or finished jobs for good and return their rows, at most 1,000. A finished
     step stays while another step may take its result."""
-    dialect = dialect_of(conn)
     ids = select(source.c.id).where(selection.where(source)).order_by(source.c.id)
     if source is finished_jobs:
         ids = ids.where(_is_free(source))  # guard: needed-results-are-not-deleted
     returning = (source.c.id, *(source.c[name] for name in names_of("waited")))
-    rows = dialect.sql.change(conn, Change(ids.limit(lookup.BATCH), returning=returning))
+    rows = dialect_of(conn).sql.change(conn, Change(ids.limit(lookup.BATCH), returning=returning))
     wake_lines(conn, rows)  # guard: delete-wakes-the-serial-key
     _clear_up_after(conn, rows)
     return rows
@@ -407,9 +405,11 @@ def _delete(conn: Connection, source: Table, limit: int, *where: Condition, orde
     """Delete at most `limit` of the chosen rows, and return the number. A locked one is left to the next run,
     and one that the database refuses to delete to a later one."""
     dialect = dialect_of(conn)
-    query = select(source.c.id, source.c.flow_id).where(*where, source.c.id.not_in(REFUSED))
-    # guard: what-is-asked-for-is-kept
-    query = query.where(_is_free(source))
+    query = select(source.c.id, source.c.flow_id).where(
+        *where,
+        source.c.id.not_in(REFUSED),
+        _is_free(source),  # guard: what-is-asked-for-is-kept
+    )
     rows = dialect.sql.lock(conn, query.order_by(order_by).limit(limit), lately(conn, OLD))
 
     def delete(some: Sequence[Any]) -> None:

@@ -337,8 +337,7 @@ def give_back(conn: Connection, claims: Iterable[Right]) -> set[Right]:
         settlements = []
         for row in dialect.sql.lock(conn, _unbegun(dialect), dialect.sql.batch_parameters(HOLD, some)):
             job, course = ClaimedJob._make(row[: len(CLAIMED)]), _times_of_lost(row)
-            # guard: what-never-began-keeps-its-key
-            trusted = as_trusted(job, encryption)
+            trusted = as_trusted(job, encryption)  # guard: what-never-began-keeps-its-key
             settlements.append(settlement(trusted, given_back(job), course, encryption=encryption))
         done.update(settle(conn, settlements))
 
@@ -433,10 +432,9 @@ def cancel(conn: Connection, locked: Sequence[int], reason: str, *, revokes: boo
     if revokes:
         raised = update(jobs).values(lease_token=next_token(jobs.c.lease_token))
         conn.execute(raised.where(jobs.c.id.in_(locked)))  # guard: forced-cancel-raises-the-token
-    named = jobs.c.on_failure.contains('"on_cancel"')
-    rows = conn.execute(select(*_REVOKED).where(jobs.c.id.in_(locked), named))
+    query = select(*_REVOKED).where(jobs.c.id.in_(locked), jobs.c.on_failure.contains('"on_cancel"'))
     # guard: cancel-writes-its-callback
-    _follow(conn, _follow_ups(conn, [(row, Cancelled(reason)) for row in rows]))
+    _follow(conn, _follow_ups(conn, [(row, Cancelled(reason)) for row in conn.execute(query)]))
     finish(conn, jobs, locked, "cancelled", reason)
 
 
@@ -453,8 +451,7 @@ def skip(conn: Connection, step: int, reason: str) -> bool:
     another transaction has locked."""
     for table, waits in ((jobs, IS_UNRESERVED), (failed_jobs, true())):
         query = select(table.c.id, table.c.limit_key).where(table.c.id == step, waits)
-        rows = dialect_of(conn).sql.lock(conn, query, waits=True)
-        if rows:
+        if rows := dialect_of(conn).sql.lock(conn, query, waits=True):
             wake_lines(conn, rows)  # guard: skip-wakes-the-serial-key
             finish(conn, table, [step], "finished", reason)
             return True

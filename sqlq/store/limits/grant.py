@@ -87,9 +87,8 @@ def next_free(free_at: datetime | None, now: datetime, before: Rule, rule: Rule)
         return free_at
     # in whole milliseconds, and so never early; no start is granted further ahead than this
     distance = ceil(interval_us / 1000) * MS
-    latest = now + AHEAD + distance
     moved = free_at if before_us is None else free_at + distance - floor(before_us) * _US
-    return min(moved, latest)  # guard: the-next-start-is-by-the-new-rate
+    return min(moved, now + AHEAD + distance)  # guard: the-next-start-is-by-the-new-rate
 
 
 def _interval_us(rule: Rule) -> Fraction | None:

@@ -35,10 +35,10 @@ def notifying_statement(
 ) -> tuple[str, dict[str, Any]]:
     """Return a statement that is a transaction by itself and notifies idle workers at its commit
     (PostgreSQL)."""
-    with_notification = (
-        f"WITH done AS ({statement}) SELECT done.*, pg_catalog.pg_notify(%(channel)s, '') FROM done"
+    return (
+        f"WITH done AS ({statement}) SELECT done.*, pg_catalog.pg_notify(%(channel)s, '') FROM done",
+        {**parameters, "channel": channel(schema)},
     )
-    return with_notification, {**parameters, "channel": channel(schema)}
 
 
 def wake_others(conn: Connection) -> None:

@@ -42,8 +42,8 @@ def register(
 ) -> None:
     """Register a worker, by the columns of its row. `queues` is None if it serves all queues, `state` is one
     of the four below."""
-    named = None if queues is None else json.dumps(queues, ensure_ascii=False)
-    conn.execute(insert(workers).values(queues=named, state=state, **columns))
+    columns["queues"] = None if queues is None else json.dumps(queues, ensure_ascii=False)
+    conn.execute(insert(workers).values(state=state, **columns))
 
 
 def seen(conn: Connection, id: str) -> bool:
