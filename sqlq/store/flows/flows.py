@@ -282,12 +282,14 @@ def stuck(conn: Connection, longer_than_ms: int, limit: int) -> Sequence[Any]:
 
 
 _FLOW = bindparam("flow", type_=BigInteger)
-_OF_THE_END = ("result", "reason", "exception", "message")
 _STEPS_OF = in_all_tables(
     lambda table, state: select(
         *(table.c[name] for name in ("id", "task", "queue", "label", "attempts")),
         state.label("state"),
-        *(table.c.get(name, cast(null(), Text)).label(name) for name in _OF_THE_END),
+        *(
+            table.c.get(name, cast(null(), Text)).label(name)
+            for name in ("result", "reason", "exception", "message")
+        ),
     ).where(table.c.flow_id == _FLOW)
 )
 _step_ids = in_all_tables(lambda table, _: select(table.c.id).where(table.c.flow_id == _FLOW))

@@ -420,7 +420,6 @@ def look(conn: Connection, requests: Mapping[int, bool]) -> dict[int, Seen]:
 
 
 _REQUESTS = Batch(id=BigInteger, whole=Integer)
-_END_COLUMNS = ("result", "reason", "exception", "message", "traceback")
 
 
 @cache
@@ -430,7 +429,7 @@ def _look(dialect: Dialect) -> Any:
     def query_of(table: Table, state: Expression) -> Select[Any]:
         ends = (
             case((rows.c.whole == 1, table.c[name])) if name in table.c else cast(null(), Text)
-            for name in _END_COLUMNS
+            for name in ("result", "reason", "exception", "message", "traceback")
         )
         columns = (table.c.id, cast(state, Text), table.c.queue, table.c.task, table.c.attempts, *ends)
         query = select(*columns).join_from(rows, table, table.c.id == rows.c.id)

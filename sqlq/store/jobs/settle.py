@@ -129,7 +129,6 @@ def _follow(conn: Connection, follow_ups: Iterable[NewJob | None]) -> None:
 
 Row: TypeAlias = tuple[Any, ...]
 """A right to a job, and the values of a batch."""
-_UNRESERVED: dict[str, Any] = {"reserved_at": null(), "reserved_by": null(), "lease_expires_at": null()}
 
 
 @cache
@@ -141,7 +140,14 @@ def _waiting_again(dialect: Dialect, batch: Batch, *, in_line: bool) -> Change:
         changes: Values = {"available_at": due}
         if in_line:  # guard: released-job-frees-its-slot
             changes = {"available_at": far(), "blocked_by": "limit", "due_at": due}
-        return {**_UNRESERVED, "errors": errors_and(mine.c.record), **changes, **_AGAIN[batch](mine)}
+        return {
+            "reserved_at": null(),
+            "reserved_by": null(),
+            "lease_expires_at": null(),
+            "errors": errors_and(mine.c.record),
+            **changes,
+            **_AGAIN[batch](mine),
+        }
 
     return Change(fenced(dialect.sql, batch), values, returning=RIGHT)
 
@@ -336,7 +342,10 @@ def give_back(conn: Connection, claims: Iterable[Right]) -> set[Right]:
     def release(some: Sequence[Right]) -> None:
         settlements = []
         for row in dialect.sql.lock(conn, _unbegun(dialect), dialect.sql.batch_parameters(HOLD, some)):
-            job, course = ClaimedJob._make(row[: len(CLAIMED)]), _times_of_lost(row)
+            job, course = (
+                ClaimedJob._make(row[: len(CLAIMED)]),
+                AttemptTimes(row.reserved_at, worker=row.reserved_by),
+            )
             trusted = as_trusted(job, encryption)  # guard: what-never-began-keeps-its-key
             settlements.append(settlement(trusted, given_back(job), course, encryption=encryption))
         done.update(settle(conn, settlements))
@@ -363,7 +372,8 @@ def _lose(conn: Connection, revoked: Sequence[Any], why: str, late: Collection[i
             over.append((row, Failed(reason, error)))
         else:
             wait_ms = wait_after_loss_ms(row.losses) or None  # it may never have started
-            record = error_record(row.attempts, reason, error, _times_of_lost(row))
+            times = AttemptTimes(row.reserved_at, worker=row.reserved_by)
+            record = error_record(row.attempts, reason, error, times)
             again.append((row.id, row.lease_token, wait_ms, None, record))
         taken.append(Rescued(row.id, row.task, row.queue, row.attempts, row.reserved_by, failed, row, reason))
     _put_back(conn, _LOSE, again, keys_of(revoked))
@@ -373,10 +383,6 @@ def _lose(conn: Connection, revoked: Sequence[Any], why: str, late: Collection[i
     # guard: the-slots-of-the-lost-are-looked-at
     wake_lines(conn, (row for row, _ in over))
     return taken
-
-
-def _times_of_lost(row: Any) -> AttemptTimes:
-    return AttemptTimes(row.reserved_at, worker=row.reserved_by)
 
 
 def keys_of(rows: Iterable[Any]) -> dict[int, str]:

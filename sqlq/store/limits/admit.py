@@ -38,10 +38,10 @@ from sqlq.database.sql import BEGINS
 from sqlq.errors import ConfigurationError
 from sqlq.model.checks import Rule
 from sqlq.model.limit import LimitStatus
-from sqlq.schema.tables import IS_UNRESERVED, blocked_by, failed_jobs, jobs, limits, queues, wakes
+from sqlq.schema.tables import IS_UNRESERVED, blocked_by, failed_jobs, jobs, limits, wakes
 from sqlq.schema.types import Moment, ago, far, now, since_ms
 from sqlq.store.apart import apart, noted
-from sqlq.store.limits.grant import AHEAD, MAY_START, MS, Grant, Start, next_free, pick
+from sqlq.store.limits.grant import AHEAD, IN_LINE, MAY_START, MS, PAUSED, Grant, Start, next_free, pick
 from sqlq.store.limits.wakes import NO_RULE, Wake, wake
 from sqlq.store.workers import notify, workers
 
@@ -255,7 +255,6 @@ _CHANGE = (
         {name: bindparam(name) for name in Rule._fields} | {"next_free_at": bindparam("at", type_=Moment)}
     )
 )
-_in_line = blocked_by("limit")
 _STARTS = Batch(id=BigInteger, start=Moment)
 
 
@@ -264,7 +263,7 @@ def _admit_at(dialect: Dialect) -> Any:
     rows = dialect.sql.batch_table(_STARTS)
     # guard: the-admitted-know-their-place
     values = {"available_at": func.coalesce(rows.c.start, now()), "blocked_by": null()}
-    return update(jobs).where(jobs.c.id == rows.c.id, _in_line).values(values)
+    return update(jobs).where(jobs.c.id == rows.c.id, IN_LINE).values(values)
 
 
 # -- sweeps --------------------------------------------------------------------------------------------------
@@ -293,7 +292,7 @@ def sweep_on(conn: Connection, after_key: str, limit: int) -> tuple[list[str], l
     """Return the next keys with a line, and the keys of freed slots, once for each slot. Each key with a line
     now has a row."""
     dialect = dialect_of(conn)
-    in_vain = [jobs.c.queue.in_(select(queues.c.queue).where(queues.c.paused_at.is_not(None)))]
+    in_vain = [jobs.c.queue.in_(PAUSED)]
     if (served := workers.served(conn)) is not None:  # guard: unserved-hold-no-slots
         in_vain.append(jobs.c.queue.not_in(served))
     freed = [row.limit_key for each in in_vain for row in dialect.sql.change(conn, _back_into_line(each))]
@@ -311,7 +310,7 @@ def _keys_in_line(conn: Connection, after: str, limit: int, prefix: str = "") ->
 
 
 _holds_a_slot = jobs.c.limit_key.is_not(None) & jobs.c.blocked_by.is_(None)
-_ANY = select(or_(*(exists(select(jobs.c.id).where(each)) for each in (_in_line, _holds_a_slot))))
+_ANY = select(or_(*(exists(select(jobs.c.id).where(each)) for each in (IN_LINE, _holds_a_slot))))
 
 
 def _back_into_line(in_vain: Condition) -> Change:
@@ -347,7 +346,7 @@ def forget_unused(conn: Connection, *, unused_ms: int, limit: int) -> int:
         limits.c.pinned_at.is_(None),  # guard: what-is-set-is-not-forgotten
         next_free_at.is_(None) | (next_free_at < now()),  # guard: rates-are-not-forgotten
         ~_has(jobs, jobs.c.blocked_by.is_(None)),  # guard: slots-are-not-forgotten
-        ~_has(jobs, _in_line),  # guard: limit-key-with-waiting-jobs-is-kept
+        ~_has(jobs, IN_LINE),  # guard: limit-key-with-waiting-jobs-is-kept
         ~_has(failed_jobs),  # guard: what-may-be-retried-is-not-forgotten
         limits.c.limit_key.not_in(steps_keys),  # guard: steps-keys-are-not-forgotten
     )
@@ -385,8 +384,8 @@ def _status(conn: Connection, key: str, row: Any) -> LimitStatus:
         some = select(jobs.c.id).where(jobs.c.limit_key == key, *where).limit(COUNTED + 1).subquery()
         return int(conn.scalar(select(func.count()).select_from(some)) or 0)
 
-    waiting = counted(_in_line)
-    oldest = select(func.min(jobs.c.due_at)).where(jobs.c.limit_key == key, _in_line, jobs.c.due_at <= now())
+    waiting = counted(IN_LINE)
+    oldest = select(func.min(jobs.c.due_at)).where(jobs.c.limit_key == key, IN_LINE, jobs.c.due_at <= now())
     starts = row is not None and row.rate is not None and row.next_free_at is not None
     return LimitStatus(
         key,
@@ -450,7 +449,7 @@ def starving(conn: Connection, since_ms: int, limit: int) -> Sequence[Any]:
     due_at = func.min(jobs.c.due_at)
     lines = (
         select(jobs.c.limit_key, due_at, func.min(jobs.c.id))
-        .where(_in_line, jobs.c.due_at < ago(since_ms))
+        .where(IN_LINE, jobs.c.due_at < ago(since_ms))
         .group_by(jobs.c.limit_key)
         .order_by(due_at)
         .limit(limit)
@@ -460,7 +459,7 @@ def starving(conn: Connection, since_ms: int, limit: int) -> Sequence[Any]:
 
 def leads(conn: Connection, key: str) -> int | None:
     """Return the job for which a line in order waits: one that failed, or the first that has not ended."""
-    live = jobs.c.blocked_by.is_(None) | _in_line
+    live = jobs.c.blocked_by.is_(None) | IN_LINE
     head = conn.scalar(select(func.min(jobs.c.id)).where(jobs.c.limit_key == key, live))
     if head is None:
         return None

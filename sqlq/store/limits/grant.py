@@ -128,28 +128,28 @@ def pick(
 
 
 _LINE = Batch(line_key=Text, number=Integer, holds=Integer)
-_in_line = blocked_by("limit")
+IN_LINE = blocked_by("limit")
 # a statement of its own, whose snapshot is younger than the locks on the keys; guard: slots-are-counted
 _ADMITTED = (
     select(jobs.c.limit_key, func.count())
     .where(jobs.c.limit_key.in_(bindparam("keys", expanding=True)), jobs.c.blocked_by.is_(None))
     .group_by(jobs.c.limit_key)
 )
-_paused = select(queues.c.queue).where(queues.c.paused_at.is_not(None))
+PAUSED = select(queues.c.queue).where(queues.c.paused_at.is_not(None))
 # guard: only-what-is-served-is-admitted
 _is_served = or_(
     bindparam("serves_all", type_=Integer) == 1, jobs.c.queue.in_(bindparam("served", expanding=True))
 )
 MAY_START = "may start by its limit"
 # guard: refused-start-leaves-its-query
-_may_run = and_(jobs.c.due_at <= now(), jobs.c.queue.not_in(_paused), _is_served, jobs.c.id.not_in(REFUSED))
+_may_run = and_(jobs.c.due_at <= now(), jobs.c.queue.not_in(PAUSED), _is_served, jobs.c.id.not_in(REFUSED))
 
 
 def _first(line: Any) -> Select[Any]:
     """The first jobs of a line that may run."""
     return (
         select(jobs.c.id, jobs.c.limit_key)
-        .where(jobs.c.limit_key == line["line_key"], _in_line, _may_run)
+        .where(jobs.c.limit_key == line["line_key"], IN_LINE, _may_run)
         .order_by(jobs.c.priority.desc(), jobs.c.due_at, jobs.c.id)
         .limit(line["number"])
     )
@@ -164,7 +164,7 @@ def _head(line: Any) -> Select[Any]:
     # guard: serial-key-has-one-head
     return (
         select(jobs.c.id, jobs.c.limit_key, may_run)
-        .where(jobs.c.limit_key == line["line_key"], _in_line)
+        .where(jobs.c.limit_key == line["line_key"], IN_LINE)
         .order_by(jobs.c.id)
         .limit(1)
     )
