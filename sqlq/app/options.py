@@ -25,14 +25,10 @@ from sqlq.payload.encryption import Encryption, How
 Check = Callable[[Any, str], object]
 
 
-def _check_headers(value: Any, source: str) -> None:
-    headers.encode(headers.checked(value, source), f"the {source}")
-
-
 OPTIONS: Mapping[str, Check] = {
     **{name: option.fields for name, option in JOB_OPTIONS.items()},
     "backoff": lambda value, _: backoff_from(value),
-    "headers": _check_headers,
+    "headers": lambda value, source: headers.encode(headers.checked(value, source), f"the {source}"),
 }
 """The options that have defaults, each with a function that refuses a wrong value."""
 

@@ -45,8 +45,6 @@ class EnqueueMiddleware:
         """Register a function that returns headers for each job. Raises `ConfigurationError` for one that
         cannot."""
         check_plain(function, "before_enqueue", "def origin(job), which returns headers", object())
-        if function in self._functions:
-            raise ConfigurationError(f"before_enqueue is {name_of(function)} a second time: register it once")
         self._functions.append(function)
         self.are_any = True
 

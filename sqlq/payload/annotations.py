@@ -69,7 +69,13 @@ class Unusable(NamedTuple):
 def hints_of(handler: Callable[..., Any], *, include_extras: bool = True) -> dict[str, Any]:
     """Return the annotations of a handler by parameter, and its result's under "return"; of one that cannot
     be evaluated, an `Unusable`."""
-    function = _function_of(handler)
+    function: Any = handler
+    while isinstance(function, functools.partial) or hasattr(function, "__wrapped__"):
+        function = function.func if isinstance(function, functools.partial) else function.__wrapped__
+    if isinstance(function, type):
+        function = vars(function).get("__init__", function)
+    elif not inspect.isroutine(function):
+        function = type(function).__call__
     try:
         annotations = annotations_of(function)
     except Exception:
@@ -84,15 +90,6 @@ def hints_of(handler: Callable[..., Any], *, include_extras: bool = True) -> dic
         except Exception as error:
             hints[name] = Unusable(str(error))
     return hints
-
-
-def _function_of(handler: Any) -> Any:
-    """Return the function that carries a handler's annotations."""
-    while isinstance(handler, functools.partial) or hasattr(handler, "__wrapped__"):
-        handler = handler.func if isinstance(handler, functools.partial) else handler.__wrapped__
-    if isinstance(handler, type):
-        return vars(handler).get("__init__", handler)
-    return handler if inspect.isroutine(handler) else type(handler).__call__
 
 
 def positional_names(signature: inspect.Signature) -> list[str]:

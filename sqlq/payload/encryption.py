@@ -98,8 +98,6 @@ class Encryption:
         self.keys: dict[str, Key] = {}
         for i, text in enumerate(keys):
             key = Key(text, f"{called}[{i}]")
-            if key.id in self.keys:
-                raise ConfigurationError(f"{called} has the key {key.id} twice: leave one of the two out")
             self.keys[key.id] = key
         self._plain = plain
         self.how = how

@@ -156,7 +156,7 @@ class AsCompleted(Generic[R]):
         unseen = [id for id in ids if id not in self.seen]
         if not unseen or (self._ms != 0 and self._results.waiter.is_away):
             return []
-        database = self._results.database
+        database = self._results.database()
         try:
             database.require_tables()
             with database.read() as conn:
@@ -210,27 +210,22 @@ class Results:
 
     def __init__(
         self,
-        open_database: Callable[[], Database],
+        database: Callable[[], Database],
         tasks: Registry,
         here: Callable[[], Any],
         encryption: Encryption | None,
     ) -> None:
         """`here` returns the runner of jobs that run in this process, inline or eagerly; None where none
         have. Their results need no database, so it is opened for the first job that is a row."""
-        self._open_database = open_database
+        self.database = database
         self._tasks = tasks
         self._here = here
         self._encryption = encryption
 
     @cached_property
-    def database(self) -> Database:
-        """The database that has the jobs."""
-        return self._open_database()
-
-    @cached_property
     def waiter(self) -> Waiting:
         """Looks for all jobs that this process waits for."""
-        return Waiting(self.database)
+        return Waiting(self.database())
 
     def close(self) -> None:
         """Stop looking."""

@@ -296,12 +296,6 @@ def test_wrong_enqueue_middleware_is_refused(app: sqlq.App, function: Any, messa
         app.before_enqueue(function)
 
 
-def test_enqueue_middleware_is_registered_once(app: sqlq.App) -> None:
-    function: Any = app.before_enqueue(lambda job: None)
-    with pytest.raises(ConfigurationError, match="a second time"):
-        app.before_enqueue(function)
-
-
 # -- carry ---------------------------------------------------------------------------------------------------
 
 
