@@ -194,9 +194,6 @@ def is_plain(hint: Any) -> bool:
     return origin in (Union, types.UnionType, *_PLAIN_ARRAYS, *_PLAIN_OBJECTS) and all(map(is_plain, args))
 
 
-_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-
 class Conversions:
     """The conversions of a handler's parameters. False where no parameter has one."""
 
@@ -211,7 +208,9 @@ class Conversions:
             conversions[parameter.name] = kinds[parameter.kind] = conversion_of(hint)
         self._conversions = conversions
         self._named = {
-            name: conversions[name] for name in conversions if signature.parameters[name].kind in _BY_NAME
+            parameter.name: conversions[parameter.name]
+            for parameter in signature.parameters.values()
+            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
         }
         self._more = kinds.get(inspect.Parameter.VAR_POSITIONAL)
         """The conversion of values in `*args`; the next one is of values in `**kwargs`."""

@@ -34,7 +34,6 @@ PRIMARY_SECONDS = 5.0
 """How often a poll checks that the server is no standby, which may show what was."""
 IDLE_SECONDS = 30.0
 """How long the thread and its connection stay when nobody waits."""
-CLOSE_SECONDS = 2.0
 
 
 End: TypeAlias = "tuple[int, Seen | None]"
@@ -89,7 +88,7 @@ class Waiting(Background):
             thread, self._closing = self._thread, True
             self._changed.notify()
         if thread is not None and thread is not threading.current_thread():
-            thread.join(CLOSE_SECONDS)
+            thread.join(2.0)
 
     def may_mend(self, error: Exception) -> bool:
         """Whether an error of the database may pass."""
