@@ -71,7 +71,7 @@ class Declares:
     def __init__(self, defaults: Defaults, carry: Sequence[ContextVar[Any]], service: str | None) -> None:
         self._defaults = defaults
         self._enqueue_middleware = EnqueueMiddleware(carry)
-        self._tasks = Registry(self, always=[scope] if (scope := self._enqueue_middleware.scope()) else ())
+        self._tasks = Registry(self, always=self._enqueue_middleware.scopes())
         self._limits = DeclaredLimits()
         self._fair: Limit | None = None
         """The limit of tasks that have none of their own."""

@@ -142,7 +142,7 @@ class Here:
         task = self._tasks.find(new.task)
         # what a claim takes from the task
         unset = [name for name in ("max_attempts", "on_success", "on_failure") if getattr(new, name) is None]
-        new = replace(new, **{name: getattr(task, name) for name in unset}) if unset else new
+        new = replace(new, **{name: getattr(task, name) for name in unset})
         with self._taking:
             others = [] if new.unique_key is None else self.jobs
             live = next((job for job in others if job.holds(new.queue, new.unique_key)), None)

@@ -66,11 +66,10 @@ class EnqueueMiddleware:
             text = headers.encode(merged, f"the headers of this job of {job.task}")
         return job if text == job.headers_text else replace(job, headers_text=text)
 
-    def scope(self) -> Scope | None:
-        """Return the middleware of jobs with carried values; None where none are carried."""
-        if not self._carry:
-            return None
-        return Scope("sqlq.carry", self._carrying, self._carrying, is_async=False)
+    def scopes(self) -> list[Scope]:
+        """Return the middleware of attempts: one that sets the carried values, where any are carried."""
+        scope = Scope("sqlq.carry", self._carrying, self._carrying, is_async=False)
+        return [scope] if self._carry else []
 
     @contextmanager
     def _carrying(self, job: Any) -> Iterator[None]:
