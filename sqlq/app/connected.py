@@ -19,7 +19,7 @@ from sqlq.database.database import Address, Database
 from sqlq.database.profiles import ANY, LOOKS, Use
 from sqlq.enqueue.enqueue import Enqueuer
 from sqlq.errors import ConfigurationError
-from sqlq.model.job_options import Kept
+from sqlq.model.job_options import KEPT, Kept
 from sqlq.payload.encryption import Encryption
 from sqlq.results.results import Results
 
@@ -234,10 +234,10 @@ class Parts(Declares):
 
     def _address(
         self,
-        url: str | URL | Kept | None,
-        engine: Engine | AsyncEngine | None,
-        schema: str | None,
-        listen_url: str | URL | None,
+        url: str | URL | Kept | None = KEPT,
+        engine: Engine | AsyncEngine | None = None,
+        schema: str | None = None,
+        listen_url: str | URL | None = None,
         *,
         keeps_listen_url: bool = False,
     ) -> Address:
