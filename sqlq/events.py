@@ -213,8 +213,9 @@ class Events:
         """Publish the events of jobs that were enqueued, in a transaction that has committed."""
         for options, job in zip(new, jobs, strict=True):
             if job.created:
-                attempts = options.max_attempts or MAX_ATTEMPTS
-                self.publish(enqueued(job, attempts, options.delay_ms, options.label))
+                self.publish(
+                    enqueued(job, options.max_attempts or MAX_ATTEMPTS, options.delay_ms, options.label)
+                )
 
     def replayed(self, jobs: Iterable[Any]) -> None:
         """Publish the events of copies that were enqueued."""
@@ -226,13 +227,12 @@ class Events:
         return all(listener.flush(max(0.0, until - monotonic())) for listener in self._listeners)
 
 
-def checked_names(names: Sequence[Any]) -> Sequence[EventName]:
-    """Return names of events. Raises `ConfigurationError` for those that are none."""
+def check_names(names: Sequence[Any]) -> None:
+    """Raise `ConfigurationError` for names that are none of an event."""
     unknown = [name for name in names if name not in NAMES]
     if unknown or not names:
         subject = f"got {unknown[0]!r}, which is no event" if unknown else "names no event"
         raise ConfigurationError(f"on() {subject}: name some of {', '.join(NAMES)}, as in @app.on('failed')")
-    return names
 
 
 def _finish(reference: weakref.ref[Events]) -> None:

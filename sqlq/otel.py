@@ -10,7 +10,7 @@ queue mail, a span `process mail` for each attempt. The context travels in the j
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from weakref import WeakSet
 
@@ -23,7 +23,6 @@ from sqlq.worker.attempt.context import JobContext
 
 try:
     from opentelemetry import trace
-    from opentelemetry.context import Context
     from opentelemetry.propagate import extract, inject
     from opentelemetry.trace import Link, SpanKind, StatusCode, TracerProvider
 except ImportError:
@@ -51,71 +50,56 @@ def instrument(app: App, *, tracer_provider: TracerProvider | None = None) -> No
         raise ConfigurationError("sqlq.otel.instrument was called a second time for this App: call it once")
     _instrumented.add(app)
     tracer = trace.get_tracer("sqlq", VERSION, tracer_provider)
-    spans = _Spans(tracer)
-    app.before_enqueue(spans)
-    app.middleware(spans.processing)
+    app.before_enqueue(partial(_creation, tracer))
+    app.middleware(partial(_processing, tracer))
 
 
-class _Spans:
-    """Middleware of enqueues, which adds the trace context to a job's headers, and of attempts."""
+def _creation(tracer: trace.Tracer, job: NewJob) -> Mapping[str, Any] | None:
+    """Return the headers that carry the context of the span that creates a job."""
+    if PARENT in job.headers:  # the context that the caller has chosen
+        return None
+    span = tracer.start_span(
+        f"create {job.queue}", kind=SpanKind.PRODUCER, attributes=_attributes("create", job)
+    )
+    carrier: dict[str, str] = {}
+    inject(carrier, trace.set_span_in_context(span))
+    span.end()
+    return carrier
 
-    def __init__(self, tracer: trace.Tracer) -> None:
-        self._tracer = tracer
 
-    def __call__(self, job: NewJob) -> Mapping[str, Any] | None:
-        """Return the headers that carry the context of the span that creates a job."""
-        if PARENT in job.headers:  # the context that the caller has chosen
-            return None
-        span = self._tracer.start_span(
-            f"create {job.queue}", kind=SpanKind.PRODUCER, attributes=_attributes("create", job)
-        )
-        carrier: dict[str, str] = {}
-        inject(carrier, trace.set_span_in_context(span))
-        span.end()
-        return carrier
-
-    @contextmanager
-    def processing(self, running: JobContext) -> Iterator[None]:
-        """Run an attempt within its span."""
-        context, links = _context(running)
-        attributes = _attributes("process", running) | {
+def _processing(tracer: trace.Tracer, running: JobContext) -> Iterator[None]:
+    """Run an attempt within its span."""
+    texts = {name: value for name, value in running.headers.items() if isinstance(value, str)}
+    context = extract(texts)
+    creation = trace.get_current_span(context).get_span_context()
+    with tracer.start_as_current_span(
+        f"process {running.queue}",
+        context,
+        kind=SpanKind.CONSUMER,
+        attributes=_attributes("process", running)
+        | {
             "messaging.message.id": str(running.id),
             "sqlq.attempt": running.attempt,
             "sqlq.max_attempts": running.max_attempts,
-        }
-        with self._tracer.start_as_current_span(
-            f"process {running.queue}",
-            context,
-            kind=SpanKind.CONSUMER,
-            attributes=attributes,
-            links=links,
-            record_exception=False,
-            set_status_on_exception=False,
-        ) as span:
-            own = span.get_span_context()
-            if own.is_valid:
-                running.trace_id = trace.format_trace_id(own.trace_id)
-                running.span_id = trace.format_span_id(own.span_id)
-            try:
-                yield
-            except Signal as signal:
-                span.set_attribute("sqlq.signal", type(signal).__name__)
-                raise
-            except BaseException as error:
-                span.record_exception(error)
-                span.set_attribute("error.type", type(error).__qualname__)
-                span.set_status(StatusCode.ERROR, str(error)[:300])
-                raise
-
-
-def _context(running: JobContext) -> tuple[Context | None, list[Link]]:
-    """Return the context in which an attempt begins, and each `Link` of its span."""
-    texts = {name: value for name, value in running.headers.items() if isinstance(value, str)}
-    if not texts:
-        return None, []
-    context = extract(texts)
-    creation = trace.get_current_span(context).get_span_context()
-    return context, [Link(creation)] if creation.is_valid else []
+        },
+        links=[Link(creation)] if creation.is_valid else [],
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as span:
+        own = span.get_span_context()
+        if own.is_valid:
+            running.trace_id = trace.format_trace_id(own.trace_id)
+            running.span_id = trace.format_span_id(own.span_id)
+        try:
+            yield
+        except Signal as signal:
+            span.set_attribute("sqlq.signal", type(signal).__name__)
+            raise
+        except BaseException as error:
+            span.record_exception(error)
+            span.set_attribute("error.type", type(error).__qualname__)
+            span.set_status(StatusCode.ERROR, str(error)[:300])
+            raise
 
 
 def _attributes(operation: str, job: NewJob | JobContext) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from sqlq.config.durations import Duration
 from sqlq.enqueue.enqueue import check_new
 from sqlq.enqueue.middleware import BeforeEnqueue, EnqueueMiddleware
 from sqlq.errors import ConfigurationError
-from sqlq.events import EventName, Events, Receive, checked_names
+from sqlq.events import EventName, Events, Receive, check_names
 from sqlq.model.backoff import BackoffOption
 from sqlq.model.checks import checked_name
 from sqlq.model.foreign_names import hints
@@ -321,7 +321,7 @@ class Declares:
         ...     for event in events:
         ...         pager.send(f"{event.task} {event.id}: {event.reason}")
         """
-        checked_names(names)
+        check_names(names)
 
         def listen(function: H) -> H:
             self._events.add(names, function)

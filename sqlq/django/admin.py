@@ -32,13 +32,13 @@ from sqlq.django.models import Job, Queue, Schedule, Worker
 from sqlq.errors import ConfigurationError, SqlqError
 from sqlq.model.job import State
 from sqlq.payload.codec import decoded
-from sqlq.web.access import Redaction
+from sqlq.web.access import redacted
 from sqlq.web.reading import Reading, too_slow
 
 LIST_LIMIT = 1_000
 ERRORS = (SqlqError, SQLAlchemyError)
 app = project_app()
-redacted, reading = Redaction(), Reading(app)
+reading = Reading(app)
 
 
 class RowList(ChangeList):

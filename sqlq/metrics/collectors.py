@@ -1,5 +1,6 @@
-"""The collectors of the metrics. One shows the counts of the workers of one `sqlq work`. The other shows from
-the database waiting jobs and their age, workers, and the size of the tables."""
+"""The collectors of the metrics, and the endpoint that Prometheus scrapes. One collector shows the counts of
+the workers of one `sqlq work`. The other shows from the database waiting jobs and their age, workers, and the
+size of the tables."""
 
 from __future__ import annotations
 
@@ -11,13 +12,16 @@ from itertools import accumulate
 from time import monotonic
 from typing import Any
 
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq.app.app import App
 from sqlq.config.command_hint import escaped
 from sqlq.config.constants import VERSION
+from sqlq.config.listen import listen
 from sqlq.database.dialects import refusal
 from sqlq.errors import SqlqError
 from sqlq.metrics.names import OF_THE_DATABASE, OF_WORKERS, Described
@@ -29,41 +33,37 @@ log = logging.getLogger("sqlq.metrics")
 KEPT_SECONDS = 1.0
 """A collector repeats its answer for this time: several scrapers at once must not become a load."""
 COMPLAINT_SECONDS = 60.0
+CONNECTIONS, SILENT_SECONDS = 32, 5
+"""The most connections, each a descriptor of the process that renews leases, and for how long one may be
+silent."""
 STATES = ("available", "scheduled", "blocked", "running", "failed")
 Labelled = list[tuple[Sequence[str], float]]
 VERSIONS: Labelled = [((VERSION,), 1)]
+FAMILIES: Mapping[str, Any] = {
+    "counter": CounterMetricFamily,
+    "gauge": GaugeMetricFamily,
+    "histogram": HistogramMetricFamily,
+}
 
 
-def numbers(metric: Described, values: Labelled) -> Any:
-    """Return a counter or gauge with a value for each tuple of labels."""
-    kind = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-    family = kind(metric.name, metric.help, labels=metric.labels)
-    for labels, value in values:
-        family.add_metric([shown(label) for label in labels], value)
-    return family
-
-
-def families(values: Mapping[str, float | Labelled]) -> list[Any]:
+def families(values: Mapping[str, float | Labelled | None]) -> list[Any]:
     """Return the metrics of the database that have values, by their keys."""
-    labelled: dict[str, Labelled] = {
-        key: value if isinstance(value, list) else [((), value)] for key, value in values.items()
-    }
-    return [numbers(metric, labelled[metric.key]) for metric in OF_THE_DATABASE if metric.key in labelled]
+    pairs = [(metric, values.get(metric.key)) for metric in OF_THE_DATABASE]
+    return [
+        family(metric, value if isinstance(value, list) else [((), value)])
+        for metric, value in pairs
+        if value is not None
+    ]
 
 
-def histogram(metric: Described, values: Iterable[tuple[Sequence[str], Sequence[float], float]]) -> Any:
-    """Return a histogram of times: labels, the number in each bucket, and their sum."""
-    family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
-    bounds = [*map(str, BOUNDS), "+Inf"]
-    for labels, buckets, seconds in values:
-        up_to = list(zip(bounds, accumulate(buckets), strict=True))
-        family.add_metric([shown(label) for label in labels], up_to, seconds)
+def family(metric: Described, values: Iterable[Sequence[Any]]) -> Any:
+    """Return a metric with its numbers for each tuple of labels: one, or the buckets of a histogram and their
+    sum."""
+    family = FAMILIES[metric.kind](metric.name, metric.help, labels=metric.labels)
+    for labels, *numbers in values:
+        # UTF-8 can carry these names, and they steer no terminal: a row may hold anything
+        family.add_metric([escaped(label) for label in labels], *numbers)  # guard: labels-steer-no-terminal
     return family
-
-
-def shown(label: str) -> str:
-    """Return a name that UTF-8 can carry and that steers no terminal: a row may hold anything."""
-    return escaped(label)  # guard: labels-steer-no-terminal
 
 
 @dataclass(eq=False)
@@ -75,24 +75,19 @@ class WorkCollector(Collector):
     def collect(self) -> Iterator[Any]:
         supervisor = self._supervisor
         counts, times = supervisor.totals.now()
-        now = {
-            "slots": supervisor.slots,
-            "slots_busy": supervisor.running,
-            "processes": supervisor.ready,
-            "processes_lost": supervisor.lost,
+        numbers: dict[Sequence[str], Sequence[Any]] = {
+            ("slots",): [supervisor.slots],
+            ("slots_busy",): [supervisor.running],
+            ("processes",): [supervisor.ready],
+            ("processes_lost",): [supervisor.lost],
+            ("version_info", VERSION): [1],
+            **{key: [count] for key, count in counts.items()},
         }
+        bounds = [*map(str, BOUNDS), "+Inf"]
+        for key, (buckets, seconds) in times.items():
+            numbers[key] = list(zip(bounds, accumulate(buckets), strict=True)), seconds
         for metric in OF_WORKERS:
-            key = metric.key
-            if metric.kind == "histogram":
-                yield histogram(
-                    metric, [(labels, *of) for (name, *labels), of in times.items() if name == key]
-                )
-            elif key in now:
-                yield numbers(metric, [((), now[key])])
-            elif metric.kind == "counter":
-                yield numbers(metric, [(labels, n) for (name, *labels), n in counts.items() if name == key])
-            else:
-                yield numbers(metric, VERSIONS)
+            yield family(metric, [(key[1:], *of) for key, of in numbers.items() if key[0] == metric.key])
 
 
 class DatabaseCollector(Collector):
@@ -160,4 +155,36 @@ class DatabaseCollector(Collector):
         }
         if burden.rows is not None:
             values["table_rows"] = [(("live",), burden.rows.live), (("dead",), burden.rows.dead)]
-        return families({key: value for key, value in values.items() if value is not None})
+        return families(values)
+
+
+# -- the endpoint that Prometheus scrapes -------------------------------------------------------------------
+
+
+def serve(collector: Collector, port: int, host: str) -> str:
+    """Show a collector over HTTP, in threads of its own, until this process ends; return the URL.
+
+    Raises `ConfigurationError` for a port or host that cannot be used."""
+    logging.getLogger("waitress").setLevel(logging.ERROR)  # a queue of scrapes is no news
+    server, url = listen(
+        make_wsgi_app(_registry(collector)),
+        host,
+        port,
+        threads=2,
+        connection_limit=CONNECTIONS,  # guard: few-scrape-at-a-time
+        channel_timeout=SILENT_SECONDS,
+        cleanup_interval=1,
+    )
+    threading.Thread(target=server.run, name="sqlq-metrics", daemon=True).start()
+    return f"{url}metrics"
+
+
+def text(collector: Collector) -> str:
+    """Return the text of a scrape."""
+    return generate_latest(_registry(collector)).decode()
+
+
+def _registry(collector: Collector) -> CollectorRegistry:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    return registry

@@ -51,19 +51,14 @@ def asgi(app: App, *, authorize: Authorize | AsyncAuthorize, **options: Any) -> 
     """
     from sqlq.web.site import required
 
-    middleware = required("a2wsgi").WSGIMiddleware
-
     def authorize_awaited(request: Request) -> Any:
-        user = authorize(request)
-        if not inspect.isawaitable(user):
+        user: Any = authorize(request)
+        if not inspect.iscoroutine(user):
             return user
-        return asyncio.run_coroutine_threadsafe(awaited(user), request.environ["asgi.scope"][_LOOP]).result()
-
-    async def awaited(user: Any) -> Any:
-        return await user
+        return asyncio.run_coroutine_threadsafe(user, request.environ["asgi.scope"][_LOOP]).result()
 
     wrapped = authorize_awaited if callable(authorize) else authorize  # what is no function is refused
-    site = middleware(wsgi(app, authorize=wrapped, **options), workers=THREADS)
+    site = required("a2wsgi").WSGIMiddleware(wsgi(app, authorize=wrapped, **options), workers=THREADS)
 
     async def mounted(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":

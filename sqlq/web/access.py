@@ -50,21 +50,16 @@ FORM_COOKIE = "sqlq_form"
 """The cookie with the token of a browser's forms."""
 
 
-class Redaction:
-    """Replaces values whose keys are named like secrets."""
-
-    def __init__(self, names: str = SECRET_NAMES) -> None:
-        self._names = re.compile(names)
-
-    def __call__(self, value: Any) -> Any:
-        """Return a decoded JSON value without its secrets."""
-        if isinstance(value, Mapping):
-            return {
-                key: "(hidden)" if self._names.search(str(key)) else self(part) for key, part in value.items()
-            }
-        if isinstance(value, list | tuple):
-            return [self(part) for part in value]
-        return value
+def redacted(value: Any, names: str | re.Pattern[str] = SECRET_NAMES) -> Any:
+    """Return a decoded JSON value without those whose keys are named like secrets."""
+    if isinstance(value, Mapping):
+        return {
+            key: "(hidden)" if re.search(names, str(key)) else redacted(part, names)
+            for key, part in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [redacted(part, names) for part in value]
+    return value
 
 
 class RefusedError(Exception):

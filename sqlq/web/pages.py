@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from werkzeug import Response
 
 from sqlq.admin.doctor.doctor import examine
-from sqlq.admin.doctor.finding import Finding, Verdict
+from sqlq.admin.doctor.finding import Verdict
 from sqlq.admin.jobs import LOOKED_AT
 from sqlq.admin.storage import Storage, storage
 from sqlq.admin.verb import Option, Verb, states_of, whole
@@ -29,7 +29,7 @@ from sqlq.model.checks import checked_whole
 from sqlq.model.job import JobDetails, State
 from sqlq.payload.codec import decoded
 from sqlq.payload.encryption import Unopened
-from sqlq.web.access import Redaction, RefusedError
+from sqlq.web.access import RefusedError
 from sqlq.web.reading import FRESH_SECONDS, too_slow
 from sqlq.web.view import View
 
@@ -38,7 +38,6 @@ Values: TypeAlias = Mapping[str, Any]
 JOBS_SHOWN = 50
 SEARCHED = 50_000
 """A search on a page reads at most this number of the newest jobs of each table."""
-DOCTOR_SECONDS = 60.0
 HOURS = {"hour": (timedelta(hours=1), 30), "day": (timedelta(days=1), 24)}
 """The times that plots show, and in how many parts."""
 
@@ -81,12 +80,13 @@ def overview(view: View) -> Values:
         "workers": read(view, "alive"),
         "pace": part(view, ("pace", span), lambda app: app.jobs.pace(*HOURS[span])),
         "span": span,
-        "findings": part(view, "doctor", lambda _: _findings(view.reading.own), DOCTOR_SECONDS),
+        "findings": part(
+            view,
+            "doctor",
+            lambda _: [each for each in examine(view.reading.own.database) if each.verdict is not Verdict.OK],
+            seconds=60.0,
+        ),
     }
-
-
-def _findings(app: App) -> list[Finding]:
-    return [each for each in examine(app.database) if each.verdict is not Verdict.OK]
 
 
 # -- jobs ----------------------------------------------------------------------------------------------------
@@ -106,8 +106,9 @@ def fields_of(arguments: Mapping[str, str], names: Sequence[str] = FIELDS) -> di
 def search_of(view: View, fields: Mapping[str, str]) -> dict[str, Any]:
     """Return the options of `app.jobs.list`. Raises `ConfigurationError` for a field that cannot be read, and
     `RefusedError` where the search would reveal hidden arguments."""
-    search: dict[str, Any] = {**fields}
-    search |= {name: _time(fields[name], name) for name in ("since", "until") if name in fields}
+    search: dict[str, Any] = {
+        name: _time(value, name) if name in ("since", "until") else value for name, value in fields.items()
+    }
     if "text" in fields or "header" in fields:
         if view.hides:  # guard: no-search-tells-what-is-hidden
             raise RefusedError("arguments are hidden from viewers here, so that no search may look into them")
@@ -115,17 +116,18 @@ def search_of(view: View, fields: Mapping[str, str]) -> dict[str, Any]:
     return search
 
 
-def _fits(redact: Redaction, fields: Mapping[str, str], job: JobDetails) -> bool:
+def _fits(redact: Callable[[Any], Any], fields: Mapping[str, str], job: JobDetails) -> bool:
     """Whether a job that the database has found fits by what is shown of it."""
     name, _, value = fields.get("header", "").partition("=")
     named = [json.dumps(name, ensure_ascii=False), value] if "header" in fields else []
     text = fields.get("text", "")
-    in_error = text in f"{job.message or ''}\n{job.reason or ''}"
     # guard: no-search-tells-what-is-redacted
-    return (in_error or _shown(redact, job.payload, [text])) and _shown(redact, job.headers, named)
+    return _shown(redact, job.headers, named) and (
+        text in f"{job.message or ''}\n{job.reason or ''}" or _shown(redact, job.payload, [text])
+    )
 
 
-def _shown(redact: Redaction, value: Any, parts: Sequence[str]) -> bool:
+def _shown(redact: Callable[[Any], Any], value: Any, parts: Sequence[str]) -> bool:
     """Whether these parts, which stand in a row's text, stand in what is shown of it, too."""
     shown = redact(value)
     if shown == value and not isinstance(value, Unopened):
@@ -144,10 +146,9 @@ def _time(text: str, name: str) -> datetime:
 def jobs(view: View) -> Values:
     fields = fields_of(view.request.args)
     before = whole(view.request.args.get("before"), "before")
-    bounds: dict[str, Any] = {"before": before, "limit": JOBS_SHOWN + 1, "within": SEARCHED, "whole": False}
-    search = search_of(view, fields)
+    search = search_of(view, fields) | {"before": before, "limit": JOBS_SHOWN + 1, "within": SEARCHED}
     rows = view.reading.fresh(
-        ("jobs", *fields.items(), before), lambda app: app.jobs.list(**search, **bounds)
+        ("jobs", *fields.items(), before), lambda app: app.jobs.list(**search, whole=False)
     )
     return {
         "jobs": rows[:JOBS_SHOWN],
@@ -182,8 +183,12 @@ def job(view: View) -> Values:
 def failures(view: View) -> Values:
     fields = fields_of(view.request.args, ["task", "queue"])
     groups, complete = read(view, "failures", **fields)
-    deployed = max((worker.started_at for worker in read(view, "alive")), default=None)
-    return {"groups": groups, "complete": complete, "deployed": deployed, "chosen": fields}
+    return {
+        "groups": groups,
+        "complete": complete,
+        "deployed": max((worker.started_at for worker in read(view, "alive")), default=None),
+        "chosen": fields,
+    }
 
 
 def failure(view: View) -> Values:
@@ -203,8 +208,9 @@ def schedule(view: View) -> Values:
 
 def audit(view: View) -> Values:
     fields = fields_of(view.request.args, ["actor", "action"])
-    before = whole(view.request.args.get("before"), "before")
-    rows = view.reading.app.audit.list(limit=JOBS_SHOWN + 1, before=before, **fields)
+    rows = view.reading.app.audit.list(
+        limit=JOBS_SHOWN + 1, before=whole(view.request.args.get("before"), "before"), **fields
+    )
     return {"actions": rows[:JOBS_SHOWN], "more": len(rows) > JOBS_SHOWN, "chosen": fields}
 
 
@@ -291,8 +297,11 @@ def act(view: View) -> Response:
 def _options(verb: Verb) -> Mapping[str, Option]:
     """Return the options that a form may have. A filter has the fields of those that choose jobs."""
     others = (*FIELDS, "error", *(["all"] if verb.is_of_jobs else []))
-    options = (*verb.selectors, *verb.options)
-    return {each.name: each for each in options if each.name not in others and each.kind != "time"}
+    return {
+        each.name: each
+        for each in (*verb.selectors, *verb.options)
+        if each.name not in others and each.kind != "time"
+    }
 
 
 def _jobs(view: View, verb: Verb) -> tuple[dict[int, str], int]:
@@ -319,7 +328,6 @@ def _jobs(view: View, verb: Verb) -> tuple[dict[int, str], int]:
 # -- the JSON API, which only reads: the objects that the command line prints with --json --------------------
 
 LARGEST_LIST = 1_000
-_HIDDEN = ("payload", "result", "headers", "cursor", "on_success", "on_failure")
 
 
 def json_response(value: Any, status: int = 200) -> Response:
@@ -329,18 +337,22 @@ def json_response(value: Any, status: int = 200) -> Response:
 def _object(view: View, row: Any, **options: bool) -> dict[str, Any]:
     """Return an object as this user may see it."""
     value: dict[str, Any] = row.as_json(**options)
+    hidden = {"payload", "result", "headers", "cursor", "on_success", "on_failure"}
     for each in (value, *value.get("steps", ())):
-        each |= {name: view.shown(each[name]) for name in _HIDDEN if name in each}
+        each |= {name: view.shown(each[name]) for name in hidden & each.keys()}
     return value
 
 
 def _api_jobs(view: View) -> Response:
     arguments = view.request.args
     limit = whole(arguments.get("limit") or "100", "limit")
-    limit = checked_whole(limit, "limit", range(1, LARGEST_LIST + 1), "; go on with before=ID")
-    before = whole(arguments.get("before"), "before")
-    search = search_of(view, fields_of(arguments))
-    rows = view.reading.app.jobs.list(**search, before=before, limit=limit, within=LOOKED_AT, whole=False)
+    rows = view.reading.app.jobs.list(
+        **search_of(view, fields_of(arguments)),
+        before=whole(arguments.get("before"), "before"),
+        limit=checked_whole(limit, "limit", range(1, LARGEST_LIST + 1), "; go on with before=ID"),
+        within=LOOKED_AT,
+        whole=False,
+    )
     response = json_response([_object(view, row, whole=False) for row in rows])
     if not rows.complete:
         response.headers["Sqlq-Complete"] = "no"
@@ -360,13 +372,15 @@ def _api_list(name: str) -> Callable[[View], Response]:
     return lambda view: json_response([_object(view, row) for row in read(view, name)])
 
 
-_LISTS = ("queues", "workers", "flows", "schedules", "limits", "audit")
 API: Mapping[str, Callable[[View], Response]] = {
     "/api/v1/jobs": _api_jobs,
     "/api/v1/jobs/<int:id>": _api_object(lambda view: view.reading.app.jobs.get(view.values["id"])),
     "/api/v1/failures": _api_failures,
     "/api/v1/flows/<int:id>": _api_object(lambda view: view.reading.app.flows.get(view.values["id"])),
     "/api/v1/database": _api_object(storage_of),
-    **{f"/api/v1/{name}": _api_list(name) for name in _LISTS},
+    **{
+        f"/api/v1/{name}": _api_list(name)
+        for name in ("queues", "workers", "flows", "schedules", "limits", "audit")
+    },
 }
 """The answers by their paths."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import URL
 from sqlalchemy.exc import SQLAlchemyError
@@ -13,8 +13,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlq.app.app import App
 from sqlq.config.urls import read_url
 from sqlq.database.dialects import refusal
-
-T = TypeVar("T")
 
 FRESH_SECONDS, MAX_KEPT_SECONDS = 2.0, 10.0
 SHARE = 100
@@ -47,8 +45,8 @@ class Reading:
         connected = self._app._connected
         with self._lock:
             if self._connected is not connected:  # the host has moved its App
-                replica = read_url(self._url, of=self._app.url)
-                self._connected, self._reader = connected, self._app._for_looking(replica)
+                self._reader = self._app._for_looking(read_url(self._url, of=self._app.url))
+                self._connected = connected
                 self._kept.clear()
             return self._reader
 
@@ -57,7 +55,7 @@ class Reading:
         """The same on the App's own database, for what decides, or is about its server."""
         return self._app._for_looking(None)
 
-    def fresh(self, key: Hashable, read: Callable[[App], T], seconds: float = FRESH_SECONDS) -> T:
+    def fresh(self, key: Hashable, read: Callable[[App], Any], seconds: float = FRESH_SECONDS) -> Any:
         """Return what `read` returned within the last seconds, for whomever, or read now. An answer that took
         long is kept longer."""
         app = self.app
@@ -67,17 +65,16 @@ class Reading:
             ended, took, value = self._kept.get(key, (float("-inf"), 0.0, None))
             # guard: looks-take-a-small-share
             if began - ended < max(seconds, min(took * SHARE, MAX_KEPT_SECONDS)):
-                kept: T = value
-                return kept
-            answer = read(app)
+                return value
+            value = read(app)
             ended = time.monotonic()
             with self._lock:
                 self._kept.pop(key, None)  # the newest stand last
                 # the first one may have connected, too
-                self._kept[key] = ended, 0.0 if is_first else ended - began, answer
+                self._kept[key] = ended, 0.0 if is_first else ended - began, value
                 for old in [*self._kept][:-KEPT_LIMIT]:  # guard: kept-answers-are-bounded
                     del self._kept[old]
-            return answer
+            return value
 
     def forget(self) -> None:
         """Read anew: an action has changed something."""

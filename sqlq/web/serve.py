@@ -109,8 +109,13 @@ class ByPassword:
             if key in accepted or self._matches(users, name, password):
                 accepted.add(key)  # of this reading of the file
                 return users[name][0]
-        challenge = {"WWW-Authenticate": 'Basic realm="sqlq", charset="UTF-8"'}
-        raise HTTPException(response=Response("give a name and its password", 401, challenge))
+        raise HTTPException(
+            response=Response(
+                "give a name and its password",
+                401,
+                {"WWW-Authenticate": 'Basic realm="sqlq", charset="UTF-8"'},
+            )
+        )
 
     def _matches(self, users: dict[str, tuple[User, str]], name: str, password: str) -> bool:
         now = time.monotonic()
@@ -158,9 +163,10 @@ class Server:
                 "which has a line name:role:hash for each, or leave --host out"
             )
         names = {host, *hosts, *(("localhost", "127.0.0.1", "::1") if is_own else ())}
-        is_anywhere = host in ("0.0.0.0", "::") and not hosts
         login = ByLink(lambda query: link(self.url + query)) if users is None else ByPassword(users)
-        self.site = Site(app, login, hosts=None if is_anywhere else names, **options)
+        self.site = Site(
+            app, login, hosts=names if hosts or host not in ("0.0.0.0", "::") else None, **options
+        )
         self.server, self.url = listen(
             self.site,
             host,

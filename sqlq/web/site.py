@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import logging
+import re
 from collections.abc import Collection, Iterable
 from functools import partial
 from importlib import resources
@@ -22,7 +23,7 @@ from sqlq.errors import (
     SqlqError,
     UnsupportedDatabaseError,
 )
-from sqlq.web.access import SECRET_NAMES, Authorize, Redaction, RefusedError, User, check_form, check_host
+from sqlq.web.access import SECRET_NAMES, Authorize, RefusedError, User, check_form, check_host, redacted
 from sqlq.web.reading import Reading
 
 
@@ -68,7 +69,6 @@ STATUS = {
     MissingFileError: 503,
 }
 """The codes of errors; those of others are 400."""
-LARGEST_FORM = 1 << 20
 ASSETS = {"style.css": "text/css", "live.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
 
@@ -92,21 +92,23 @@ class Site:
                 'sqlq.web.User("ada", "operator"), or None to refuse'
             )
         self.reading = Reading(app, read_url)
-        self._view = partial(View, app, self.reading, Redaction(redact), hide_from_viewers)
+        self._view = partial(
+            View, app, self.reading, partial(redacted, names=re.compile(redact)), hide_from_viewers
+        )
         self._authorize = authorize
         self._hosts = hosts
         paths = {
             **{name: path for name, (path, _) in pages.PAGES.items()},
             **{path: path for path in pages.API},
+            "static": "/static/<name>",
         }
         rules = [Rule(path, endpoint=name, methods=["GET"]) for name, path in paths.items()]
         rules += [Rule("/act/<verb>", endpoint="act", methods=["POST"])]
-        rules += [Rule("/static/<name>", endpoint="static", methods=["GET"])]
         self._map = Map(rules, strict_slashes=False, merge_slashes=False)
 
     def __call__(self, environ: Any, start_response: Any) -> Iterable[bytes]:
         request = Request(environ)
-        request.max_content_length = request.max_form_memory_size = LARGEST_FORM
+        request.max_content_length = request.max_form_memory_size = 1 << 20
         response = self._answer(request)
         for name, value in HEADERS.items():
             response.headers.setdefault(name, value)
@@ -140,8 +142,11 @@ class Site:
             return self._problem(view, str(error), STATUS.get(type(error), 400))
         except SQLAlchemyError as error:
             log.warning("the database did not answer a page of the dashboard: %s", refusal(error))
-            message = f"The database did not answer: {refusal(error)}. This page tries again by itself."
-            return self._problem(view, message, 503)
+            return self._problem(
+                view,
+                f"The database did not answer: {refusal(error)}. This page tries again by itself.",
+                503,
+            )
 
     def _user(self, request: Request) -> User:
         """Return the user of a request. Any answer of `authorize` but a `User` refuses it."""
@@ -169,5 +174,8 @@ class Site:
 def _asset(name: str) -> Response:
     if name not in ASSETS:
         return Response("no such file", 404)
-    text = resources.files("sqlq.web").joinpath("static", name).read_bytes()
-    return Response(text, mimetype=ASSETS[name], headers={"Cache-Control": "max-age=3600"})
+    return Response(
+        resources.files("sqlq.web").joinpath("static", name).read_bytes(),
+        mimetype=ASSETS[name],
+        headers={"Cache-Control": "max-age=3600"},
+    )

@@ -24,7 +24,7 @@ from sqlq.config.command_hint import command, escaped_lines, shortened
 from sqlq.config.durations import age, in_units, span, until, written
 from sqlq.model.flow import StepDetails
 from sqlq.payload.encryption import Unopened
-from sqlq.web.access import FORM_COOKIE, Redaction
+from sqlq.web.access import FORM_COOKIE
 from sqlq.web.reading import Reading
 
 MESSAGE_COOKIE = "sqlq_message"
@@ -38,7 +38,7 @@ class View:
 
     app: App
     reading: Reading
-    redact: Redaction
+    redact: Callable[[Any], Any]
     is_hiding: bool
     """Whether arguments and results are hidden from viewers."""
     request: Request
@@ -69,8 +69,11 @@ class View:
 
     def verbs(self, group: str, state: str | None = None) -> list[Verb]:
         """Return the verbs on jobs, or below a command, that have a button for this user and this state."""
-        known = (verb for verb in VERBS.values() if verb.button and verb.group == group)
-        return [verb for verb in known if self.user.may(verb.role) and verb.fits(state)]
+        return [
+            verb
+            for verb in VERBS.values()
+            if verb.button and verb.group == group and self.user.may(verb.role) and verb.fits(state)
+        ]
 
     def command(self, words: str, *subjects: Any, needs_app: bool = False, **options: Any) -> str:
         """Return the command that does the same as a button, or that a sentence names."""
@@ -88,8 +91,9 @@ class View:
     def page(self, name: str, status: int = 200, **values: Any) -> Response:
         message = self.request.cookies.get(MESSAGE_COOKIE)
         values |= {"view": self, "user": self.user, "message": message, "endpoint": name}
-        text = templates().get_template(f"{name}.html").render(values)
-        response = Response(text, status, mimetype="text/html")
+        response = Response(
+            templates().get_template(f"{name}.html").render(values), status, mimetype="text/html"
+        )
         if message is not None:
             self.set_cookie(response, MESSAGE_COOKIE, "", max_age=0)
         if FORM_COOKIE not in self.request.cookies:
@@ -139,7 +143,7 @@ def templates() -> Environment:
     environment.filters |= {
         "age": partial(_time, age),
         "ago": partial(_time, lambda time: f"{age(time)} ago"),
-        "cut": cut,
+        "cut": lambda value, limit=120: shortened(str(value), limit),
         "json": as_json,
         "time": partial(_time, written),
         "number": "{:,}".format,
@@ -170,11 +174,6 @@ def _steerless(value: Any) -> Any:
     return shortened(escaped_lines(str(value)), TEXT_LIMIT)  # guard: pages-are-bounded
 
 
-def cut(value: Any, limit: int = 120) -> str:
-    """Return a text of at most this number of characters."""
-    return shortened(str(value), limit)
-
-
 def as_json(value: Any) -> str:
     if isinstance(value, Unopened):
         return f"({value.why})"
@@ -185,5 +184,6 @@ def _time(words: Callable[[datetime], str], time: datetime | None) -> Markup:
     """Write a time in these words, with the time itself on hover."""
     if time is None:
         return Markup("–")
-    form = Markup('<time datetime="{}" title="{}">{}</time>')
-    return form.format(time.isoformat(), written(time), words(time))
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(
+        time.isoformat(), written(time), words(time)
+    )

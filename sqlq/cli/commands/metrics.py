@@ -38,8 +38,7 @@ def metrics(context: Context, port: int | None, host: str) -> None:
     what the workers count they show themselves, see sqlq work --metrics-port.
     """
     require_client("sqlq metrics")
-    from sqlq.metrics.collectors import DatabaseCollector
-    from sqlq.metrics.serve import serve, text
+    from sqlq.metrics.collectors import DatabaseCollector, serve, text
 
     collector = DatabaseCollector(context.looking())
     collector.look()

@@ -118,8 +118,7 @@ def work(
     supervisor = Supervisor([*context.program, "work", "--child"], checked, setup, health_file)
     if metrics_port is not None:
         require_client("--metrics-port")
-        from sqlq.metrics.collectors import WorkCollector
-        from sqlq.metrics.serve import serve
+        from sqlq.metrics.collectors import WorkCollector, serve
 
         log.info("metrics at %s", serve(WorkCollector(supervisor), metrics_port, metrics_host))
     showing = Progress(supervisor, checked.queues, drawn=drawn) if checked.drain else nullcontext()
