@@ -45,13 +45,13 @@ class RowList(ChangeList):
     """A list of what the App has read."""
 
     def get_results(self, request: HttpRequest) -> None:
-        model_admin, rows = self.model_admin, []
+        rows = []
         fields = {each.parameter_name: each.value() for each in self.filter_specs if each.value()}
         try:
-            rows = list(model_admin.rows(self.query.strip(), fields))
+            rows = list(self.model_admin.rows(self.query.strip(), fields))
         except ERRORS as error:
             _report(request, error)
-        self.paginator = model_admin.get_paginator(request, rows, self.list_per_page)
+        self.paginator = self.model_admin.get_paginator(request, rows, self.list_per_page)
         try:
             self.result_list = self.paginator.page(self.page_num).object_list
         except InvalidPage:
@@ -110,8 +110,7 @@ class RowAdmin(admin.ModelAdmin):
     has_change_permission = has_delete_permission = has_add_permission  # guard: the-orm-changes-nothing
 
     def _may(self, request: HttpRequest, *verbs: str) -> bool:
-        model = self.opts.concrete_model.__name__.lower()
-        return any(request.user.has_perm(f"sqlq.{verb}_{model}") for verb in verbs)
+        return any(request.user.has_perm(f"sqlq.{verb}_{self.opts.model_name}") for verb in verbs)
 
     def has_view_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return self._may(request, "view", "change")
@@ -165,18 +164,16 @@ def _as_json(value: Any) -> str | None:
 
 def _choice(name: str, names: Callable[[], Iterable[str]]) -> Any:
     """Return a filter that `rows` reads."""
-    fields = {
-        "title": name,
-        "parameter_name": name,
-        "lookups": lambda *arguments: [(each, each) for each in names()],
-        "queryset": lambda *arguments: None,
-    }
-    return type(name, (admin.SimpleListFilter,), fields)
-
-
-BY_STATE = _choice("state", lambda: list(State))
-BY_QUEUE = _choice("queue", lambda: sorted({task.queue for task in app.tasks.values()}))
-BY_TASK = _choice("task", lambda: sorted(app.tasks))
+    return type(
+        name,
+        (admin.SimpleListFilter,),
+        {
+            "title": name,
+            "parameter_name": name,
+            "lookups": lambda *arguments: [(each, each) for each in names()],
+            "queryset": lambda *arguments: None,
+        },
+    )
 
 
 @admin.register(Job)
@@ -185,7 +182,11 @@ class JobAdmin(RowAdmin):
         *("id", "state", "task", "queue", "label"),
         *("attempts", "created_at", "ended_at", "error"),
     )
-    list_filter = (BY_STATE, BY_QUEUE, BY_TASK)
+    list_filter = (
+        _choice("state", lambda: list(State)),
+        _choice("queue", lambda: sorted({task.queue for task in app.tasks.values()})),
+        _choice("task", lambda: sorted(app.tasks)),
+    )
     search_fields = ("id", "label", "unique_key")
     search_help_text = "The id of a job, or the whole of its label or unique key"
     group = ""
@@ -197,8 +198,8 @@ class JobAdmin(RowAdmin):
         jobs: dict[int, Any] = {}
         for search in searches:
             search |= fields
-            listed = reading.app.jobs.list(limit=LIST_LIMIT, within=LOOKED_AT, whole=False, **search)
-            jobs |= {job.id: job for job in listed}
+            for job in reading.app.jobs.list(limit=LIST_LIMIT, within=LOOKED_AT, whole=False, **search):
+                jobs[job.id] = job
         return [self._of(jobs[id]) for id in sorted(jobs, reverse=True)[:LIST_LIMIT]]
 
     def one(self, key: str) -> Any:
@@ -225,8 +226,12 @@ class ScheduleAdmin(RowAdmin):
 
     def all(self) -> Iterable[Any]:
         for each in reading.app.schedules.list():
-            arguments, due = _as_json(decoded(each.payload)), next(iter(each.upcoming), None)
-            yield Schedule.of(each, plan=str(each.plan), next_at=due, payload=arguments)
+            yield Schedule.of(
+                each,
+                plan=str(each.plan),
+                next_at=next(iter(each.upcoming), None),
+                payload=_as_json(decoded(each.payload)),
+            )
 
 
 @admin.register(Queue)

@@ -223,25 +223,20 @@ _apps: list[DjangoApp] = []
 def project_app() -> DjangoApp:
     """Return the App of the project. Raises `ConfigurationError` where the settings cannot be used."""
     if not _apps:
-        app = _from_settings()
+        try:
+            if not apps.ready and not apps.loading:  # `sqlq -a sqlq.django:app` is no command of manage.py's
+                django.setup()
+            if not any(name.startswith("sqlq.django") for name in settings.INSTALLED_APPS):
+                raise ConfigurationError("'sqlq.django' is used, but not installed: add it to INSTALLED_APPS")
+            app = DjangoApp()
+        except ImproperlyConfigured as error:
+            raise ConfigurationError(
+                "sqlq.django needs the project's settings: set DJANGO_SETTINGS_MODULE, or use manage.py "
+                f"sqlq ({error})"
+            ) from error
         # where that set Django up, modules of tasks were imported, which have made the App by then
         _apps[:] = _apps or [app]  # guard: a-project-has-one-app
     return _apps[0]
-
-
-def _from_settings() -> DjangoApp:
-    """Set Django up where nothing has begun to: `sqlq -a sqlq.django:app` is no command of manage.py's."""
-    try:
-        if not apps.ready and not apps.loading:
-            django.setup()
-        if not any(name.startswith("sqlq.django") for name in settings.INSTALLED_APPS):
-            raise ConfigurationError("'sqlq.django' is used, but not installed: add it to INSTALLED_APPS")
-        return DjangoApp()
-    except ImproperlyConfigured as error:
-        raise ConfigurationError(
-            f"sqlq.django needs the project's settings: set DJANGO_SETTINGS_MODULE, or use manage.py sqlq "
-            f"({error})"
-        ) from error
 
 
 class InProject(CommandLine):

@@ -55,7 +55,6 @@ _STATUS = {
 _OF_JOBS = ("backoff", "max_attempts", "timeout")
 _OPTIONS = (*_OF_JOBS, "isolate")
 """The options of TASKS: those of a job, and those of its task alone."""
-_UNKNOWN_WORKER = "unknown"
 
 
 class UnsupportedResultError(TypeError):
@@ -104,9 +103,8 @@ class SqlqBackend(BaseTaskBackend):
         except EnqueueError as error:
             raise InvalidTask(str(error)) from error
         app = project_app()
-        job = app.enqueue(new)
         # read back, for the database's clock sets the time of the enqueue
-        result = self._result(app.jobs.get(job.id))
+        result = self._result(app.jobs.get(app.enqueue(new).id))
         task_enqueued.send(type(self), task_result=result)
         return result
 
@@ -142,8 +140,13 @@ class SqlqBackend(BaseTaskBackend):
         if known is not None and _of_django(known):
             return known
         _listen(app)
-        options = {"queue": task.queue_name, "priority": int(task.priority), **self.options}
-        app.task(name=name, fail_on=UnsupportedResultError, **options)(_handler(task))
+        app.task(
+            name=name,
+            fail_on=UnsupportedResultError,
+            queue=task.queue_name,
+            priority=int(task.priority),
+            **self.options,
+        )(_handler(task))
         return app.tasks[name]
 
     def _result(self, details: JobDetails) -> Any:
@@ -153,7 +156,7 @@ class SqlqBackend(BaseTaskBackend):
             raise TaskResultDoesNotExist(details.id)
         ends = [_time(datetime.fromisoformat(record["at"])) for record in details.errors if "at" in record]
         last = _time(details.reserved_at) or (ends[-1] if ends else None)
-        workers = [_UNKNOWN_WORKER] * details.attempts
+        workers = ["unknown"] * details.attempts
         if workers and details.reserved_by is not None:
             workers[-1] = details.reserved_by
         result = TaskResult(

@@ -23,8 +23,17 @@ from sqlq.model.checks import checked_bool
 from sqlq.payload.encryption import How, Plain
 from sqlq.worker.options import OPTIONS, SETTINGS
 
-_DJANGOS = ("client_encoding", "context", "cursor_factory", "dbname", "prepare_threshold")
-"""The connection parameters that only Django uses. libpq knows the others."""
+_OTHERS = (
+    "client_encoding",
+    "context",
+    "cursor_factory",
+    "dbname",
+    "prepare_threshold",
+    "user",
+    "password",
+)
+"""The connection parameters that only Django uses, and those with a place of their own in a URL. libpq knows
+the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +81,20 @@ class Configuration:
                 raise ConfigurationError(
                     f"SQLQ in the settings has the key {key!r}: it may have {', '.join(known)}"
                 )
-        workers = {name: value for name in SETTINGS if (value := options.get(name)) is not None}
         configuration = cls(
-            **{name: options[name] for name in options if name not in SETTINGS}, workers=workers
+            **{name: options[name] for name in options if name not in SETTINGS},
+            workers={name: value for name in SETTINGS if (value := options.get(name)) is not None},
         )
         configuration._check()
         return configuration
 
     def of_the_app(self) -> dict[str, Any]:
         """Return the options of `sqlq.App` among the keys."""
-        others = ("database", "migrate_with_django", "task_modules", "workers")
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in others}
+        return {
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if each.name not in ("database", "migrate_with_django", "task_modules", "workers")
+        }
 
     def _check(self) -> None:
         if self.database not in connections.settings:
@@ -152,11 +164,10 @@ def _sqlite(name: str) -> URL:
 
 def _mariadb(parameters: Mapping[str, Any]) -> URL:
     """Return the URL of what mysqlclient is given, or PyMySQL in its place."""
-    stands_in = sys.modules["MySQLdb"].__name__ == "pymysql"
     query = {name: str(parameters[name]) for name in _MARIADBS if parameters.get(name)}
     query |= {f"ssl_{name}": str(value) for name, value in (parameters.get("ssl") or {}).items()}
     return URL.create(
-        f"mariadb+{'pymysql' if stands_in else 'mysqldb'}",
+        f"mariadb+{'pymysql' if sys.modules['MySQLdb'].__name__ == 'pymysql' else 'mysqldb'}",
         username=parameters.get("user"),
         password=parameters.get("password"),
         host=parameters.get("host"),
@@ -173,8 +184,7 @@ _MARIADBS = ("charset", "unix_socket", "read_default_file", "read_default_group"
 def _postgresql(parameters: Mapping[str, Any], role: str | None) -> URL:
     """Return the URL of what libpq is given. The query has room for a socket's directory, several hosts and a
     service file."""
-    others = (*_DJANGOS, "user", "password")
-    query = {name: str(value) for name, value in parameters.items() if name not in others and value}
+    query = {name: str(value) for name, value in parameters.items() if name not in _OTHERS and value}
     if role:
         quoted = role.replace("\\", r"\\").replace(" ", r"\ ")
         query["options"] = f"{query.get('options', '')} -c role={quoted}".strip()

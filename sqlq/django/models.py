@@ -29,8 +29,8 @@ class _Row(models.Model):
     @classmethod
     def of(cls, row: Any, **texts: Any) -> Any:
         """Return what the App has read, with some fields in other words."""
-        names = [field.name for field in cls._meta.concrete_fields]
-        return cls(**{name: texts[name] if name in texts else getattr(row, name) for name in names})
+        names = {field.name for field in cls._meta.concrete_fields} - texts.keys()
+        return cls(**texts, **{name: getattr(row, name) for name in names})
 
     def __str__(self) -> str:
         return f"{self._meta.verbose_name} {self.pk}"

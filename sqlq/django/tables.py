@@ -20,6 +20,7 @@ _NAMES = {table.name for table in metadata.tables.values()}
 
 def after_migrate(sender: Any, using: str, verbosity: int = 1, stdout: Any = None, **options: Any) -> None:
     """Bring sqlq's tables up after `manage.py migrate`. A flush sends the same signal, without a plan."""
+    from sqlq.database import migrate
     from sqlq.django.application import project_app
 
     app = project_app()
@@ -27,8 +28,11 @@ def after_migrate(sender: Any, using: str, verbosity: int = 1, stdout: Any = Non
     try:
         if not is_meant or "plan" not in options or _are_there(app, using):
             return
-        if in_memory(app.url):
-            _make_in_memory(using)
+        if in_memory(app.url):  # where only Django's own connection reaches
+            script = io.StringIO()
+            migrate.write(make_url("sqlite://").get_dialect()(), script, None, "up", None, "head")
+            connections[using].ensure_connection()
+            connections[using].connection.executescript(script.getvalue())
         else:
             app.migrate()
     except SqlqError as error:
@@ -43,8 +47,14 @@ def before_flush(using: str) -> None:
 
     app = project_app()
     is_meant = is_testing() and using == app.configuration.database  # guard: jobs-are-flushed-in-tests-alone
-    if is_meant and _are_there(app, using):
-        _empty(app, using)
+    if not is_meant or not _are_there(app, using):
+        return
+    quote = connections[using].ops.quote_name
+    schema = None if in_memory(app.url) else app.database.schema
+    before = "" if schema is None else f"{quote(schema)}."
+    with transaction.atomic(using), connections[using].cursor() as cursor:
+        for name in sorted(_NAMES - {"sqlq_workers"}):  # which has the workers that run
+            cursor.execute(f"DELETE FROM {before}{quote(name)}")  # noqa: S608 - names of our own tables
 
 
 def _are_there(app: App, alias: str) -> bool:
@@ -56,23 +66,3 @@ def _are_there(app: App, alias: str) -> bool:
     except SchemaVersionError:
         return False
     return True
-
-
-def _make_in_memory(alias: str) -> None:
-    """Make the tables of a test's database in memory, which only Django's own connection can reach."""
-    from sqlq.database import migrate
-
-    script = io.StringIO()
-    migrate.write(make_url("sqlite://").get_dialect()(), script, None, "up", None, "head")
-    connection = connections[alias]
-    connection.ensure_connection()
-    connection.connection.executescript(script.getvalue())
-
-
-def _empty(app: App, alias: str) -> None:
-    quote = connections[alias].ops.quote_name
-    schema = None if in_memory(app.url) else app.database.schema
-    before = "" if schema is None else f"{quote(schema)}."
-    with transaction.atomic(alias), connections[alias].cursor() as cursor:
-        for name in sorted(_NAMES - {"sqlq_workers"}):  # which has the workers that run
-            cursor.execute(f"DELETE FROM {before}{quote(name)}")  # noqa: S608 - names of our own tables

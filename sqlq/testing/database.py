@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import URL
+from sqlalchemy import URL, MetaData, NullPool, create_engine, delete, func, inspect, select, text
 from sqlalchemy.exc import OperationalError
 
 from sqlq.admin.schedules import follow, tick_all
@@ -16,9 +18,11 @@ from sqlq.app.app import App
 from sqlq.config import urls
 from sqlq.config.durations import aware
 from sqlq.database.caller.session import SyncSession, connection_of, note_write
+from sqlq.database.dialects import dialect_at
 from sqlq.errors import ConfigurationError, SqlqError
 from sqlq.model.job import JobDetails
 from sqlq.schema import version
+from sqlq.schema.tables import metadata
 from sqlq.worker.settle.settle import Counts
 
 _current: list[App] = []
@@ -186,3 +190,90 @@ def _refuse_real_database(app: App, subject: str = "drain() runs a worker, whose
             "test database is open for another: put this one on a test database, too, with "
             "sqlq.testing.on_database(app, url)"
         )
+
+
+# -- for the fixtures of pytest ------------------------------------------------------------------------------
+
+
+@contextmanager
+def server_app(url: str) -> Iterator[App]:
+    """An App without tasks on a server, in a schema or database made for this test run."""
+    where, schema = urls.database_url(url), None
+    dialect = dialect_at(where)
+    if not dialect.in_a_file:
+        schema = f"sqlq_test_{uuid.uuid4().hex[:12]}"
+        if dialect.schemas_are_databases:  # no URL leads into one that is not there
+            engine = create_engine(where)
+            with engine.connect() as conn:
+                conn.execute(text(f"CREATE SCHEMA {schema}"))
+            engine.dispose()
+            where = where.set(database=schema)
+        else:
+            where = _into(where, schema)
+    test_app = App(where, schema=schema)
+    with test_app._on_test_database(where, schema=schema):
+        test_app.migrate()
+        try:
+            _refuse_rows(test_app)
+            yield test_app
+        finally:
+            if schema:
+                cascade = "" if dialect.schemas_are_databases else " CASCADE"
+                with test_app.database.engine.begin() as conn:
+                    conn.execute(text(f"DROP SCHEMA {schema}{cascade}"))
+
+
+def _into(url: URL, schema: str) -> URL:
+    """Return the URL with the schema as the whole search_path. Were `public` in it, too, `create_all` would
+    take the tables there for those it is to make, and `drop_all` would drop them."""
+    if url.get_driver_name() not in ("psycopg", "psycopg2"):
+        return url
+    options = url.query.get("options") or os.environ.get("PGOPTIONS", "")
+    # guard: test-schema-alone
+    return url.update_query_dict({"options": f"{options} -csearch_path={schema}".strip()})
+
+
+@contextmanager
+def own_tables(test_app: App, own: MetaData | None) -> Iterator[None]:
+    """Create the user's tables, and drop them at the end. Those that are there already may be no test's."""
+    if own is None:
+        yield
+        return
+    engine = create_engine(test_app.url, poolclass=NullPool)
+    present = inspect(engine).get_table_names()
+    others = [name for name, table in own.tables.items() if table.schema or table.name in present]
+    if others:  # guard: only-a-tests-own-tables-are-dropped
+        raise ConfigurationError(
+            f"sqlq_metadata has tables that exist already, or name a schema: {', '.join(others)}; sqlq_app "
+            "drops its tables after each test, so create and empty these in a fixture of your own"
+        )
+    own.create_all(engine)
+    try:
+        yield
+    finally:
+        with engine.begin() as conn:
+            # a test may have left a transaction open
+            test_app.database.dialect.driver.limit_time(conn, lock_ms=10_000)
+            own.drop_all(conn)
+
+
+def _refuse_rows(test_app: App) -> None:
+    """Refuse a database with anything of sqlq's in it: a test would run it, or delete it afterwards."""
+    with test_app.database.read() as conn:
+        counts = {
+            table.name: conn.scalar(select(func.count()).select_from(table))
+            for table in metadata.sorted_tables
+        }
+    rows = [f"{count} in {name}" for name, count in counts.items() if count]
+    if rows:  # guard: only-what-was-empty-is-emptied
+        raise ConfigurationError(
+            f"the database of SQLQ_TEST_DATABASE_URL holds rows of sqlq's ({', '.join(rows)}), and tests run "
+            "jobs and delete them: name another, or remove the file if it is a test's"
+        )
+
+
+def empty(test_app: App) -> None:
+    """Delete the rows of a test, in the database that the session found empty or made itself."""
+    with test_app.database.begin() as conn:
+        for table in metadata.tables.values():
+            conn.execute(delete(table))

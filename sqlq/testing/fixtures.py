@@ -4,16 +4,14 @@ imports little."""
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
-    from sqlalchemy import URL, MetaData
+    from sqlalchemy import MetaData
 
     from sqlq.app.app import App
 
@@ -31,7 +29,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def sqlq_test_server() -> Iterator[App]:
     """An App without tasks on the server of SQLQ_TEST_DATABASE_URL. The tables belong to this test run; on
     PostgreSQL they are in a schema of it, on MariaDB in a database."""
-    with _server_app(os.environ["SQLQ_TEST_DATABASE_URL"]) as test_app:
+    from sqlq.testing.database import server_app
+
+    with server_app(os.environ["SQLQ_TEST_DATABASE_URL"]) as test_app:
         yield test_app
 
 
@@ -82,20 +82,20 @@ def sqlq_app(request: pytest.FixtureRequest, tmp_path: Path, sqlq_metadata: Meta
     """
     from sqlalchemy import URL
 
-    from sqlq.testing.database import on_database
+    from sqlq.testing.database import empty, on_database, own_tables
 
     app = _app(request)
     if os.environ.get("SQLQ_TEST_DATABASE_URL"):
         test_app: App = request.getfixturevalue("sqlq_test_server")
         with on_database(app, test_app.url, schema=test_app.schema):
             try:
-                with _own_tables(test_app, sqlq_metadata):
+                with own_tables(test_app, sqlq_metadata):
                     yield app
             finally:
-                _empty(test_app)
+                empty(test_app)
     else:
         url = URL.create("sqlite", database=str(tmp_path / "sqlq-test.db"))
-        with on_database(app, url), _own_tables(app, sqlq_metadata):
+        with on_database(app, url), own_tables(app, sqlq_metadata):
             yield app
 
 
@@ -122,103 +122,3 @@ def _app(request: pytest.FixtureRequest) -> App:
     if not isinstance(app, App):
         raise pytest.UsageError(f"sqlq_app = {named!r} is not a sqlq.App, but a {type(app).__name__}")
     return app
-
-
-@contextmanager
-def _server_app(url: str) -> Iterator[App]:
-    from sqlalchemy import create_engine, text
-
-    from sqlq.app.app import App
-    from sqlq.config.urls import database_url
-    from sqlq.database.dialects import dialect_at
-
-    where, schema = database_url(url), None
-    dialect = dialect_at(where)
-    if not dialect.in_a_file:
-        schema = f"sqlq_test_{uuid.uuid4().hex[:12]}"
-        if dialect.schemas_are_databases:  # no URL leads into one that is not there
-            engine = create_engine(where)
-            with engine.connect() as conn:
-                conn.execute(text(f"CREATE SCHEMA {schema}"))
-            engine.dispose()
-            where = where.set(database=schema)
-        else:
-            where = _into(where, schema)
-    test_app = App(where, schema=schema)
-    with test_app._on_test_database(where, schema=schema):
-        test_app.migrate()
-        try:
-            _refuse_rows(test_app)
-            yield test_app
-        finally:
-            if schema:
-                with test_app.database.engine.begin() as conn:
-                    cascade = "" if dialect.schemas_are_databases else " CASCADE"
-                    conn.execute(text(f"DROP SCHEMA {schema}{cascade}"))
-
-
-def _into(url: URL, schema: str) -> URL:
-    """Return the URL with the schema as the whole search_path. Were `public` in it, too, `create_all` would
-    take the tables there for those it is to make, and `drop_all` would drop them."""
-    if url.get_driver_name() not in ("psycopg", "psycopg2"):
-        return url
-    options = url.query.get("options") or os.environ.get("PGOPTIONS", "")
-    # guard: test-schema-alone
-    return url.update_query_dict({"options": f"{options} -csearch_path={schema}".strip()})
-
-
-@contextmanager
-def _own_tables(test_app: App, metadata: MetaData | None) -> Iterator[None]:
-    """Create the user's tables, and drop them at the end. Those that are there already may be no test's."""
-    from sqlalchemy import create_engine, inspect
-    from sqlalchemy.pool import NullPool
-
-    if metadata is None:
-        yield
-        return
-    engine = create_engine(test_app.url, poolclass=NullPool)
-    present = {*inspect(engine).get_table_names()}
-    others = [name for name, table in metadata.tables.items() if table.schema or table.name in present]
-    if others:  # guard: only-a-tests-own-tables-are-dropped
-        raise pytest.UsageError(
-            f"sqlq_metadata has tables that exist already, or name a schema: {', '.join(others)}; sqlq_app "
-            "drops its tables after each test, so create and empty these in a fixture of your own"
-        )
-    metadata.create_all(engine)
-    try:
-        yield
-    finally:
-        with engine.begin() as conn:
-            # a test may have left a transaction open
-            test_app.database.dialect.driver.limit_time(conn, lock_ms=10_000)
-            metadata.drop_all(conn)
-
-
-def _refuse_rows(test_app: App) -> None:
-    """Refuse a database with anything of sqlq's in it: a test would run it, or delete it afterwards."""
-    from sqlalchemy import func, select
-
-    from sqlq.schema.tables import metadata
-
-    with test_app.database.read() as conn:
-        counts = {
-            table.name: conn.scalar(select(func.count()).select_from(table))
-            for table in metadata.sorted_tables
-        }
-    rows = [f"{count} in {name}" for name, count in counts.items() if count]
-    if rows:  # guard: only-what-was-empty-is-emptied
-        raise pytest.UsageError(
-            f"the database of SQLQ_TEST_DATABASE_URL holds rows of sqlq's ({', '.join(rows)}), and tests run "
-            "jobs and delete them: name another, or remove the file if it is a test's"
-        )
-
-
-def _empty(test_app: App) -> None:
-    """Delete the rows of a test, in the database that the session found empty or made itself."""
-    from sqlalchemy import delete
-
-    from sqlq.schema.tables import metadata
-
-    with test_app.database.begin() as conn:
-        for table in metadata.tables.values():
-            conn.execute(delete(table))

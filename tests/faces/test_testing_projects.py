@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import create_engine, inspect, make_url, text
 
 import sqlq
-from sqlq.testing.fixtures import _into
+from sqlq.testing.database import _into
 from tests.conftest import DATABASES, sqlite_url
 from tests.faces.beside import Shop, rows
 from tests.mariadb import MariaDB
