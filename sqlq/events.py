@@ -109,18 +109,16 @@ class Listener(Background):
     def put(self, event: JobEvent) -> None:
         """Pass an event to the function soon; returns at once."""
         with self._changed:
-            is_full = len(self._waiting) >= MAX_WAITING
-            if is_full:  # guard: events-are-bounded
-                self._dropped += 1
-            else:
+            if len(self._waiting) < MAX_WAITING:  # guard: events-are-bounded
                 self._waiting.append(event)
                 if self._thread is None:
                     with suppress(RuntimeError):  # the next event tries again
                         self._begin()
                 elif len(self._waiting) in (1, LARGEST_BATCH):
                     self._changed.notify_all()
-        if is_full:
-            self._complain()
+                return
+            self._dropped += 1
+        self._complain()
 
     def flush(self, seconds: float) -> bool:
         """Pass all waiting events to the function. Return whether it was done within `seconds`."""
@@ -236,6 +234,5 @@ def check_names(names: Sequence[Any]) -> None:
 
 
 def _finish(reference: weakref.ref[Events]) -> None:
-    events = reference()
-    if events is not None:
+    if (events := reference()) is not None:
         events.flush(LAST_WORDS_SECONDS)

@@ -254,8 +254,8 @@ def fresh_connections(running: JobContext) -> Iterator[None]:
     """Do for an attempt what Django does for a request: use no connection that is broken or too old, and
     leave none behind."""
     attempt = attempt_of(running)
-    on_a_loop = attempt.registered is not None and attempt.registered.is_async
-    if on_a_loop or not attempt.has_row:  # it has no row in a test's own thread
+    # a handler on a loop has its own, and there is no row in a test's own thread
+    if (attempt.registered and attempt.registered.is_async) or not attempt.has_row:
         yield
         return
     _begin()

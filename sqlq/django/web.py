@@ -18,7 +18,6 @@ from sqlq.web import Role, User, wsgi
 from sqlq.web.site import required  # which names packages that are not there
 
 USER = "sqlq.django.user"
-_ROLES: dict[str, Role] = {"delete": "admin", "change": "operator", "view": "viewer"}
 
 
 # The dashboard's forms have a token of their own, and it refuses those that another site has sent. None has
@@ -58,7 +57,8 @@ def user_of(user: Any) -> User | None:
     """Return who a user of Django's is to the dashboard: nobody, unless staff with a permission."""
     if not (user.is_active and user.is_staff):  # guard: only-staff-sees-jobs
         return None
-    for permission, role in _ROLES.items():
+    roles: dict[str, Role] = {"delete": "admin", "change": "operator", "view": "viewer"}
+    for permission, role in roles.items():
         if user.has_perm(f"sqlq.{permission}_job"):  # as superusers have
             return User(str(user.get_username()), role)
     return None

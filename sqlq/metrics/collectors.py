@@ -32,7 +32,6 @@ log = logging.getLogger("sqlq.metrics")
 
 KEPT_SECONDS = 1.0
 """A collector repeats its answer for this time: several scrapers at once must not become a load."""
-COMPLAINT_SECONDS = 60.0
 CONNECTIONS, SILENT_SECONDS = 32, 5
 """The most connections, each a descriptor of the process that renews leases, and for how long one may be
 silent."""
@@ -100,7 +99,7 @@ class DatabaseCollector(Collector):
     >>> REGISTRY.register(DatabaseCollector(app))  # doctest: +SKIP
     """
 
-    _until = _complain_at = float("-inf")
+    _until = float("-inf")
 
     def __init__(self, app: App) -> None:
         self._app = app
@@ -128,9 +127,7 @@ class DatabaseCollector(Collector):
         try:
             return self._query()
         except (SQLAlchemyError, SqlqError) as error:
-            if monotonic() >= self._complain_at:
-                self._complain_at = monotonic() + COMPLAINT_SECONDS
-                log.warning("the database does not answer a scrape: %s", refusal(error))
+            log.warning("the database does not answer a scrape: %s", refusal(error))
             return families({"database_up": 0, "version_info": VERSIONS})
 
     def _query(self) -> list[Any]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-Kind = Literal["counter", "gauge", "histogram"]
-
 
 class Described(NamedTuple):
     """Name, kind and description of a metric. The exposition adds _total to the names of counters."""
 
     name: str
-    kind: Kind
+    kind: Literal["counter", "gauge", "histogram"]
     help: str
     labels: tuple[str, ...] = ()
 

@@ -53,6 +53,5 @@ _EXPORTS = {name: module for module, names in _MODULES.items() for name in names
 
 def __getattr__(name: str) -> Any:
     if name in _EXPORTS:
-        globals()[name] = getattr(import_module(f"sqlq.{_EXPORTS[name]}"), name)
-        return globals()[name]
+        return getattr(import_module(f"sqlq.{_EXPORTS[name]}"), name)
     raise AttributeError(f"module 'sqlq.testing' has no attribute {name!r}")

@@ -106,8 +106,7 @@ def assert_not_enqueued(
     __tracebackhide__ = True
     call, _, matches = _search(task, args, kwargs, options, session, app)
     if matches:
-        lines = "\n  ".join(map(str, matches[-20:]))
-        raise AssertionError(f"enqueued, but should not be: {call}\n  {lines}")
+        raise AssertionError("\n  ".join([f"enqueued, but should not be: {call}", *map(str, matches[-20:])]))
 
 
 def _search(
@@ -193,8 +192,11 @@ def _has(options: JobOptions, job: NewJob) -> bool:
 
 def _comparable(job: NewJob) -> list[Any]:
     """The fields of a job that its row has, with times as SQLite stores them."""
-    fields = [value for name, value in vars(job).items() if name not in ("rule", "_options_set")]
-    return [milliseconds_since_epoch(value) if isinstance(value, datetime) else value for value in fields]
+    return [
+        milliseconds_since_epoch(value) if isinstance(value, datetime) else value
+        for name, value in vars(job).items()
+        if name not in ("rule", "_options_set")
+    ]
 
 
 def _is_call(job: Enqueued, task: Known, bound: Any) -> bool:
@@ -241,5 +243,5 @@ def _listed(value: Any) -> Any:
 
 
 def _text(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    positional = [f"{value!r:.80}" for value in args]
-    return f"{name}({', '.join([*positional, *(f'{key}={value!r:.80}' for key, value in kwargs.items())])})"
+    texts = [f"{value!r:.80}" for value in args] + [f"{key}={kwargs[key]!r:.80}" for key in kwargs]
+    return f"{name}({', '.join(texts)})"

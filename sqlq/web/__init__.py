@@ -57,13 +57,14 @@ def asgi(app: App, *, authorize: Authorize | AsyncAuthorize, **options: Any) -> 
             return user
         return asyncio.run_coroutine_threadsafe(user, request.environ["asgi.scope"][_LOOP]).result()
 
-    wrapped = authorize_awaited if callable(authorize) else authorize  # what is no function is refused
-    site = required("a2wsgi").WSGIMiddleware(wsgi(app, authorize=wrapped, **options), workers=THREADS)
+    # what is no function is refused
+    site = wsgi(app, authorize=authorize_awaited if callable(authorize) else authorize, **options)
+    answer = required("a2wsgi").WSGIMiddleware(site, workers=THREADS)
 
     async def mounted(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             scope = {**_under_its_prefix(scope), _LOOP: asyncio.get_running_loop()}
-        await site(scope, receive, send)
+        await answer(scope, receive, send)
 
     return mounted
 

@@ -312,8 +312,7 @@ def _jobs(view: View, verb: Verb) -> tuple[dict[int, str], int]:
     # guard: an-action-keeps-to-the-states-shown
     states = [state for state in verb.states if state in (form.get("state") or state).split()]
     if form.get("matching") and not form.get("error"):
-        search = search_of(view, fields_of(form))
-        search.pop("state", None)
+        search = search_of(view, fields_of(form, [name for name in FIELDS if name != "state"]))
         return states_of(app, states, ACTION_LIMIT, within=SEARCHED, **search), 0
     if form.get("error"):
         ids = app.jobs.failed_alike(form["error"])

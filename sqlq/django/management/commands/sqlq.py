@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -31,9 +30,6 @@ class InManage(Context):
 class Command(BaseCommand):
     """Hands its arguments to `sqlq`, and Django's own options (--settings, --pythonpath) to Django."""
 
-    help = "Run jobs, look at them, and make their tables: see manage.py sqlq --help."
-    requires_system_checks: Sequence[str] = ()
-
     def run_from_argv(self, argv: list[str]) -> NoReturn:
         from sqlq.cli.root import run
 
@@ -45,7 +41,13 @@ class Command(BaseCommand):
         script = os.path.basename(argv[0])  # noqa: PTH119 - a name, not a place
         name = f"{'python ' if script.endswith('.py') else ''}{script} sqlq"
         name = "python -m django sqlq" if script == "__main__.py" else name
-        program = [*_program(argv), *(f"--{key}={value}" for key, value in vars(options).items() if value)]
+        # a worker's children are started as this process was, and so find the same settings and modules
+        line = sys.orig_argv
+        if line[-len(argv[1:]) :] == argv[1:]:
+            program = [sys.executable, *line[1 : len(line) - len(argv[2:])]]
+        else:  # called by a program with arguments of its own
+            program = [sys.executable, "-m", "sqlq", "-a", APP]
+        program += [f"--{key}={value}" for key, value in vars(options).items() if value]
         for option, value in Configuration.read().workers.items():  # which the processes of a worker inherit
             os.environ.setdefault(f"SQLQ_{option.upper()}", str(value))
         sys.argv = [name, *arguments]
@@ -61,12 +63,3 @@ class Command(BaseCommand):
             "sqlq runs in a process of its own, as in python manage.py sqlq status; call the App in code, as "
             "in app.migrate(), and sqlq.testing.drain(app) in tests"
         )
-
-
-def _program(argv: list[str]) -> list[str]:
-    """Return the command that starts `manage.py sqlq` again, as this process was started. A worker's children
-    then find the same settings and modules."""
-    line = sys.orig_argv
-    if line[-len(argv[1:]) :] == argv[1:]:
-        return [sys.executable, *line[1 : len(line) - len(argv[2:])]]
-    return [sys.executable, "-m", "sqlq", "-a", APP]  # called by a program with arguments of its own
