@@ -11,6 +11,8 @@ from sqlalchemy import make_url
 
 from sqlq.app.app import App
 from sqlq.config.urls import in_memory
+from sqlq.database import migrate
+from sqlq.django.application import project_app
 from sqlq.django.configuration import is_testing
 from sqlq.errors import SchemaVersionError, SqlqError
 from sqlq.schema.tables import metadata
@@ -20,9 +22,6 @@ _NAMES = {table.name for table in metadata.tables.values()}
 
 def after_migrate(sender: Any, using: str, verbosity: int = 1, stdout: Any = None, **options: Any) -> None:
     """Bring sqlq's tables up after `manage.py migrate`. A flush sends the same signal, without a plan."""
-    from sqlq.database import migrate
-    from sqlq.django.application import project_app
-
     app = project_app()
     is_meant = using == app.configuration.database and app.configuration.migrate_with_django
     try:
@@ -43,8 +42,6 @@ def after_migrate(sender: Any, using: str, verbosity: int = 1, stdout: Any = Non
 
 def before_flush(using: str) -> None:
     """Empty sqlq's tables before a flush in tests."""
-    from sqlq.django.application import project_app
-
     app = project_app()
     is_meant = is_testing() and using == app.configuration.database  # guard: jobs-are-flushed-in-tests-alone
     if not is_meant or not _are_there(app, using):

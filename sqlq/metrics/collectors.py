@@ -113,7 +113,11 @@ class DatabaseCollector(Collector):
     def collect(self) -> Iterator[Any]:
         with self._lock:
             if monotonic() >= self._until:  # guard: scrapes-are-no-load
-                self._last = self._answer()
+                try:
+                    self._last = self._query()
+                except (SQLAlchemyError, SqlqError) as error:
+                    log.warning("the database does not answer a scrape: %s", refusal(error))
+                    self._last = families({"database_up": 0, "version_info": VERSIONS})
                 self._until = monotonic() + KEPT_SECONDS
             yield from self._last
 
@@ -122,13 +126,6 @@ class DatabaseCollector(Collector):
         with self._lock:
             self._last = self._query()
             self._until = monotonic() + KEPT_SECONDS
-
-    def _answer(self) -> list[Any]:
-        try:
-            return self._query()
-        except (SQLAlchemyError, SqlqError) as error:
-            log.warning("the database does not answer a scrape: %s", refusal(error))
-            return families({"database_up": 0, "version_info": VERSIONS})
 
     def _query(self) -> list[Any]:
         queues, workers = self._app.queues.list(), self._app.workers.list(silent=True)
@@ -163,8 +160,10 @@ def serve(collector: Collector, port: int, host: str) -> str:
 
     Raises `ConfigurationError` for a port or host that cannot be used."""
     logging.getLogger("waitress").setLevel(logging.ERROR)  # a queue of scrapes is no news
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
     server, url = listen(
-        make_wsgi_app(_registry(collector)),
+        make_wsgi_app(registry),
         host,
         port,
         threads=2,
@@ -178,10 +177,4 @@ def serve(collector: Collector, port: int, host: str) -> str:
 
 def text(collector: Collector) -> str:
     """Return the text of a scrape."""
-    return generate_latest(_registry(collector)).decode()
-
-
-def _registry(collector: Collector) -> CollectorRegistry:
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(collector)
-    return registry
+    return generate_latest(collector).decode()

@@ -214,7 +214,17 @@ def server_app(url: str) -> Iterator[App]:
     with test_app._on_test_database(where, schema=schema):
         test_app.migrate()
         try:
-            _refuse_rows(test_app)
+            with test_app.database.read() as conn:
+                counts = {
+                    table.name: conn.scalar(select(func.count()).select_from(table))
+                    for table in metadata.sorted_tables
+                }
+            rows = [f"{count} in {name}" for name, count in counts.items() if count]
+            if rows:  # a test would run or delete them; guard: only-what-was-empty-is-emptied
+                raise ConfigurationError(
+                    f"the database of SQLQ_TEST_DATABASE_URL holds rows of sqlq's ({', '.join(rows)}), and "
+                    "tests run jobs and delete them: name another, or remove the file if it is a test's"
+                )
             yield test_app
         finally:
             if schema:
@@ -255,21 +265,6 @@ def own_tables(test_app: App, own: MetaData | None) -> Iterator[None]:
             # a test may have left a transaction open
             test_app.database.dialect.driver.limit_time(conn, lock_ms=10_000)
             own.drop_all(conn)
-
-
-def _refuse_rows(test_app: App) -> None:
-    """Refuse a database with anything of sqlq's in it: a test would run it, or delete it afterwards."""
-    with test_app.database.read() as conn:
-        counts = {
-            table.name: conn.scalar(select(func.count()).select_from(table))
-            for table in metadata.sorted_tables
-        }
-    rows = [f"{count} in {name}" for name, count in counts.items() if count]
-    if rows:  # guard: only-what-was-empty-is-emptied
-        raise ConfigurationError(
-            f"the database of SQLQ_TEST_DATABASE_URL holds rows of sqlq's ({', '.join(rows)}), and tests run "
-            "jobs and delete them: name another, or remove the file if it is a test's"
-        )
 
 
 def empty(test_app: App) -> None:

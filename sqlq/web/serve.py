@@ -106,8 +106,17 @@ class ByPassword:
         if name:
             # the hash is slow on purpose, and a browser sends the password with each request
             key = hmac.digest(self._salt, f"{name}:{password}".encode(), "sha256")
-            if key in accepted or self._matches(users, name, password):
-                accepted.add(key)  # of this reading of the file
+            if key not in accepted:
+                now = time.monotonic()
+                is_full = len(self._failures) == LOGINS_A_MINUTE
+                if is_full and self._failures[0] > now - 60:  # guard: guesses-are-slow
+                    raise RefusedError("too many failed logins: try again in a minute", 429)
+                _, hashed = users.get(name, (None, _NOBODY))
+                if check_password_hash(hashed, password) and name in users:
+                    accepted.add(key)  # of this reading of the file
+                else:
+                    self._failures.append(now)
+            if key in accepted:
                 return users[name][0]
         raise HTTPException(
             response=Response(
@@ -116,17 +125,6 @@ class ByPassword:
                 {"WWW-Authenticate": 'Basic realm="sqlq", charset="UTF-8"'},
             )
         )
-
-    def _matches(self, users: dict[str, tuple[User, str]], name: str, password: str) -> bool:
-        now = time.monotonic()
-        is_full = len(self._failures) == LOGINS_A_MINUTE
-        if is_full and self._failures[0] > now - 60:  # guard: guesses-are-slow
-            raise RefusedError("too many failed logins: try again in a minute", 429)
-        _, hashed = users.get(name, (None, _NOBODY))
-        if check_password_hash(hashed, password) and name in users:
-            return True
-        self._failures.append(now)
-        return False
 
 
 _NOBODY = "scrypt:32768:8:1$KpSJ0OcUlnTxlzxm$" + "0" * 128
