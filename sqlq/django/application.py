@@ -99,13 +99,11 @@ class DjangoApp(App):
 
     def _address_in_django(self) -> Address:
         url: Any = url_of(self.configuration.database)
-        where = {"url": url}
+        engine = None
         if is_testing() and not in_memory(url):
             # A test database is dropped while the process goes on, which a connection at rest would forbid.
-            where = {"engine": create_engine(url, poolclass=NullPool)}
-        return self._address(
-            **where, schema=self.configuration.schema, listen_url=self.configuration.listen_url
-        )
+            url, engine = None, create_engine(url, poolclass=NullPool)
+        return self._address(url, engine, self.configuration.schema, self.configuration.listen_url)
 
     def _choose_address(self) -> None:
         super()._choose_address()

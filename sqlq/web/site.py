@@ -97,7 +97,7 @@ class Site:
         paths = {
             **{name: path for name, (path, _) in pages.PAGES.items()},
             **{path: path for path in pages.API},
-            "static": f"/static/<any({', '.join(map(repr, ASSETS))}):name>",
+            "static": "/static/<name>",
         }
         rules = [Rule(path, endpoint=name, methods=["GET"]) for name, path in paths.items()]
         rules += [Rule("/act/<verb>", endpoint="act", methods=["POST"])]
@@ -169,6 +169,8 @@ class Site:
 
 
 def _asset(name: str) -> Response:
+    if name not in ASSETS:
+        return Response("no such file", 404)
     return Response(
         resources.files("sqlq.web").joinpath("static", name).read_bytes(),
         mimetype=ASSETS[name],
