@@ -407,8 +407,9 @@ def resume_schedule(app: Any, names: Sequence[str]) -> Outcome:
 
 
 def _schedule(name: str, done: str, changed: bool, otherwise: str) -> Outcome:
-    line = f"{done} {name}" if changed else f"{name} is {otherwise}"
-    return Outcome({"schedule": name, done: changed}, [line])
+    return Outcome(
+        {"schedule": name, done: changed}, [f"{done} {name}" if changed else f"{name} is {otherwise}"]
+    )
 
 
 @verb("schedules run", button="Run now", needs_code=True)

@@ -93,8 +93,8 @@ def _connection(case: Case) -> Finding:
     database.require_version()
     with reading(database) as conn:
         number = ".".join(map(str, conn.dialect.server_version_info or ()))
-    took, name = span(time.monotonic() - began), database.dialect.title
-    return ok(f"{masked(database.engine.url)}, {name} {number}, connected in {took}")
+    took = span(time.monotonic() - began)
+    return ok(f"{masked(database.engine.url)}, {database.dialect.title} {number}, connected in {took}")
 
 
 def _package(case: Case) -> Answers:

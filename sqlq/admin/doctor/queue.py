@@ -86,8 +86,10 @@ def queues(case: Case) -> Answers:
 
 def paused(case: Case) -> Answers:
     if (pause := case.pauses.all) is not None and pause.until is None:
-        message = f"all queues are paused, without an end, since {written(pause.since)}"
-        yield check(message, command("queues resume --all"))
+        yield check(
+            f"all queues are paused, without an end, since {written(pause.since)}",
+            command("queues resume --all"),
+        )
     for queue in case.queues:
         if queue.queue in case.pauses.named and queue.available + queue.scheduled:
             waiting = _number_in([queue], ("available", "scheduled"), "job waits", "jobs wait")
@@ -147,8 +149,8 @@ def limits(case: Case) -> Answers:
         if job is None or job.state is not State.BLOCKED:
             continue
         first, *others, _ = why(case.database, job)  # the last one is its cancel
-        message = "; ".join(reason.text for reason in (first, *others))
-        message = f"a job has been in line for the key {key!r} since {written(due_at)}: {message}"
+        reasons = "; ".join(reason.text for reason in (first, *others))
+        message = f"a job has been in line for the key {key!r} since {written(due_at)}: {reasons}"
         remedy = first.words and command(first.words, needs_app=first.needs_app)
         yield (to_do if first.needs_app else check)(message, remedy or command(f"why {id}"))
 

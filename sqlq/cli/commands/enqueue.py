@@ -76,7 +76,7 @@ def enqueue(context: Context, /, task: str, args: tuple[str, ...], as_json: bool
         new = new_from_json(known, positional, by_name)
         _check_plain_types(known.handler, positional, by_name)
     changes = {name: value for name, value in options.items() if value is not None}
-    if changes.get("timeout", "").strip().lower() == "none":
+    if changes.get("timeout") == "none":
         changes["timeout"] = None
     with naming_options():
         new = new.set(**changes)

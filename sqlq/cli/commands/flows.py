@@ -39,9 +39,13 @@ def show(context: Context, id: int, as_json: bool) -> None:
     if as_json:
         show_json(details.as_json())
         return
-    state = f"{details.state}, {details.steps_by_state}"
     show_fields(
-        {"flow": details.id, "name": details.name, "state": state, "enqueued": ago(details.created_at)}
+        {
+            "flow": details.id,
+            "name": details.name,
+            "state": f"{details.state}, {details.steps_by_state}",
+            "enqueued": ago(details.created_at),
+        }
     )
     click.echo()
     show_table(details.steps[:SHOWN])

@@ -64,5 +64,5 @@ def reasons(app: App, job: JobDetails) -> list[tuple[str | None, str]]:
 
 def show_reasons(reasons: list[tuple[str | None, str]]) -> None:
     width = max(len(line or "") for line, _ in reasons)
-    for line, said in reasons:
-        show_wrapped(f"{line:<{width}}  " if line else "", said, before="  ")
+    for line, text in reasons:
+        show_wrapped(f"{line:<{width}}  " if line else "", text, before="  ")
