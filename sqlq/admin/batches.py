@@ -50,8 +50,10 @@ def cancel(
     """Cancel the live jobs that are selected, and return the effect on each, and on each id."""
 
     def effects_of(done: operate.CancelledBatch) -> dict[int, Cancellation]:
-        ended = dict.fromkeys(freed_after(database, done.gone), Cancellation.CANCELLED)
-        return ended | dict.fromkeys(done.requested, Cancellation.REQUESTED)
+        return {
+            **dict.fromkeys(freed_after(database, done.gone), Cancellation.CANCELLED),
+            **dict.fromkeys(done.requested, Cancellation.REQUESTED),
+        }
 
     effects = _apply(database, selections, partial(operate.cancel, force=force, reason=reason), effects_of)
     for selection in selections:
@@ -60,8 +62,7 @@ def cancel(
                 jobs = lookup.handles(conn, Selection(left))
             effects |= dict.fromkeys(left, Cancellation.UNKNOWN)
             for job in jobs:
-                is_over = job.state in OVER
-                effects[job.id] = Cancellation.ENDED if is_over else Cancellation.PASSED_OVER
+                effects[job.id] = Cancellation.ENDED if job.state in OVER else Cancellation.PASSED_OVER
     return {id: effect or Cancellation.LOCKED for id, effect in effects.items()}
 
 
@@ -125,8 +126,7 @@ def move_back(database: Database, selections: Iterable[Selection]) -> tuple[list
     for selection in selections:
         last = 0
         while True:
-            work = partial(operate.retry_failed, selection=selection, after_id=last)
-            batch, keyed = database.run(work)
+            batch, keyed = database.run(partial(operate.retry_failed, selection=selection, after_id=last))
             if not batch and not keyed:
                 break
             moved += batch

@@ -50,10 +50,10 @@ class Flows(Facet):
         after: dict[int, dict[int, When]] = {}
         for edge in edges:
             after.setdefault(edge.job_id, {})[edge.depends_on] = edge.on_outcome
-        encryption = self._database.encryption
-        steps = tuple(_step(step, after.get(step.id, {}), encryption) for step in rows)
-        counts = _counted(Counter(step.state for step in rows))
-        return FlowDetails(row.id, row.name, row.created_at, counts, steps)
+        steps = tuple(_step(step, after.get(step.id, {}), self._database.encryption) for step in rows)
+        return FlowDetails(
+            row.id, row.name, row.created_at, _counted(Counter(step.state for step in rows)), steps
+        )
 
     aget = for_asyncio(get)
 
@@ -63,15 +63,13 @@ class Flows(Facet):
     ) -> dict[int, Cancellation]:
         """Cancel the live steps of a flow, as `app.jobs.cancel` does; steps that have ended stay. Raises
         `JobNotFoundError`."""
-        selection = Selection(flow_id=self._require(id))
-        return cancel(self._database, [selection], force=force, reason=reason)
+        return cancel(self._database, [Selection(flow_id=self._require(id))], force=force, reason=reason)
 
     @audited("retry --flow")
     def retry(self, id: FlowOrId) -> builtins.list[int]:
         """Move the failed steps of a flow back to be run again, after which it goes on; return their ids.
         Raises `JobNotFoundError`."""
-        moved, _ = move_back(self._database, [Selection(flow_id=self._require(id))])
-        return moved
+        return move_back(self._database, [Selection(flow_id=self._require(id))])[0]
 
     @audited("flows skip")
     def skip(self, id: int) -> FlowStatus:
@@ -81,23 +79,19 @@ class Flows(Facet):
         A step that waits for its success runs. One that needs its result fails, with that as its reason.
         Raises `JobNotFoundError` for a job that is no such step, with the reason.
         """
-        job = self._job(id)
+        job = self._query(lookup.details, id, self._database.encryption)
+        if job is None:
+            raise no_job(id)
         if job.flow_id is None:
             raise JobNotFoundError(
                 f"job {id} is a step of no flow: there is nothing that its skip would free"
             )
         if not self._database.run(lambda conn: settle.skip(conn, id, SKIPPED)):
             raise JobNotFoundError(
-                f"job {id} is {self._job(id).state}: only a step that waits or has failed can be skipped"
+                f"job {id} is {job.state}: only a step that waits or has failed can be skipped"
             )
         self._database.after_commit(lambda: free_after(self._database.for_claims, [job]))
         return self.get(job.flow_id)
-
-    def _job(self, id: int) -> Any:
-        job = self._query(lookup.details, id, self._database.encryption)
-        if job is None:
-            raise no_job(id)
-        return job
 
     def _require(self, flow: FlowOrId) -> int:
         id = _number(flow)
@@ -120,7 +114,7 @@ def _counted(counts: Mapping[str, int]) -> dict[State, int]:
 
 def _step(row: Any, after: Mapping[int, When], encryption: Encryption | None) -> StepDetails:
     error = row.reason if row.exception is None else f"{row.exception}: {row.message or ''}"
-    shown = lookup.result_shown
-    result = None if row.result is None else shown(encryption, row.task, row.queue, row.result)
-    state = State(row.state)
-    return StepDetails(row.id, row.task, row.queue, row.label, state, row.attempts, after, result, error)
+    result = None if row.result is None else lookup.result_shown(encryption, row.task, row.queue, row.result)
+    return StepDetails(
+        row.id, row.task, row.queue, row.label, State(row.state), row.attempts, after, result, error
+    )

@@ -96,7 +96,13 @@ class Jobs(Facet):
         Progress(done=25.0, of=100.0, note='writing')
         """
         here = self._results.job_here(id)
-        job = self._row(id) if here is None else here.details()
+        job: JobDetails | None = None if here is None else here.details()
+        if job is None:
+            job = self._query(lookup.details, id_of(id), self._database.encryption)
+            if isinstance(id, Handle):
+                id.require_own(None if job is None else milliseconds_since_epoch(job.created_at))
+            if job is None:
+                raise no_job(id_of(id))
         task = self._tasks.get(job.task)
         if task is None:
             return job
@@ -108,16 +114,6 @@ class Jobs(Facet):
         )
 
     aget = for_asyncio(get)
-
-    def _row(self, id: AnyJob) -> JobDetails:
-        number = id_of(id)
-        with self._read() as conn:
-            job = lookup.details(conn, number, self._database.encryption)
-            if isinstance(id, Handle):
-                id.require_own(None if job is None else milliseconds_since_epoch(job.created_at))
-            if job is None:
-                raise no_job(number)
-            return job
 
     def get_by_key(self, queue: str, key: str) -> JobDetails:
         """Return everything about the job that holds a unique key in a queue: the live one, or with
@@ -155,12 +151,14 @@ class Jobs(Facet):
         >>> app.jobs.list(state="failed", label="tenant-7", since=yesterday)  # doctest: +SKIP
         """
         meant = selection(**chosen)
+        if within is not None and meant.text is not None:
+            within = min(within, TEXT_SEARCH_LIMIT)
         jobs, complete = self._query(
             lookup.listing,
             state=None if state is None else checked_state(state),
             selection=meant,
             limit=limit,
-            within=within and _within(within, meant),
+            within=within,
             whole=whole,
             encryption=self._database.encryption,
         )
@@ -211,8 +209,8 @@ class Jobs(Facet):
         within = None if exact else health.COUNT_LIMIT
         with self._read() as conn:
             rows = lookup.failed_rows(conn, Selection(task=task, queue=queue, batch=batch), within=within)
-            failures = grouped(rows, self._marks.of(conn, rows))
-            return failures, within is None or not lookup.more_failed_than(conn, within)
+            is_complete = within is None or not lookup.more_failed_than(conn, within)
+            return grouped(rows, self._marks.of(conn, rows)), is_complete
 
     def failed_alike(self, fingerprint: str) -> builtins.list[int]:
         """Return the ids of the failed jobs with the error of a fingerprint, among the newest 10,000."""
@@ -224,8 +222,7 @@ class Jobs(Facet):
     def pace(self, length: Duration, parts: Rows) -> Pace:
         """Return how many jobs finished and failed in each part of the last time, and how long they waited
         and ran. Each part is measured on a sample; jobs with a retention of their own are not in it."""
-        span = timedelta(milliseconds=max(1, milliseconds(length, "length")))
-        return self._query(pace_of, span, parts)
+        return self._query(pace_of, timedelta(milliseconds=max(1, milliseconds(length, "length"))), parts)
 
     def why(self, id: AnyJob) -> builtins.list[str]:
         """Return why a job does not run now and when it will, or what became of it, in sentences.
@@ -240,8 +237,10 @@ class Jobs(Facet):
         from sqlq.admin.why import why
 
         job = self.get(id)
-        reasons = [reason.text for reason in why(self._database, job)]
-        return reasons + [each.said for each in findings(self._database, job)]
+        return [
+            *(reason.text for reason in why(self._database, job)),
+            *(finding.said for finding in findings(self._database, job)),
+        ]
 
     awhy = for_asyncio(why)
 
@@ -274,8 +273,7 @@ class Jobs(Facet):
         >>> app.jobs.cancel([42, 43]) == {42: "cancelled", 43: "requested"}  # doctest: +SKIP
         True
         """
-        meant = self._meant(ids, "jobs", **chosen)
-        return cancel(self._database, meant, force=force, reason=reason)
+        return cancel(self._database, self._meant(ids, "jobs", **chosen), force=force, reason=reason)
 
     acancel = for_asyncio(cancel)
 
@@ -334,8 +332,8 @@ class Jobs(Facet):
         if not values and delay is None and available_at is None:
             raise ConfigurationError("nothing is to change: give a queue, a priority, available_at or delay")
         effects = dict.fromkeys(ids_of(ids, self._read), JobChange.NOT_WAITING)
-        chosen = self._meant([*effects], "waiting jobs")
-        return effects | change(self._database, chosen, at=available_at, delay_ms=delay_ms, values=values)
+        meant = self._meant([*effects], "waiting jobs")
+        return effects | change(self._database, meant, at=available_at, delay_ms=delay_ms, values=values)
 
     achange = for_asyncio(change)
 
@@ -383,14 +381,15 @@ class Jobs(Facet):
             raise ConfigurationError(
                 "name the jobs to replay: by id, task, queue or batch, or by when they ended (since=, until=)"
             )
-        work = partial(
-            operate.replay,
-            selections=portions(chosen, task, queue, batch),
-            since=ended(since, "since"),
-            until=ended(until, "until"),
-        )
         self._database.require_tables()
-        replays = self._database.run(work)
+        replays = self._database.run(
+            partial(
+                operate.replay,
+                selections=portions(chosen, task, queue, batch),
+                since=ended(since, "since"),
+                until=ended(until, "until"),
+            )
+        )
         self._database.after_commit(partial(self._events.replayed, replays))  # guard: replays-are-told
         return {each.replay_of: each.id for each in replays}
 
@@ -405,8 +404,7 @@ class Jobs(Facet):
         deleted: builtins.list[int] = []
         for some in self._meant(ids, "failed jobs", **chosen):
             for source in (failed_jobs, finished_jobs) if some.ids else (failed_jobs,):
-                work = partial(operate.forget, selection=some, source=source)
-                while batch := self._database.run(work):
+                while batch := self._database.run(partial(operate.forget, selection=some, source=source)):
                     deleted += freed_after(self._database, batch)
         return sorted(deleted)
 
@@ -420,24 +418,19 @@ class Jobs(Facet):
         >>> app.jobs.prune(finished="7d", failed="30d")  # doctest: +SKIP
         Pruned(finished=1200, failed=3)
         """
-        finished_ms = None if finished is None else milliseconds(finished, "finished")
-        failed_ms = None if failed is None else milliseconds(failed, "failed")
-        if finished_ms is None and failed_ms is None:
+        if finished is None and failed is None:
             raise ConfigurationError(
                 'say what to prune: finished jobs, failed jobs or both, each with an age such as "7d"'
             )
         self._database.require_tables()
-        return Pruned(self._prune(finished_ms), self._prune(failed_ms, failed=True))
+        return Pruned(self._prune(finished, failed=False), self._prune(failed, failed=True))
 
-    def _prune(self, older_than_ms: int | None, *, failed: bool = False) -> int:
-        if older_than_ms is None:
+    def _prune(self, age: Duration | None, *, failed: bool) -> int:
+        if age is None:
             return 0
-        work = partial(operate.prune, older_than_ms=older_than_ms, limit=lookup.BATCH, failed=failed)
+        age_ms = milliseconds(age, "age")
+        work = partial(operate.prune, older_than_ms=age_ms, limit=lookup.BATCH, failed=failed)
         return self._to_the_end(work, lookup.BATCH)
-
-
-def _within(rows: int, selection: Selection) -> int:
-    return rows if selection.text is None else min(rows, TEXT_SEARCH_LIMIT)
 
 
 def enqueued(

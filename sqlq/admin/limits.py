@@ -49,10 +49,12 @@ class Limits(Facet):
         """Have tasks define again what a key allows. Raises `ConfigurationError` for a key that is not
         known."""
         self._declared.check_key(key)
-        rule = self._declared.declared(key)
-        status = self._query(admit.status, key)
-        status = None if status is None else self._database.run(partial(admit.unpin, key=key, rule=rule))
+        status = self._query(admit.status, key) and self._database.run(
+            partial(admit.unpin, key=key, rule=self._declared.declared(key))
+        )
         if status is None:
-            lists = command("limits", self._database.engine.url)
-            raise ConfigurationError(f"there is no limit of the key {key!r}: {lists} shows those there are")
+            raise ConfigurationError(
+                f"there is no limit of the key {key!r}: {command('limits', self._database.engine.url)} shows "
+                "those there are"
+            )
         return status

@@ -19,25 +19,16 @@ def why(database: Database, job: JobDetails) -> Iterator[Reason]:
     """Yield why a job is in its state, what it waits for, and what changes that."""
     if job.state is State.RUNNING:
         yield from _running(database, job)
-    elif job.state is State.BLOCKED:
-        yield from _blocked(database, job)
-    elif job.state is State.SCHEDULED:
-        due = job.available_at
-        after = f" after its attempt {job.attempts} failed" if job.errors and job.attempts else ""
-        if due is not None:
-            yield Reason(f"it is due {written(due)}, {until(due)}{after}", f"reschedule {job.id}")
-        yield from _queue(database, job)
-    elif job.state is State.AVAILABLE:
-        yield from _queue(database, job)
     elif job.state is State.FAILED:
         yield _retry(database, job)
         yield Reason("or it is deleted", f"delete {job.id}")
+    elif job.state in (State.BLOCKED, State.SCHEDULED, State.AVAILABLE):
+        yield from _waiting(database, job)
+        yield Reason("a cancel ends it without running it", f"cancel {job.id}")
     elif job.flow_id is not None:
         yield Reason("it has ended and runs no more, as a step of a flow", f"flows show {job.flow_id}")
     else:
         yield Reason("it has ended and runs no more; a replay is a new job", f"replay {job.id}")
-    if job.state in (State.BLOCKED, State.SCHEDULED, State.AVAILABLE):
-        yield Reason("a cancel ends it without running it", f"cancel {job.id}")
 
 
 def _retry(database: Database, job: JobDetails) -> Reason:
@@ -55,55 +46,52 @@ def _retry(database: Database, job: JobDetails) -> Reason:
 def _running(database: Database, job: JobDetails) -> Iterator[Reason]:
     if job.cancel_requested_at is not None:
         yield Reason("it was asked to stop, and its handler ends by itself", f"cancel {job.id} --force")
-    workers = {worker.id: worker for worker in Workers(database).list(silent=True)}
-    worker = workers.get(job.reserved_by or "")
+    workers = Workers(database).list(silent=True)
+    worker = next((worker for worker in workers if worker.id == job.reserved_by), None)
     if worker is not None and worker.alive:
         words = None if job.cancel_requested_at else f"cancel {job.id}"
         yield Reason(f"it runs on {worker.host}, pid {worker.pid}", words)
-        return
-    state = "its worker is gone"
-    if worker is not None:
-        state = f"its worker on {worker.host} has been silent for {span(worker.silent_seconds)}"
-    yield Reason(f"{state}: another one takes it over when its lease has run out")
-
-
-def _blocked(database: Database, job: JobDetails) -> Iterator[Reason]:
-    not_started = list(put_back(job))
-    yield from not_started
-    yield from _unserved(database, job, _serving(database, job.queue))
-    for blocker in blockers.BLOCKERS:
-        if blocker.name == job.blocked_by and not not_started:
-            yield from blocker().explain(database, job)
-
-
-def _unserved(database: Database, job: JobDetails, serving: Sequence[WorkerStatus]) -> Iterator[Reason]:
-    pauses, queue = Queues(database).pauses(), word(job.queue)
-    if pauses.all is not None:
-        yield Reason("all queues are paused", "queues resume --all")
-    elif job.queue in pauses.named:
-        end = pauses.named[job.queue].until
-        end_text = "" if end is None else f" until {written(end)}"
-        yield Reason(f"its queue is paused{end_text}", f"queues resume {queue}")
-    elif not serving:
-        yield Reason("no worker serves its queue", f"work -q {queue}", needs_app=True)
-
-
-def _serving(database: Database, queue: str) -> list[WorkerStatus]:
-    workers = Workers(database).list()
-    return [worker for worker in workers if worker.queues is None or queue in worker.queues]
-
-
-def _queue(database: Database, job: JobDetails) -> Iterator[Reason]:
-    yield from put_back(job)
-    serving = _serving(database, job.queue)
-    unserved = list(_unserved(database, job, serving))
-    yield from unserved
-    if unserved or job.state is State.SCHEDULED:
-        return
-    taking = [worker for worker in serving if worker.state in ("idle", "busy")]
-    if not taking:
-        yield Reason(f"the workers of its queue take no jobs: {serving[0].state}", "workers")
-    elif free := sum(max(0, worker.concurrency - len(worker.jobs)) for worker in taking):
-        yield Reason(f"it is due, and {free:,} slots are free: a worker claims it within about a second")
     else:
-        yield Reason(f"all {sum(worker.concurrency for worker in taking):,} slots of its workers are taken")
+        state = "its worker is gone"
+        if worker is not None:
+            state = f"its worker on {worker.host} has been silent for {span(worker.silent_seconds)}"
+        yield Reason(f"{state}: another one takes it over when its lease has run out")
+
+
+def _waiting(database: Database, job: JobDetails) -> Iterator[Reason]:
+    if job.state is State.SCHEDULED and job.available_at is not None:
+        after = f" after its attempt {job.attempts} failed" if job.errors and job.attempts else ""
+        due = f"it is due {written(job.available_at)}, {until(job.available_at)}{after}"
+        yield Reason(due, f"reschedule {job.id}")
+    returned = list(put_back(job))
+    yield from returned
+    workers = [w for w in Workers(database).list() if w.queues is None or job.queue in w.queues]
+    unserved = _unserved(database, job.queue, workers)
+    if unserved is not None:
+        yield unserved
+    if job.state is State.BLOCKED and not returned:
+        for blocker in blockers.BLOCKERS:
+            if blocker.name == job.blocked_by:
+                yield from blocker().explain(database, job)
+    elif job.state is State.AVAILABLE and unserved is None:
+        yield _slots(workers)
+
+
+def _unserved(database: Database, queue: str, workers: Sequence[WorkerStatus]) -> Reason | None:
+    pauses = Queues(database).pauses()
+    if pauses.all is not None:
+        return Reason("all queues are paused", "queues resume --all")
+    if queue in pauses.named:
+        end = pauses.named[queue].until
+        end_text = "" if end is None else f" until {written(end)}"
+        return Reason(f"its queue is paused{end_text}", f"queues resume {word(queue)}")
+    return None if workers else Reason("no worker serves its queue", f"work -q {word(queue)}", needs_app=True)
+
+
+def _slots(workers: Sequence[WorkerStatus]) -> Reason:
+    taking = [worker for worker in workers if worker.state in ("idle", "busy")]
+    if not taking:
+        return Reason(f"the workers of its queue take no jobs: {workers[0].state}", "workers")
+    if free := sum(max(0, worker.concurrency - len(worker.jobs)) for worker in taking):
+        return Reason(f"it is due, and {free:,} slots are free: a worker claims it within about a second")
+    return Reason(f"all {sum(worker.concurrency for worker in taking):,} slots of its workers are taken")

@@ -435,7 +435,7 @@ class App(Parts, Waits):
 def _answered(job: JobOrFlow[J], done: Any) -> J:
     """Return the answer of `enqueue` for a job or flow that is enqueued by now."""
     if isinstance(job, Flow):
-        job._is_enqueued = True
+        job._is_closed = True
     answer: J = done if isinstance(job, AnyFlow) else done[0]
     return answer
 

@@ -21,7 +21,7 @@ from sqlq.model.foreign_names import hints
 from sqlq.model.job import NewJob
 from sqlq.model.job_options import Follows, JobOptions, job_fields, option_fields
 from sqlq.model.limit import AnyLimit, DeclaredLimits, Limit, plain_key, suits
-from sqlq.model.middleware import Scope, lifespan_scope, middleware_scope
+from sqlq.model.middleware import Scope, scope_of
 from sqlq.model.schedule import Declarations, Declared, Options, Schedule, checked_template, planned
 from sqlq.model.task import AnyTask, Exceptions, Isolate, NamedTask, Registry, Task, make_task
 
@@ -271,7 +271,7 @@ class Declares:
         ...     with web.app_context():
         ...         yield
         """
-        self._tasks.surround(middleware_scope(function))
+        self._tasks.surround(scope_of(function))
         return function
 
     def lifespan(self, function: L) -> L:
@@ -293,7 +293,7 @@ class Declares:
         ...     async with httpx.AsyncClient() as client:
         ...         yield client
         """
-        scope = lifespan_scope(function)
+        scope = scope_of(function, "lifespan")
         if self._lifespan is not None:
             raise ConfigurationError(
                 f"lifespan is {scope.name}, but {self._lifespan.name} is there already: enter both in "

@@ -31,7 +31,7 @@ from sqlq.database.schemas import in_schema
 from sqlq.django.configuration import Configuration, identity_of, is_testing, url_of
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import Job, JobOrFlow, NewJob
-from sqlq.model.middleware import middleware_scope
+from sqlq.model.middleware import scope_of
 from sqlq.payload.codec import TEXTS
 from sqlq.worker.attempt.context import JobContext, attempt_of
 
@@ -60,7 +60,7 @@ class DjangoApp(App):
         if is_testing():
             self._move_to(self._address_in_django())
         self.middleware(fresh_connections)
-        self.tasks.surround(replace(middleware_scope(afresh_connections), skips_def=True))
+        self.tasks.surround(replace(scope_of(afresh_connections), skips_def=True))
 
     @property
     def _is_in_a_test(self) -> bool:

@@ -57,12 +57,6 @@ class _Laid(NamedTuple):
     gate: dict[int, When]
     is_list: bool
 
-    def arguments(self) -> tuple[Any, ...]:
-        """Return the arguments for a task that comes next."""
-        if self.is_list:
-            return (Result(Steps(self.ends), is_list=True),)
-        return tuple(step.result for step in self.ends)
-
 
 class Flow(AnyFlow):
     """Jobs, some of which wait for others: enqueued whole or not at all.
@@ -78,8 +72,6 @@ class Flow(AnyFlow):
     >>> app.enqueue(flow, session=session)  # doctest: +SKIP
     """
 
-    _grows = False
-
     def __init__(self, name: str | None = None) -> None:
         with refusing_by(EnqueueError):
             self.name = None if name is None else checked_name(name, "the flow's name")
@@ -89,7 +81,7 @@ class Flow(AnyFlow):
         self._of: _Laid | None = None
         """The chain or group that the flow is."""
         self._laid: dict[int, tuple[Group, _Laid]] = {}
-        self._is_enqueued = False
+        self._is_closed = False
 
     @overload
     def add(
@@ -130,7 +122,8 @@ class Flow(AnyFlow):
             laid = _Laid([], dict(waits), is_list=False)
             for each in part._parts:
                 laid = self._lay(each, laid.gate, arguments)
-                arguments = laid.arguments()
+                results = Result(Steps(laid.ends), is_list=True)
+                arguments = (results,) if laid.is_list else tuple(step.result for step in laid.ends)
             return laid
         if isinstance(part, Group):
             ends = [end for each in part._parts for end in self._lay(each, waits, arguments).ends]
@@ -170,17 +163,14 @@ class Flow(AnyFlow):
         )
         return ends, len(ends) > 1
 
-    def __len__(self) -> int:
-        return len(self.steps)
-
     def __repr__(self) -> str:
         return "a flow" if self.name is None else f"the flow {self.name!r}"
 
     def _put(self, job: NewJob[R], waits: Mapping[int, When]) -> Step[R]:
-        if self._is_enqueued:  # guard: an-enqueued-flow-takes-no-steps
+        if self._is_closed:  # guard: an-enqueued-flow-takes-no-steps
             raise EnqueueError(
-                f"{job.task} is added to {self!r}, which is enqueued already: add steps before that, or in "
-                "the handler of one, by sqlq.current_job().flow.add(…)"
+                f"{job.task} is added to {self!r}, which takes no more steps: add it before the flow is "
+                "enqueued, or in a step's handler before complete(), by sqlq.current_job().flow.add(…)"
             )
         if job.unique_key is not None:
             raise EnqueueError(
@@ -188,9 +178,7 @@ class Flow(AnyFlow):
                 "a job that is there already may be a step of another flow; enqueue the flow from a job that "
                 "has the key"
             )
-        if job.start_by is not None or (
-            job.start_within_ms is not None and "start_within_ms" in job._options_set
-        ):
+        if job.start_by or (job.start_within_ms and "start_within_ms" in job._options_set):
             raise EnqueueError(
                 f"{job.task} has a time by which it has to start: a step of a flow cannot have one, since "
                 "it waits for others; say .set(start_within=None), or let the step look at its moment itself"
@@ -206,10 +194,10 @@ class Flow(AnyFlow):
             for number in numbers:
                 if all_waits.setdefault(number, "success") != "success":
                     raise EnqueueError(
-                        f"{job.task} takes the result of {self._named(number)}, and comes when that has "
-                        f"{_ENDINGS[all_waits[number]]}: only a step that has finished has a result"
+                        f"{job.task} takes the result of {self._named(number)}, and waits for it with "
+                        f'when="{all_waits[number]}": only a step that has finished has a result'
                     )
-        if self._grows:
+        if isinstance(self, Growth):
             all_waits.setdefault(GROWN_FROM, "success")
         positions = {number: position for position, number in enumerate(all_waits)}
         if results:
@@ -286,31 +274,20 @@ class Flow(AnyFlow):
 
 
 After: TypeAlias = "Iterable[Step | Steps] | Mapping[Step, When] | Step | Steps"
-_ENDINGS = {"failure": "failed", "ended": "ended in any way"}
 
 
 class Growth(Flow):
     """The flow of which a running job is a step. Steps added to it are written with the completion of that
     job, and wait for it."""
 
-    _grows = True
-
     def __init__(self, id: int, job: NewJob) -> None:
         super().__init__()
         self.id = id
         self.step: Step = Step(self, GROWN_FROM, job)
         """The running step, whose result those that it adds may take."""
-        self._is_closed = False
 
     def __repr__(self) -> str:
         return f"flow {self.id}"
-
-    def _put(self, job: NewJob[R], waits: Mapping[int, When]) -> Step[R]:
-        if self._is_closed:
-            raise EnqueueError(
-                f"{job.task} is added to {self!r} after complete() was called: add steps before that"
-            )
-        return super()._put(job, waits)
 
 
 def plan_of(part: AnyFlow) -> Plan:
@@ -319,7 +296,7 @@ def plan_of(part: AnyFlow) -> Plan:
     flow = part if isinstance(part, Flow) else Flow()
     if flow is not part:
         flow._of = flow._lay(part, {}, ())
-    if flow._is_enqueued:  # guard: a-flow-is-enqueued-once
+    if flow._is_closed and not isinstance(flow, Growth):  # guard: a-flow-is-enqueued-once
         raise EnqueueError(
             f"{flow!r} is enqueued already, and a second time would make another one: make it anew, with "
             "sqlq.Flow()"
@@ -396,8 +373,8 @@ class FlowStatus(AsJson):
     @property
     def progress(self) -> Progress:
         """How many of its steps have finished or were cancelled, of all there are."""
-        ended = sum(self.counts.get(state, 0) for state in (State.FINISHED, State.CANCELLED))
-        return Progress(ended, sum(self.counts.values()))
+        done = self.counts.get(State.FINISHED, 0) + self.counts.get(State.CANCELLED, 0)
+        return Progress(done, sum(self.counts.values()))
 
     def as_json(self) -> dict[str, Any]:
         progress = self.progress

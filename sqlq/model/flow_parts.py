@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, cast, overload
 
 from sqlq.errors import EnqueueError
@@ -11,15 +12,13 @@ from sqlq.model.job import Job, NewJob, R, R_co
 T = TypeVar("T")
 
 
+@dataclass(eq=False, slots=True)
 class Result:
     """Stands in the arguments of a job for the result of an earlier step, or for a list of several
     results."""
 
-    __slots__ = ("is_list", "source")
-
-    def __init__(self, source: Step | Steps | Group, *, is_list: bool) -> None:
-        self.source = source
-        self.is_list = is_list
+    source: Step | Steps | Group
+    is_list: bool = False
 
     def __repr__(self) -> str:
         return "the results of a group" if self.is_list else f"the result of {self.source!r}"
@@ -34,13 +33,13 @@ class Result:
         return str(self)
 
 
+@dataclass(eq=False, repr=False)
 class Step(Generic[R_co]):
     """A job of a flow. Other steps may wait for it, and take its result."""
 
-    def __init__(self, flow: Any, number: int, job: NewJob[R_co]) -> None:
-        self._flow = flow
-        self.number = number
-        self.job = job
+    _flow: Any
+    number: int
+    job: NewJob[R_co]
 
     @property
     def result(self) -> R_co:
@@ -50,17 +49,15 @@ class Step(Generic[R_co]):
 
         >>> flow.add(ship.new(7, paid.result), after=[paid])  # doctest: +SKIP
         """
-        return cast(R_co, Result(self, is_list=False))
+        return cast(R_co, Result(self))
 
     def then(self, job: NewJob[T]) -> Step[T]:
         """Add a step that runs when this one has finished; the same as `flow.add(job, after=[step])`."""
-        step: Step[T] = self._flow.add(job, after=[self])
-        return step
+        return cast("Step[T]", self._flow.add(job, after=[self]))
 
     def catch(self, job: NewJob[T]) -> Step[T]:
         """Add a step that runs when this one has failed for good."""
-        step: Step[T] = self._flow.add(job, after=[self], when="failure")
-        return step
+        return cast("Step[T]", self._flow.add(job, after=[self], when="failure"))
 
     def __repr__(self) -> str:
         return f"step {self.number + 1} ({self.job.task})"

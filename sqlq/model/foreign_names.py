@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import wraps
-from typing import Any, TypeVar, cast
-
-F = TypeVar("F", bound=Callable[..., Any])
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 
 class NameOfAnotherQueue:
@@ -65,22 +62,3 @@ def hints(unknown: Iterable[str], known: Collection[str]) -> str:
     names = {name: _OPTIONS[name] for name in unknown if _OPTIONS.get(name, "") in known}
     counts = {"max_attempts": ", which counts the first one"}
     return "".join(f"{name} is {here} here{counts.get(here, '')}; " for name, here in names.items())
-
-
-def refuse_unknown_options(error: type[Exception], known: Iterable[str]) -> Callable[[F], F]:
-    """Have a method of the options `known` raise `error` for others, and for a positional argument."""
-
-    allowed = frozenset(known)
-
-    def decorate(method: F) -> F:
-        @wraps(method)
-        def checked(self: Any, /, *values: Any, **options: Any) -> Any:
-            if values or not options.keys() <= allowed:
-                unknown = [repr(value) for value in values] or sorted(options.keys() - allowed)
-                takes = f"{hints(unknown, allowed)}it takes {', '.join(known)}"
-                raise error(f"{method.__name__} takes no {', '.join(unknown)}: {takes}")
-            return method(self, **options)
-
-        return cast("F", checked)
-
-    return decorate

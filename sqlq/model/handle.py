@@ -7,20 +7,20 @@ So the handle has to know that its own is gone.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlq.errors import ConfigurationError, JobNotFoundError
 
 
+@dataclass
 class Origin:
     """The transaction of a caller, or the part of one that a savepoint undoes, in which jobs were
     enqueued."""
 
-    def __init__(self, created: Mapping[int, int] | None = None) -> None:
-        """`created` has the creation time of each job, as SQLite has it, where nothing reports how the
-        transaction ends."""
-        self.created = created or {}
-        self.is_rolled_back = False
+    created: Mapping[int, int] = field(default_factory=dict)
+    """The creation time of each job, as SQLite has it, where nothing reports how the transaction ends."""
+    is_rolled_back: bool = False
 
     def undo(self) -> None:
         self.is_rolled_back = True
@@ -38,7 +38,7 @@ class Handle:
     def require_own(self, created: int | None = None) -> None:
         """Raise `JobNotFoundError` where the row of its id is another job's: one `created` at another time,
         or any row after a rollback."""
-        origin: Origin = getattr(self, "_origin", _CERTAIN)
+        origin: Origin = getattr(self, "_origin", None) or Origin()
         is_another = created is not None and origin.created.get(self.id, created) != created
         if origin.is_rolled_back or is_another:  # guard: a-handle-knows-of-its-rollback
             raise JobNotFoundError(
@@ -47,7 +47,6 @@ class Handle:
             )
 
 
-_CERTAIN = Origin()
 AnyJob = Handle | int
 AnyJobs = Collection[AnyJob]
 

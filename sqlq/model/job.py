@@ -14,24 +14,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Generic,
-    NamedTuple,
-    Protocol,
-    Unpack,
-)
-from typing import TypeVar as PlainTypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, Unpack
 
 from sqlq.config.json_text import AsJson
 from sqlq.errors import EnqueueError
 from sqlq.model.checks import OnConflict, Rule, UniqueUntil, refusing_by
-from sqlq.model.foreign_names import NameOfAnotherQueue, refuse_unknown_options
+from sqlq.model.foreign_names import NameOfAnotherQueue, hints
 from sqlq.model.handle import Handle
 from sqlq.model.history import AttemptRecord
-from sqlq.model.job_options import EXCLUSIVE, OF_A_KEY, JobOptions, changed_fields, merge_cancel
+from sqlq.model.job_options import JobOptions, changed_fields, merge_cancel
 from sqlq.payload import headers as headings
 from sqlq.payload.codec import HasArguments
 from sqlq.payload.encryption import Encryption
@@ -47,6 +38,7 @@ else:
     R = TypeVar("R")
     R_co = TypeVar("R_co", covariant=True)
 """The return type of a job's handler; known to type checkers alone."""
+J_co = TypeVar("J_co", covariant=True)
 
 
 class State(StrEnum):
@@ -61,17 +53,12 @@ class State(StrEnum):
     CANCELLED = "cancelled"
 
 
-J_co = PlainTypeVar("J_co", covariant=True)
-
-
 class JobOrFlow(Protocol[J_co]):
     """The argument of `enqueue`: a job, of which it makes a `Job`, or a flow. Known to type checkers
     alone."""
 
-    if TYPE_CHECKING:
-
-        @property
-        def _becomes(self) -> J_co: ...
+    @property
+    def _becomes(self) -> J_co: ...
 
 
 @dataclass(frozen=True)
@@ -147,7 +134,6 @@ class NewJob(HasArguments, Generic[R_co]):
         """Return this job with its payload signed or encrypted, for the task and queue that it has."""
         return self._with_payload(encryption.protect("payload", self.task, self.queue, self.payload))
 
-    @refuse_unknown_options(EnqueueError, JobOptions.__annotations__)
     def set(self, **options: Unpack[JobOptions]) -> NewJob[R_co]:
         """Return this job with other options; an option that is not given stays as it is.
 
@@ -179,17 +165,23 @@ class NewJob(HasArguments, Generic[R_co]):
 
         >>> send_receipt.new(7).set(delay="5m", priority=10)  # doctest: +SKIP
         """
-        for one, other in EXCLUSIVE:
+        known = JobOptions.__annotations__
+        if unknown := sorted(options.keys() - known.keys()):
+            raise EnqueueError(
+                f"set takes no {', '.join(unknown)}: {hints(unknown, known)}it takes {', '.join(known)}"
+            )
+        for one, other in (("delay", "available_at"), ("start_within", "start_by")):
             if options.get(one) is not None and options.get(other) is not None:
                 raise EnqueueError(f"both {one} and {other} are set: give one of them")
         with refusing_by(EnqueueError):
             changes = changed_fields(options)
             if "headers" in changes:
-                both = {**self.headers, **changes.pop("headers")}
-                changes["headers_text"] = headings.encode(both, "the headers")
+                changes["headers_text"] = headings.encode(
+                    {**self.headers, **changes.pop("headers")}, "the headers"
+                )
         merge_cancel(changes, self.on_failure)
         new = replace(self, **changes, _options_set=self._options_set | changes.keys())
-        for name, default in OF_A_KEY.items():
+        for name, default in (("unique_until", "finish"), ("on_conflict", "keep"), ("max_wait", None)):
             value = options.get(name)
             if new.unique_key is None and value not in (None, default):
                 raise EnqueueError(f'{name}="{value}" is about a unique key: set unique_key together with it')
@@ -251,10 +243,9 @@ class Progress:
         return min(max(self.done / self.of, 0.0), 1.0) if self.of else None
 
     def __str__(self) -> str:
-        share = self.share
         text = f"{self.done:g}" if self.of is None else f"{self.done:g} of {self.of:g}"
-        if share is not None and self.of != 100:
-            text += f" ({share:.0%})"
+        if self.share is not None and self.of != 100:
+            text += f" ({self.share:.0%})"
         return f"{text}: {self.note}" if self.note else text
 
 

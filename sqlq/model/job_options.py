@@ -27,10 +27,6 @@ from sqlq.model.checks import (
 from sqlq.model.limit import AnyLimit, checked_limit
 from sqlq.payload import headers as headings
 
-NO_TIMEOUT_MS = 0
-"""In a job's row: it has no timeout, whatever its task has."""
-
-
 FailureReason = Literal["error", "timeout", "worker_lost", "unknown_task", "bad_payload", "bad_signature"]
 
 
@@ -118,8 +114,7 @@ def checked_follow_up(task: Any, option: str) -> str:
         raise ConfigurationError(
             f"{option} is {task!r}: it is a task, as in {option}=alarm, whose handler takes how the job ended"
         )
-    text: str = task._as_follow_up(option)
-    return text
+    return str(task._as_follow_up(option))
 
 
 def merge_cancel(changes: dict[str, Any], on_failure: str | None = None) -> None:
@@ -133,8 +128,9 @@ def merge_cancel(changes: dict[str, Any], on_failure: str | None = None) -> None
         now = json.loads(changes["on_failure"]) or {}
     if "on_cancel" in changes:
         cancel = json.loads(changes.pop("on_cancel"))
-    both = {**now, "on_cancel": cancel} if cancel else now or None
-    changes["on_failure"] = json.dumps(both, ensure_ascii=False)
+    if cancel:
+        now["on_cancel"] = cancel
+    changes["on_failure"] = json.dumps(now or None, ensure_ascii=False)
 
 
 class JobOption(NamedTuple):
@@ -143,18 +139,15 @@ class JobOption(NamedTuple):
 
     field: str
     check: Callable[[Any, str], Any]
-    none_is_unset: bool = False
-    """Whether None stands for no such option, where a task, a queue or the App has it."""
     instead_of: Mapping[str, Any] = {}
     """The fields of options whose place it takes, and their values for none."""
-    none: Mapping[str, Any] | None = None
-    """The fields of a job that None sets. They are none where it stands for an option that is not given. None
-    where the check makes them."""
+    none: Mapping[str, Any] | None = {}
+    """The fields of a job that None sets; a task, a queue or the App then has no such option. It is empty
+    where None stands for an option that is not given. None where the check makes the field."""
 
     def fields(self, value: Any, name: str) -> dict[str, Any]:
         """Return the fields that the option sets. Raises `ConfigurationError` for a wrong value."""
-        is_unset = value is None and self.none_is_unset
-        return {} if is_unset else {self.field: self.check(value, name)}
+        return {} if value is None and self.none else {self.field: self.check(value, name)}
 
 
 def _checked_span(value: Duration, label: str) -> int:
@@ -169,21 +162,19 @@ def _checked_span(value: Duration, label: str) -> int:
 
 def checked_retention(value: Duration, label: str) -> int:
     """Return how long a job is kept after its end."""
-    if value in (None, "none"):
-        raise ConfigurationError(f'{label} is {value!r}: give a duration such as "7d", or "forever"')
     return FOR_EVER_MS if value == "forever" else milliseconds(value, label)
 
 
-UNSET: Mapping[str, Any] = {}
 JOB_OPTIONS: Mapping[str, JobOption] = {
-    "queue": JobOption("queue", checked_queue, none=UNSET),
-    "priority": JobOption("priority", checked_priority, none=UNSET),
-    "max_attempts": JobOption("max_attempts", partial(checked_whole, choice=range(1, 1_000_001))),
-    "timeout": JobOption("timeout_ms", _checked_span, none_is_unset=True, none={"timeout_ms": NO_TIMEOUT_MS}),
-    "retention": JobOption("retention_ms", checked_retention, none=UNSET),
+    "queue": JobOption("queue", checked_queue),
+    "priority": JobOption("priority", checked_priority),
+    "max_attempts": JobOption("max_attempts", partial(checked_whole, choice=range(1, 1_000_001)), none=None),
+    # a job without a timeout has 0, since NULL stands for its task's
+    "timeout": JobOption("timeout_ms", _checked_span, none={"timeout_ms": 0}),
+    "retention": JobOption("retention_ms", checked_retention),
     "start_within": JobOption(
-        *("start_within_ms", _checked_span),
-        none_is_unset=True,
+        "start_within_ms",
+        _checked_span,
         instead_of={"start_by": None},
         none={"start_within_ms": None, "start_by": None},
     ),
@@ -203,29 +194,26 @@ def job_fields(options: Mapping[str, Any]) -> dict[str, Any]:
 
 _OPTIONS: Mapping[str, JobOption] = {
     **JOB_OPTIONS,
-    "start_by": JobOption("start_by", aware, instead_of={"start_within_ms": None}, none=UNSET),
-    "delay": JobOption("delay_ms", milliseconds, instead_of={"available_at": None}, none=UNSET),
-    "available_at": JobOption("available_at", aware, instead_of={"delay_ms": 0}, none=UNSET),
-    "backoff": JobOption("backoff", backoffs.stored, none=UNSET),
+    "start_by": JobOption("start_by", aware, instead_of={"start_within_ms": None}),
+    "delay": JobOption("delay_ms", milliseconds, instead_of={"available_at": None}),
+    "available_at": JobOption("available_at", aware, instead_of={"delay_ms": 0}),
+    "backoff": JobOption("backoff", backoffs.stored),
     "unique_key": JobOption(
-        *("unique_key", checked_name),
+        "unique_key",
+        checked_name,
         none={"unique_key": None, "unique_until": "finish", "on_conflict": "keep", "max_wait_ms": None},
     ),
-    "unique_until": JobOption("unique_until", partial(checked_word, choice=UniqueUntil), none=UNSET),
-    "on_conflict": JobOption("on_conflict", partial(checked_word, choice=OnConflict), none=UNSET),
-    "max_wait": JobOption("max_wait_ms", milliseconds, none=UNSET),
-    "on_success": JobOption("on_success", checked_follow_up),
-    "on_failure": JobOption("on_failure", checked_follow_up),
-    "on_cancel": JobOption("on_cancel", checked_follow_up),
+    "unique_until": JobOption("unique_until", partial(checked_word, choice=UniqueUntil)),
+    "on_conflict": JobOption("on_conflict", partial(checked_word, choice=OnConflict)),
+    "max_wait": JobOption("max_wait_ms", milliseconds),
+    "on_success": JobOption("on_success", checked_follow_up, none=None),
+    "on_failure": JobOption("on_failure", checked_follow_up, none=None),
+    "on_cancel": JobOption("on_cancel", checked_follow_up, none=None),
     "label": JobOption("label", checked_name, none={"label": None}),
     "batch": JobOption("batch_key", checked_name, none={"batch_key": None}),
-    "headers": JobOption("headers", headings.checked, none=UNSET),
+    "headers": JobOption("headers", headings.checked),
     "limit": JobOption("limit", checked_limit, none={"limit_key": None, "rule": None}),
 }
-EXCLUSIVE = (("delay", "available_at"), ("start_within", "start_by"))
-"""Two options for one time each."""
-OF_A_KEY = {"unique_until": "finish", "on_conflict": "keep", "max_wait": None}
-"""The options that need a unique key, and their values without one."""
 
 
 def option_fields(task: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ Key = str | Callable[..., str]
 OnFailure: TypeAlias = Literal["continue", "hold"]
 
 RUNNING_LIMIT = 1_000_000
-_RATE = re.compile(r"\s*([0-9_]{1,20})\s*/(.+)", re.DOTALL)
+_RATE = re.compile(r"\s*([0-9]{1,20})\s*/(.+)", re.DOTALL)
 
 
 class _Filling(Formatter):
@@ -131,10 +131,7 @@ def checked_limit(limit: Any, label: str) -> tuple[str, Rule | None]:
 
 def suits(limit: Limit, handler: Callable[..., Any]) -> bool:
     """Whether a handler has all the parameters that the limit's key names."""
-    try:
-        names = signature_of(handler).parameters.keys()
-    except (TypeError, ValueError):
-        return False
+    names = signature_of(handler).parameters.keys()
     return isinstance(limit.key, str) and names >= set(_fields(limit.key))
 
 
@@ -202,8 +199,7 @@ class DeclaredLimits(dict[str, AnyLimit]):
     def check_key(self, key: str) -> None:
         """Raise `ConfigurationError` for a key as a limit has it that is made from arguments: each job has
         another one."""
-        limit = self.get(key)
-        if limit is not None and plain_key(limit) is None:  # guard: a-template-is-no-key
+        if key in self and self.declared(key) is None:  # guard: a-template-is-no-key
             raise ConfigurationError(
                 f"the key {key!r} is made from arguments: name the key that those of a job have made, as "
                 f"{re.sub(r'{[^{}]*}', '42', key)!r}"
@@ -239,7 +235,7 @@ def checked_rate(value: Any) -> tuple[int, int]:
     match = _RATE.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise ConfigurationError(f'rate is {value!r}: it is a number of starts and a period, as in "100/1m"')
-    number = int(match[1].replace("_", "") or 0)
+    number = int(match[1])
     period = match[2].strip()
     ms = milliseconds(period if period[:1].isdigit() else f"1{period}", f"the period of rate {value!r}")
     if not 1 <= number <= RUNNING_LIMIT or ms == 0:
@@ -289,8 +285,13 @@ class LimitStatus(AsJson):
     `is_capped`. Its rule `is_known` once a worker has looked at the key."""
 
     COLUMNS: ClassVar = (
-        *("key", "limit=says", "running", "waiting"),
-        *("oldest due=oldest_due_at", "next start=next_start", "set"),
+        "key",
+        "limit=says",
+        "running",
+        "waiting",
+        "oldest due=oldest_due_at",
+        "next start=next_start",
+        "set",
     )
     key: str
     max_running: int | None
@@ -309,9 +310,7 @@ class LimitStatus(AsJson):
     @property
     def says(self) -> str:
         """The rule of the key in words: "5 running, 100/1m"."""
-        if not self.is_known:
-            return "as its jobs say, once a worker looks"
-        return rule_text(self)
+        return rule_text(self) if self.is_known else "as its jobs say, once a worker looks"
 
     @property
     def capped(self) -> tuple[str, ...]:

@@ -7,10 +7,10 @@ called.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from sqlq.errors import ConfigurationError
 from sqlq.payload.signatures import signature_of
@@ -30,17 +30,11 @@ class Scope:
     """Whether asynchronous middleware leaves out `def` handlers, which have one of their own."""
 
 
-def middleware_scope(function: Any) -> Scope:
-    """Return the scope of a function that is called with the running job. Raises `ConfigurationError` for a
-    function that cannot be middleware."""
-    rule = "takes one argument, the running job"
-    return _scope(function, "middleware", rule, "lambda running: tracing()", object())
-
-
-def lifespan_scope(function: Any) -> Scope:
-    """Return the scope of a function that is called without arguments. Raises `ConfigurationError` for a
-    function that cannot be middleware."""
-    return _scope(function, "lifespan", "takes no arguments", "lambda: pool()")
+_HOOKS: Mapping[str, tuple[str, str, tuple[object, ...]]] = {
+    "lifespan": ("takes no arguments", "lambda: pool()", ()),
+    "middleware": ("takes one argument, the running job", "lambda running: tracing()", (object(),)),
+}
+"""The rule of each hook, an example, and arguments that its functions take."""
 
 
 def task_middleware(functions: Any, task: str) -> tuple[Scope, ...] | None:
@@ -53,7 +47,7 @@ def task_middleware(functions: Any, task: str) -> tuple[Scope, ...] | None:
             f"middleware of {task} is {functions!r}: it is a list of functions, as in middleware=[tracing], "
             "or None for nothing around this task, the App's included"
         )
-    return tuple(map(middleware_scope, functions))
+    return tuple(scope_of(function) for function in functions)
 
 
 def surrounding(scopes: Iterable[Scope], task: str, is_async: bool) -> tuple[Scope, ...]:
@@ -69,18 +63,20 @@ def surrounding(scopes: Iterable[Scope], task: str, is_async: bool) -> tuple[Sco
     return fitting
 
 
-def _scope(function: Any, hook: str, rule: str, example: str, *args: object) -> Scope:
+def scope_of(function: Any, hook: Literal["lifespan", "middleware"] = "middleware") -> Scope:
+    """Return the scope of a function. Raises `ConfigurationError` for one that cannot be middleware."""
+    rule, example, arguments = _HOOKS[hook]
     name = name_of(function)
     is_class = isinstance(function, type)
-    is_manager = _any_attribute(function if is_class else type(function), "__enter__", "__aenter__")
+    kind = function if is_class else type(function)
+    is_manager = hasattr(kind, "__enter__") or hasattr(kind, "__aenter__")
     if not callable(function) or is_manager != is_class or is_kind(function, inspect.iscoroutinefunction):
         raise ConfigurationError(
             f"{hook} is {name}: it is a function that {rule}, and makes a context manager each time it is "
             f"called, as in app.{hook}({example}); a generator function yields once"
         )
-    if not takes(function, *args):
-        signature = signature_of(function)
-        raise ConfigurationError(f"{name}{signature} cannot be called: {hook} {rule}")
+    if not takes(function, *arguments):
+        raise ConfigurationError(f"{name}{signature_of(function)} cannot be called: {hook} {rule}")
     if is_class:
         return Scope(name, function, function, is_async=not hasattr(function, "__enter__"))
     if is_kind(function, inspect.isasyncgenfunction):
@@ -92,7 +88,7 @@ def _scope(function: Any, hook: str, rule: str, example: str, *args: object) -> 
 
     def managed(*args: Any) -> Any:
         manager = function(*args)
-        if not _any_attribute(type(manager), "__aenter__" if is_async else "__enter__"):
+        if not hasattr(type(manager), "__aenter__" if is_async else "__enter__"):
             raise ConfigurationError(
                 f"the {hook} {name} returned {manager!r:.99}, which is no context manager: let it yield once"
             )
@@ -104,13 +100,11 @@ def _scope(function: Any, hook: str, rule: str, example: str, *args: object) -> 
 def takes(function: Any, *args: object) -> bool:
     """Whether a function can be called with these arguments, as far as its signature is known."""
     try:
-        signature = signature_of(function)
-    except (TypeError, ValueError):  # written in C, perhaps
-        return True
-    try:
-        signature.bind(*args)
+        signature_of(function).bind(*args)
     except TypeError:
         return False
+    except ValueError:
+        pass  # written in C, perhaps
     return True
 
 
@@ -123,19 +117,12 @@ def check_plain(function: Any, hook: str, shape: str, *args: object) -> None:
     """Raise `ConfigurationError` for anything but a function that these arguments fit, and that runs when it
     is called: no coroutine or generator comes of it. `shape` is how the message shows one."""
     others = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
-    if (
-        not callable(function)
-        or any(is_kind(function, kind) for kind in others)
-        or not takes(function, *args)
-    ):
+    is_other = any(is_kind(function, kind) for kind in others)
+    if is_other or not callable(function) or not takes(function, *args):
         raise ConfigurationError(
             f"{hook} is {name_of(function)}, which cannot be called here and now with one argument: write a "
             f"plain function, as in {shape}"
         )
-
-
-def _any_attribute(kind: type, *names: str) -> bool:
-    return any(hasattr(kind, name) for name in names)
 
 
 def name_of(function: Any) -> str:

@@ -26,7 +26,7 @@ from sqlq.model.history import AttemptTimes
 from sqlq.model.job import ClaimedJob, NewJob
 from sqlq.model.job_options import FailureReason, JobOutcome
 from sqlq.payload.encryption import Encryption
-from sqlq.payload.headers import decode
+from sqlq.payload.headers import shown
 
 log = logging.getLogger("sqlq.worker")
 
@@ -138,8 +138,9 @@ class Settlement(NamedTuple):
     @property
     def is_one(self) -> bool:
         """Whether it is written by several statements, which belong into one transaction."""
-        waits = self.limit_key is not None and isinstance(self.outcome, CONTINUES)
-        return waits or self.follow_up is not None
+        return self.follow_up is not None or (
+            self.limit_key is not None and isinstance(self.outcome, CONTINUES)
+        )
 
 
 # -- what follows --------------------------------------------------------------------------------------------
@@ -161,7 +162,8 @@ class Follower(NamedTuple):
 
     def as_text(self) -> str:
         """Return the JSON for the row, without default values."""
-        named = {name: value for name, value in self._asdict().items() if value != _DEFAULTS.get(name)}
+        defaults = self._field_defaults
+        named = {name: value for name, value in self._asdict().items() if value != defaults.get(name)}
         return json.dumps(named, ensure_ascii=False)
 
     @classmethod
@@ -192,30 +194,30 @@ class Follower(NamedTuple):
             )
 
 
-_DEFAULTS = Follower._field_defaults
-
-
 def follow_up(job: Ending, outcome: Outcome, encryption: Encryption | None = None) -> NewJob | None:
     """Return the job that follows one that ends with this outcome, signed or encrypted where there are keys.
     None where none follows, as after an attempt that did not end its job, and after a bad signature. It has
     the headers of the job it follows."""
-    about = {"job_id": job.id, "task": job.task}
     try:
         return _following(job, outcome, encryption)
-    except ArgumentsError as error:
-        # guard: bad-callback-fails-alone
-        log.error("job %d: no job follows it: %s", job.id, error, extra=about)
-    except Exception:
+    except Exception as error:
         # guard: a-follow-up-that-cannot-be-made-stops-no-other
-        log.exception("job %d: no job follows it, for what follows cannot be made", job.id, extra=about)
-    return None
+        log.error(
+            "job %d: no job follows it: %s",
+            job.id,
+            error,
+            exc_info=not isinstance(error, ArgumentsError),
+            extra={"job_id": job.id, "task": job.task},
+        )
+        return None
 
 
 def _following(job: Ending, outcome: Outcome, encryption: Encryption | None) -> NewJob | None:
     # SQLite lets in bytes, which JSON does not have
     names = str(job.task), str(job.queue)  # guard: callback-names-are-text
-    label = None if job.label is None else str(job.label)
-    ended = JobOutcome(job.id, *names, "finished", job.attempts, label=label)
+    ended = JobOutcome(
+        job.id, *names, "finished", job.attempts, label=None if job.label is None else str(job.label)
+    )
     text, column = job.on_failure, "on_failure"
     match outcome:
         case Finished():
@@ -232,28 +234,20 @@ def _following(job: Ending, outcome: Outcome, encryption: Encryption | None) -> 
             return None
     if text is None or (follower := Follower.from_text(text, column)) is None:
         return None
-    payload = json.dumps({"args": [asdict(ended)]}, ensure_ascii=False)
+    headers = job.headers
+    try:
+        shown(headers)
+    except ArgumentsError:  # the follow-up would fail of them
+        headers = None  # guard: bad-headers-are-not-passed-on
     new: NewJob = NewJob(
         follower.task,
-        payload,
+        json.dumps({"args": [asdict(ended)]}, ensure_ascii=False),
         follower.queue,
         max_attempts=None,
         priority=follower.priority,
-        headers_text=_passed_on(job.headers),
+        headers_text=headers,
     )
     return new if encryption is None else new._protected_by(encryption)  # guard: follow-ups-are-protected
-
-
-def _passed_on(headers: str | None) -> str | None:
-    """Return the headers that a follow-up has from the job it follows: so a correlation id goes on. Those
-    that no handler could be given are left out, since the follow-up would fail of them."""
-    if headers is None:
-        return None
-    try:
-        decode(headers)
-    except ArgumentsError:
-        return None  # guard: bad-headers-are-not-passed-on
-    return headers
 
 
 def as_trusted(job: ClaimedJob, encryption: Encryption | None) -> ClaimedJob:

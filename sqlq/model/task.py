@@ -160,8 +160,9 @@ class Task(Generic[P, R]):
             name = next(iter(self._interface.signature.parameters))
             # read anew when it is called: annotations may name what comes later
             hint = hints_of(self.handler).get(name, Any)
-            fits = hint is JobOutcome or takes_object(hint, asdict(_AN_ENDING))
-            if not fits:  # guard: a-follow-up-fits
+            ended = JobOutcome(1, "shop.charge", "default", "failed", 1, "error", "ValueError", "no", "a")
+            # guard: a-follow-up-fits
+            if hint is not JobOutcome and not takes_object(hint, asdict(ended)):
                 mismatch = f"{self.name}, whose {name} is annotated as {getattr(hint, '__name__', hint)}"
         if mismatch is not None:
             raise ConfigurationError(
@@ -191,11 +192,7 @@ def new_from_json(task: AnyTask, args: Sequence[Any] = (), kwargs: Mapping[str, 
     """Return a job from arguments as JSON has them, as a command line or a web page knows them. A UUID or a
     time is text, a dataclass an object. Otherwise as `Task.new`."""
     args, kwargs = task._interface.from_json([*args], {**(kwargs or {})})
-    make: Callable[..., NewJob] = task.new
-    return make(*args, **kwargs)
-
-
-_AN_ENDING = JobOutcome(1, "shop.charge", "default", "failed", 1, "error", "ValueError", "no card", "order 7")
+    return task.new(*args, **kwargs)
 
 
 def make_task(handler: Callable[P, R], **options: Any) -> Task[P, R]:
@@ -300,10 +297,14 @@ class NamedTask:
         results, known, named = without_results(args, kwargs)
         known = [by_value(value, f"{where}args[{i}]") for i, value in enumerate(known)]
         named = {name: by_value(value, f"{where}{name}") for name, value in named.items()}
-        payload = encode(known, named, where)
-        job: NewJob = NewJob(self.name, payload, self._defaults["queue"], max_attempts=None)
-        # guard: a-named-task-takes-results
-        return replace(job, _results=tuple(results.items()), _by_name_alone=True)
+        return NewJob(
+            self.name,
+            encode(known, named, where),
+            self._defaults["queue"],
+            max_attempts=None,
+            _results=tuple(results.items()),  # guard: a-named-task-takes-results
+            _by_name_alone=True,
+        )
 
     def _as_follow_up(self, option: str) -> str:
         return Follower(self.name, self._defaults["queue"], self._defaults["priority"]).as_text()

@@ -74,8 +74,11 @@ REFUSED: list[tuple[Callable[[Any, Any], Any], str]] = [
     ),
     (lambda f, s: grown().add(say.new("a"), when="failure"), 'when is "failure", and after names no steps'),
     (lambda f, s: f.add(count.new(1).set(unique_key="k")), "has the unique key 'k': a step of a flow cannot"),
-    (lambda f, s: f.add(taking(s), after=[s], when="failure"), "and comes when that has failed: only a step"),
-    (lambda f, s: f.add(taking(s), after=[s], when="ended"), "and comes when that has ended in any way"),
+    (
+        lambda f, s: f.add(taking(s), after=[s], when="failure"),
+        'waits for it with when="failure": only a step',
+    ),
+    (lambda f, s: f.add(taking(s), after=[s], when="ended"), 'waits for it with when="ended": only a step'),
     (lambda f, s: f.add(total.new(sqlq.group(count.new(1)).results)), "a group that does not come before it"),
     (lambda f, s: sqlq.chain(count.new(1), 7), "the int 7 is no part of a chain or group"),
     (lambda f, s: sqlq.group([count.new(1)]), "the list .* is no part of a chain or group"),
@@ -163,15 +166,15 @@ def test_a_flow_is_enqueued_once_and_takes_no_steps_after_that(app_here: sqlq.Ap
             app_here.enqueue(flow, session=engine)  # type: ignore[arg-type]
         enqueue(flow)
         for late in (step.then, step.catch, flow.add):
-            with pytest.raises(EnqueueError, match="say is added to the flow 'a', which is enqueued already"):
+            with pytest.raises(EnqueueError, match="say is added to the flow 'a', which takes no more steps"):
                 late(say.new("a"))
         for again in (flow, copy.copy(flow), copy.deepcopy(flow)):
-            with pytest.raises(EnqueueError, match="which is enqueued already"):
+            with pytest.raises(EnqueueError, match="which takes no more steps"):
                 again.add(sqlq.chain(say.new("a")))
             for way in ways:
                 with pytest.raises(EnqueueError, match="the flow 'a' is enqueued already, and a second time"):
                     way(again)
-        assert len(flow) == 1
+        assert len(flow.steps) == 1
     assert len(app_here.flows.list()) == 2
 
 
