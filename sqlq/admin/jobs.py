@@ -47,7 +47,7 @@ from sqlq.store.jobs import insert, lookup, operate
 from sqlq.store.jobs.lookup import Selection
 from sqlq.store.jobs.operate import JobChange
 
-LOOKED_AT = 100_000
+SEARCH_LIMIT = 100_000
 """A command that searches for jobs reads at most this many of the newest of each table."""
 TEXT_SEARCH_LIMIT = 10_000
 """A search in their texts reads at most this number."""
@@ -139,7 +139,7 @@ class Jobs(Facet):
         limit: Rows = 100,
         within: Rows | None = None,
         whole: bool = True,
-        **chosen: Unpack[Search],
+        **search: Unpack[Search],
     ) -> JobList:
         """Return the newest jobs of a state, and of the queue, task, batch or other fields of a search. They
         are at most `limit`.
@@ -150,7 +150,7 @@ class Jobs(Facet):
 
         >>> app.jobs.list(state="failed", label="tenant-7", since=yesterday)  # doctest: +SKIP
         """
-        meant = selection(**chosen)
+        meant = selection(**search)
         if within is not None and meant.text is not None:
             within = min(within, TEXT_SEARCH_LIMIT)
         jobs, complete = self._query(
@@ -169,10 +169,10 @@ class Jobs(Facet):
     alist = for_asyncio(list)
 
     def _ids(
-        self, *, state: str, limit: Rows, within: Rows = LOOKED_AT, **chosen: Unpack[Search]
+        self, *, state: str, limit: Rows, within: Rows = SEARCH_LIMIT, **search: Unpack[Search]
     ) -> builtins.list[int]:
         """Return the ids of jobs in a state, the newest first, as `list` finds them."""
-        return [job.id for job in self.list(state=state, limit=limit, within=within, whole=False, **chosen)]
+        return [job.id for job in self.list(state=state, limit=limit, within=within, whole=False, **search)]
 
     def of_batch(self, batch: str) -> builtins.list[Job[Any]]:
         """Return the jobs of a batch that are there now, in whatever state, in the order of their ids.
@@ -376,8 +376,8 @@ class Jobs(Facet):
         >>> app.jobs.replay(task="shop.send_receipt", since="2h")  # doctest: +SKIP
         {42: 97, 43: 98}
         """
-        chosen = sorted(set(ids_of(ids, self._read)))
-        if not chosen and all(each is None for each in (task, queue, batch, since, until)):
+        numbers = sorted(set(ids_of(ids, self._read)))
+        if not numbers and all(each is None for each in (task, queue, batch, since, until)):
             raise ConfigurationError(
                 "name the jobs to replay: by id, task, queue or batch, or by when they ended (since=, until=)"
             )
@@ -385,7 +385,7 @@ class Jobs(Facet):
         replays = self._database.run(
             partial(
                 operate.replay,
-                selections=portions(chosen, task, queue, batch),
+                selections=portions(numbers, task, queue, batch),
                 since=ended(since, "since"),
                 until=ended(until, "until"),
             )

@@ -38,9 +38,8 @@ class Limits(Facet):
         >>> app.limits.set("stripe", running=2)  # doctest: +SKIP
         """
         self._declared.check_key(key)
-        rule = rule_of(Limit(key, running, rate))
         self._database.require_tables()
-        status = self._database.run(partial(admit.pin, key=key, rule=rule))
+        status = self._database.run(partial(admit.pin, key=key, rule=rule_of(Limit(key, running, rate))))
         assert status is not None
         return status
 

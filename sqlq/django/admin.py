@@ -22,7 +22,7 @@ from django.http import HttpRequest
 from django.utils.html import format_html
 from sqlalchemy.exc import SQLAlchemyError
 
-from sqlq.admin.jobs import LOOKED_AT
+from sqlq.admin.jobs import SEARCH_LIMIT
 from sqlq.admin.verb import Verb, whole
 from sqlq.admin.verbs import VERBS
 from sqlq.admin.why import why
@@ -198,7 +198,7 @@ class JobAdmin(RowAdmin):
         jobs: dict[int, Any] = {}
         for search in searches:
             search |= fields
-            for job in reading.app.jobs.list(limit=LIST_LIMIT, within=LOOKED_AT, whole=False, **search):
+            for job in reading.app.jobs.list(limit=LIST_LIMIT, within=SEARCH_LIMIT, whole=False, **search):
                 jobs[job.id] = job
         return [self._of(jobs[id]) for id in sorted(jobs, reverse=True)[:LIST_LIMIT]]
 

@@ -29,6 +29,7 @@ class Interface:
         self._task = task
         self._handler = handler
         self.signature = signature_of(handler)
+        self._positional_names = positional_names(self.signature)
 
     def mismatch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
         """Return why the handler does not take these arguments; None when it does."""
@@ -50,10 +51,6 @@ class Interface:
             return (1, 0)
         names = self._positional_names
         return sum(parameters[name].default is inspect.Parameter.empty for name in names), len(names)
-
-    @cached_property
-    def _positional_names(self) -> list[str]:
-        return positional_names(self.signature)
 
     @cached_property
     def hints(self) -> dict[str, Any]:

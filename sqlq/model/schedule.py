@@ -284,6 +284,8 @@ class Options(TypedDict, total=False):
 def planned(when: Schedule | str | None, **options: Unpack[Options]) -> Schedule:
     """Return the schedule that is meant by a Schedule, a cron expression, or options by name."""
     values: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if unknown := values.keys() - Options.__annotations__:
+        raise ConfigurationError(f"a schedule has no option {', '.join(sorted(unknown))}")
     if not isinstance(when, Schedule):
         return Schedule(**({"cron": when} | values))
     if values:

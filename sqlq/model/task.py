@@ -210,7 +210,11 @@ def make_task(handler: Callable[P, R], **options: Any) -> Task[P, R]:
         raise ConfigurationError(
             f"{name} is a generator function: calling it runs none of its body, so it cannot be a task"
         )
-    is_async = is_kind(handler, inspect.iscoroutinefunction)
+    isolate = options.get("isolate", False)
+    if isolate not in (True, False, "fresh"):
+        raise ConfigurationError(
+            f'isolate is {isolate!r}: it is True, False, or "fresh" for a process that runs one job alone'
+        )
     if (limit := options.get("limit")) is not None:
         check_parameters(limit, name, signature)
     retry_on, headers = options.get("retry_on"), options.get("headers")
@@ -229,22 +233,14 @@ def make_task(handler: Callable[P, R], **options: Any) -> Task[P, R]:
             retry_on=None if retry_on is None else _exceptions(retry_on, "retry_on"),
             fail_on=_exceptions(options.get("fail_on", ()), "fail_on"),
         ),
-        isolate=_checked_isolate(options.get("isolate", False)),
-        is_async=is_async,
+        isolate=isolate,
+        is_async=is_kind(handler, inspect.iscoroutinefunction),
         **follow_ups,
         limit=limit,
         aliases=_aliases(options.get("aliases", ())),
         _middleware=task_middleware(options.get("middleware", ()), name),
         headers=checked_headers(headers, "headers") if headers else NO_HEADERS,
     )
-
-
-def _checked_isolate(isolate: Isolate) -> Isolate:
-    if isolate not in (True, False, "fresh"):
-        raise ConfigurationError(
-            f'isolate is {isolate!r}: it is True, False, or "fresh" for a process that runs one job alone'
-        )
-    return isolate
 
 
 def _task_name(handler: Callable[..., Any], name: str | None) -> str:

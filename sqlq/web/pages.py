@@ -16,7 +16,7 @@ from werkzeug import Response
 
 from sqlq.admin.doctor.doctor import examine
 from sqlq.admin.doctor.finding import Verdict
-from sqlq.admin.jobs import LOOKED_AT
+from sqlq.admin.jobs import SEARCH_LIMIT
 from sqlq.admin.storage import Storage, storage
 from sqlq.admin.verb import Option, Verb, states_of, whole
 from sqlq.admin.verbs import VERBS
@@ -349,7 +349,7 @@ def _api_jobs(view: View) -> Response:
         **search_of(view, fields_of(arguments)),
         before=whole(arguments.get("before"), "before"),
         limit=checked_whole(limit, "limit", range(1, LARGEST_LIST + 1), "; go on with before=ID"),
-        within=LOOKED_AT,
+        within=SEARCH_LIMIT,
         whole=False,
     )
     response = json_response([_object(view, row, whole=False) for row in rows])

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from sqlq.admin.jobs import LOOKED_AT
+from sqlq.admin.jobs import SEARCH_LIMIT
 from sqlq.admin.verbs import of
 from sqlq.cli.context import Context
 from sqlq.cli.options import flag, limit_option, takes_json, those_of_one
@@ -30,7 +30,7 @@ def jobs(
     """
     app = context.looking()
     jobs = app.jobs.list(
-        state=state, limit=limit + 1, within=None if exact else LOOKED_AT, whole=False, **fields
+        state=state, limit=limit + 1, within=None if exact else SEARCH_LIMIT, whole=False, **fields
     )
     more, rows = len(jobs) > limit, jobs[:limit]
     if as_json:
