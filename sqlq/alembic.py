@@ -78,9 +78,7 @@ def include_name(
         def include_name(name, type_, parent_names):
             return sqlq.alembic.include_name(name, type_, parent_names) and name != "legacy"
     """
-    if type_ != "table" or name is None:
-        return True
-    if name not in standing.OWN_NAMES | {version.TABLE}:
+    if type_ != "table" or name not in standing.OWN_NAMES | {version.TABLE}:
         return True
     own, default = urls.schema_name(schema), cast("str | None", "public")
     # Outside of an env.py there is no context. Alembic raises a NameError then, and an AttributeError once an

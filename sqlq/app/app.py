@@ -22,7 +22,7 @@ from sqlq.database.caller.session import (
     SessionOfNow,
     session_getter,
 )
-from sqlq.database.profiles import LOOKS, Use
+from sqlq.database.timeouts import LOOKS, Use
 from sqlq.enqueue.enqueue import Batch, Enqueuer, check_new, spread_over
 from sqlq.errors import ConfigurationError, EnqueueError
 from sqlq.model.checks import checked_queue, checked_word

@@ -16,7 +16,7 @@ from sqlq.app.declare import Declares
 from sqlq.config.urls import below, database_url, schema_name, supported
 from sqlq.config.urls import listen_url as url_to_listen_at
 from sqlq.database.database import Address, Database
-from sqlq.database.profiles import ANY, LOOKS, Use
+from sqlq.database.timeouts import ANY, LOOKS, Use
 from sqlq.enqueue.enqueue import Enqueuer
 from sqlq.errors import ConfigurationError
 from sqlq.model.job_options import KEPT, Kept

@@ -124,7 +124,7 @@ class Context(CommandLine):
         """Return the App for a command that only looks: at the replica of SQLQ_READ_URL, where one is
         named."""
         from sqlq.config.urls import read_url
-        from sqlq.database.profiles import ANY
+        from sqlq.database.timeouts import ANY
 
         self.kind = "reader"
         app = self.app()

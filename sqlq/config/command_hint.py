@@ -48,19 +48,18 @@ def command(words: str, url: URL | None = None, *, schema: str | None = None, ne
 
     known = None if current is None else current.url()
     # a driver's connection does not have all that the App was given, a password for example
+    name, variables = "sqlq", dict[str, str]()
     if current is not None and (url is None or known is None or is_same_database(known, url)):
         # the next command reads the same environment
-        options, variables, schema = current.options(needs_app=needs_app), {}, None
-        name = current.name
+        name, options, schema = current.name, current.options(needs_app=needs_app), None
     else:
-        name = "sqlq"
-        named = None if url is None else shown(url)
-        hidden = url is not None and has_secret(url)
         options = ["-a", "module:attribute"] if needs_app else []
-        options += [] if named is None or hidden else ["-d", shlex.quote(named)]
-        variables = {"SQLQ_DATABASE_URL": named} if hidden else {}
+        if url is not None and has_secret(url):
+            variables["SQLQ_DATABASE_URL"] = shown(url)
+        elif url is not None:
+            options += ["-d", shlex.quote(shown(url))]
     variables |= {"SQLQ_SCHEMA": schema} if schema else {}
-    before = [f"{variable}={shlex.quote(value or '')}" for variable, value in variables.items()]
+    before = [f"{variable}={shlex.quote(value)}" for variable, value in variables.items()]
     return " ".join([*before, name, words, *options])
 
 

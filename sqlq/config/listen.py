@@ -17,10 +17,9 @@ def listen(application: Any, host: str, port: int, **bounds: int) -> tuple[Any, 
     try:
         server = create_server(application, host=host, port=port, ident=None, **bounds)
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
         raise ConfigurationError(
-            f"nothing can listen on host {host}, port {port}: {reason}; name a free port from 1024 on, and "
-            "an address of this machine"
+            f"nothing can listen on host {host}, port {port}: {getattr(error, 'strerror', None) or error}; "
+            "name a free port from 1024 on, and an address of this machine"
         ) from None
     several = getattr(server, "effective_listen", None)  # of a name that stands for several addresses
     port = several[0][1] if several else server.effective_port

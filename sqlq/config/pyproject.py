@@ -62,9 +62,7 @@ def find(start: Path | None = None) -> Project | None:
             written = file.read_bytes()
         except OSError:  # not there, or not for this user to see
             continue
-        if TABLE[:-1].encode() not in written or _is_a_strangers(file):
-            continue
-        if (project := _read(file, written)) is not None:
+        if TABLE[:-1].encode() in written and not _is_a_strangers(file) and (project := _read(file, written)):
             return project
     return None
 
@@ -137,10 +135,9 @@ def _require(file: Path, name: str, value: Any, example: Any) -> None:
     """Raise `ConfigurationError` for a value that is neither of the kind of an example nor, unless that is a
     table, text."""
     fits = type(value) is type(example) or (isinstance(value, str) and example != {})
-    if fits and str(value).strip():
-        return
-    must = f"a table, as in [{name}]" if example == {} else f"like {json.dumps(example)}"
-    raise ConfigurationError(f"{file}: {name} is {value!r}: it must be {must}")
+    if not fits or not str(value).strip():
+        must = f"a table, as in [{name}]" if example == {} else f"like {json.dumps(example)}"
+        raise ConfigurationError(f"{file}: {name} is {value!r}: it must be {must}")
 
 
 def _options(table: Mapping[str, Any]) -> dict[str, Any]:

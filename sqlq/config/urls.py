@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import quote_plus
 
 from sqlalchemy import URL, make_url
@@ -87,10 +87,10 @@ def _read(value: str | URL, source: str) -> URL:
 
 def below(directory: Path, url: URL) -> URL:
     """Return the URL with the whole path of its SQLite file, if it is one."""
-    return url.set(database=str(directory / (url.database or ""))) if _is_file(url) else url
+    return url.set(database=str(directory / (url.database or ""))) if is_file(url) else url
 
 
-def _is_file(url: URL) -> bool:
+def is_file(url: URL) -> bool:
     """Whether this is an SQLite database named by a path."""
     return (
         url.get_backend_name() == "sqlite"
@@ -183,11 +183,10 @@ def hosts(url: URL) -> list[str]:
     (['a:5433', 'b:5432'], ['a:5432', 'b:5432'])
     """
     names, ports = _listed(url.query.get("host") or url.host), _listed(url.query.get("port") or url.port)
-    ports = ports * len(names) if len(ports) == 1 else ports
     default = 3306 if url.get_backend_name() == "mariadb" else 5432
     return [
         name if _PORT.search(name) else f"{name}:{port or default}"
-        for name, port in zip(names, ports, strict=False)
+        for name, port in zip(names, ports * len(names) if len(ports) == 1 else ports, strict=False)
     ]
 
 
@@ -230,10 +229,7 @@ _PORT = re.compile(r":\d+(,|$)")
 def shown(url: URL) -> str:
     """Return the URL as it may be shown to a person in another directory. It has no password, and an SQLite
     file has its whole path."""
-    return f"sqlite:///{Path(url.database or '').absolute()}" if _is_file(url) else masked(url)
-
-
-_IDENTIFIER = re.compile(r"[a-z_][a-z0-9_]{0,40}")
+    return f"sqlite:///{Path(url.database or '').absolute()}" if is_file(url) else masked(url)
 
 
 def schema_name(argument: str | None = None) -> str | None:
@@ -243,13 +239,12 @@ def schema_name(argument: str | None = None) -> str | None:
     It means nothing on SQLite. Raises `ConfigurationError` for anything but a lower-case identifier of at
     most 41 characters.
     """
-    name: str | None
     source, name = pyproject.setting(argument, "schema", "SQLQ_SCHEMA")
-    if name is not None and not _IDENTIFIER.fullmatch(name):
+    if name is not None and not re.fullmatch(r"[a-z_][a-z0-9_]{0,40}", name):
         raise ConfigurationError(
             f"{source} is {name!r}: a schema is named by lower-case letters, digits and _, at most 41 of them"
         )
-    return name
+    return cast("str | None", name)
 
 
 def search_path_of(url: URL) -> str | None:

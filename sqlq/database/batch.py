@@ -148,5 +148,5 @@ def locking(selection: Select[Any], *, waits: bool) -> Select[Any]:
     A row locked by another transaction is skipped, so that one locked row (by an open `complete()`, for
     example) never blocks another. Skipped means not known, never lost.
     """
-    table = first_column(selection).table
-    return selection.with_for_update(of=table, skip_locked=not waits)  # guard: locked-rows-are-skipped
+    # guard: locked-rows-are-skipped
+    return selection.with_for_update(of=first_column(selection).table, skip_locked=not waits)

@@ -6,9 +6,9 @@ Callers' connections never come from here. User code never sees a connection fro
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import random
+import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine, Iterator
@@ -33,10 +33,9 @@ from sqlq.database.pool import (
     look_at_idle,
     raise_sqlalchemys_errors,
 )
-from sqlq.database.profiles import ANY, CLAIMS, LISTENING, LOOPS, Use
 from sqlq.database.schemas import ENCRYPTION, execute_on, named
 from sqlq.database.sqlite.driver import READ_ONLY, mind_the_file
-from sqlq.database.timeouts import AnswerTimeout, Turns, answers, is_over
+from sqlq.database.timeouts import ANY, CLAIMS, LISTENING, LOOPS, AnswerTimeout, Use, answers, is_over, turn
 from sqlq.database.values import Execute, RawRows
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
 from sqlq.payload.encryption import Encryption
@@ -48,7 +47,6 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
 
 T = TypeVar("T")
-log = logging.getLogger("sqlq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +108,7 @@ class Database:
         # its threads may have opened connections after `close`; guard: collected-database-closes-its-pool
         weakref.finalize(self, dispose, engine).atexit = False
         dialect = self.dialect
+        self._raw = RawConnections(engine, dialect.driver)
         raise_sqlalchemys_errors(engine)
         # guard: claims-are-planned-once
         dialect.driver.prepare(engine, self.answer_timeout, plans_once=use.plan_once)
@@ -144,8 +143,7 @@ class Database:
         """
         sync = engine if isinstance(engine, Engine) else engine.sync_engine
         url = url or supported(sync.url)
-        own = engine_beside(sync, url) or engine_at(url, use)
-        return cls(own, schema, create=create, use=use)
+        return cls(engine_beside(sync, url) or engine_at(url, use), schema, create=create, use=use)
 
     @cached_property
     def for_loops(self) -> Database:
@@ -207,15 +205,11 @@ class Database:
     def _turn(self) -> AbstractContextManager[object]:
         """A lock in this process for writers, where the database has one writer. Each of its write
         transactions begins as soon as the one before ends, instead of polling for the file lock."""
-        return _turns(self._file) if self.dialect.in_a_file else nullcontext()
+        return turn(_turns(self._file)) if self.dialect.in_a_file else nullcontext()
 
     @cached_property
     def _file(self) -> str:
         return os.path.realpath(self.engine.url.database or "")
-
-    @cached_property
-    def _raw(self) -> RawConnections:
-        return RawConnections(self.engine, self.dialect.driver)
 
     @cached_property
     def schema(self) -> str | None:
@@ -248,13 +242,11 @@ class Database:
 
     def require_version_of(self, conn: Connection) -> None:
         """Do the same for a connection, perhaps a caller's, without a query."""
-        version = conn.dialect.server_version_info or ()
-        oldest = dialect_of(conn).oldest
+        version, oldest = conn.dialect.server_version_info or (), dialect_of(conn).oldest
         if version < oldest:
-            needed = ".".join(map(str, oldest))
             raise UnsupportedDatabaseError(
-                f"sqlq needs {conn.dialect.name} {needed} or newer; {masked(conn.engine.url)} is version "
-                f"{'.'.join(map(str, version))}"
+                f"sqlq needs {conn.dialect.name} {'.'.join(map(str, oldest))} or newer; "
+                f"{masked(conn.engine.url)} is version {'.'.join(map(str, version))}"
             )
 
     def connect(self, **options: Any) -> Connection:
@@ -437,7 +429,6 @@ class Database:
                 again = self.dialect.driver.problem(error).rolled_back or was_not_done(error)
                 if not again or number == tries or time.monotonic() >= until or is_over():
                     raise
-                log.debug("running a transaction again after %s", error)
                 time.sleep(random.uniform(0.5, 1.5) * 0.02 * 2**number)
         raise AssertionError("unreachable")
 
@@ -476,7 +467,7 @@ class Database:
 _FORKABLE: weakref.WeakSet[Database] = weakref.WeakSet()
 
 
-_turns = cache(lambda file: Turns())
+_turns = cache(lambda file: threading.RLock())
 """The lock of this process for each file."""
 
 

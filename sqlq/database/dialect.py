@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import URL, Connection, Engine, text
 
@@ -71,8 +71,7 @@ class Driver:
         """Run a statement on a driver's connection and return its rows."""
         with driver.cursor() as cursor:
             cursor.execute(statement, parameters or None)
-            rows: RawRows = cursor.fetchall()
-            return rows
+            return cast("RawRows", cursor.fetchall())
 
     def problem(self, error: BaseException) -> Problem:
         """Return the meaning of an error of the database or its driver."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from typing import Final
+from typing import Final, cast
 
 from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -19,31 +19,24 @@ NAMES: Final = ("postgresql", "sqlite", "mariadb")
 @cache
 def dialect_named(name: str) -> Dialect:
     """Return the dialect of this name. Its module is imported at its first use, and with it SQLAlchemy's."""
-    dialect: Dialect = import_module(f"sqlq.database.{name}.dialect").DIALECT
-    return dialect
+    return cast("Dialect", import_module(f"sqlq.database.{name}.dialect").DIALECT)
 
 
 def _all() -> list[Dialect]:
     return [dialect_named(name) for name in NAMES]
 
 
-def _problems(error: BaseException) -> list[Problem]:
+def problems_of(error: BaseException) -> list[Problem]:
     """Return the meaning of an error to the database whose driver raised it, or else to each of them."""
-    driver = type(getattr(error, "orig", None) or error).__module__.partition(".")[0]
-    raised = [dialect for dialect in _all() if driver in dialect.driver.packages]
-    return [dialect.driver.problem(error) for dialect in raised or _all()]
-
-
-def takes_no_writes(error: BaseException) -> bool:
-    """Whether a database of any kind answers but takes no writes for now."""
-    return any(problem.takes_no_writes for problem in _problems(error))
+    package = type(getattr(error, "orig", None) or error).__module__.partition(".")[0]
+    dialects = [dialect for dialect in _all() if package in dialect.driver.packages] or _all()
+    return [dialect.driver.problem(error) for dialect in dialects]
 
 
 def missing_grant(error: BaseException, url: URL | None = None, kind: str | None = None) -> str | None:
     """Return the advice for a role, that in a URL, which lacks the rights of its kind; None for any other
     error."""
-    advices = (dialect.health.missing_grant(error, url, kind) for dialect in _all())
-    return next((advice for advice in advices if advice is not None), None)
+    return next(filter(None, (dialect.health.missing_grant(error, url, kind) for dialect in _all())), None)
 
 
 def words(error: BaseException) -> str:
@@ -56,16 +49,6 @@ def words(error: BaseException) -> str:
 def refusal(error: BaseException) -> str:
     """Return the first line of the error of a failed query."""
     return (words(error) or type(error).__name__).splitlines()[0]
-
-
-def is_refused(error: BaseException) -> bool:
-    """Whether a database of any kind answers and refuses this one statement."""
-    return any(problem.refused for problem in _problems(error))
-
-
-def was_rolled_back(error: BaseException) -> bool:
-    """Whether a database of any kind undid a transaction for a reason that may have passed."""
-    return any(problem.rolled_back for problem in _problems(error))
 
 
 def dialect_of(conn: Connection | Engine) -> Dialect:

@@ -9,9 +9,9 @@ from sqlalchemy.exc import ArgumentError
 from sqlalchemy.pool import NullPool, StaticPool
 
 from sqlq.config.urls import in_memory, masked
-from sqlq.database.dialects import dialect_at, dialect_named
-from sqlq.database.profiles import Use
+from sqlq.database.dialects import dialect_at
 from sqlq.database.sqlite.driver import may_only_be_read
+from sqlq.database.timeouts import Use
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
 
 _AUTOCOMMIT = {"isolation_level": "AUTOCOMMIT"}
@@ -52,7 +52,7 @@ def engine_beside(engine: Engine, url: URL) -> Engine | None:
         or (dialect_at(url).in_a_file and may_only_be_read(url))
     ):
         return None
-    options = {} if dialect_named(engine.dialect.name).in_a_file else _AUTOCOMMIT
+    options = {} if dialect_at(url).in_a_file else _AUTOCOMMIT
     pool = engine.pool.recreate()
     # a caller's hook may leave a transaction open, in which nothing else could be set
     event.listen(pool, "connect", lambda driver, record: driver.commit())

@@ -23,7 +23,7 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TextIO, TypeVar
@@ -85,9 +85,10 @@ def upgrade(engine: Engine, schema: str | None) -> str | None:
     `ConfigurationError` when a foreign table has one of sqlq's names, another migration does not end, or the
     tables are never free. Then it does not make that step.
     """
-    before = current = _patiently(engine, partial(_step_up, engine, schema))
+    step = partial(_step_up, engine, schema)
+    before = current = _patiently(engine, step)
     while current is not None and current < version.HEAD:
-        current = _patiently(engine, partial(_step_up, engine, schema))
+        current = _patiently(engine, step)
     with engine.connect() as connection:
         version.require(connection, schema)
     return before
@@ -198,9 +199,9 @@ def downgrade(
     except DBAPIError as error:
         if not dialect_of(engine).driver.problem(error).rolled_back:
             raise
-        where = urls.masked(engine.url)
         raise ConfigurationError(
-            f"the tables in {where} are in use: stop the workers and whatever enqueues, then try again"
+            f"the tables in {urls.masked(engine.url)} are in use: stop the workers and whatever enqueues, "
+            "then try again"
         ) from None
 
 
@@ -209,9 +210,8 @@ def render_sql(dialect_name: str, schema: str | None) -> str:
     shell, begin, commit = dialect_named(dialect_name).migrations.script
     script = io.StringIO()
     script.write(f"-- sqlq's tables at revision {version.HEAD}, for {shell} and an empty database\n\n{begin}")
-    where = None if dialect_name == "sqlite" else schema
     dialect = make_url(f"{dialect_name}://").get_dialect()()
-    write(dialect, script, where, "up", None, "head")
+    write(dialect, script, None if dialect_name == "sqlite" else schema, "up", None, "head")
     script.write(commit)
     return script.getvalue()
 
@@ -222,8 +222,7 @@ def render_sql(dialect_name: str, schema: str | None) -> str:
 @contextmanager
 def transaction(engine: Engine, schema: str | None) -> Iterator[Connection]:
     """Open the transaction of a migration, without any other migrator, and on tables of sqlq's or none."""
-    dialect = dialect_of(engine)
-    level = {} if dialect.in_a_file else {"isolation_level": "READ COMMITTED"}
+    level = {} if dialect_of(engine).in_a_file else {"isolation_level": "READ COMMITTED"}
     with (
         engine.connect().execution_options(**level) as connection,
         prepared(connection, schema, lock=_begin_locked),
@@ -258,16 +257,17 @@ def prepared(
     Raises `SchemaVersionError` for tables too new for this sqlq and `ConfigurationError` for tables that are
     not sqlq's.
     """
-    dialect = dialect_of(connection)
-    _wait(partial(lock or dialect.migrations.lock, connection, schema), connection, schema)
+    migrations = dialect_of(connection).migrations
+    _wait(partial(lock or migrations.lock, connection, schema), connection, schema)
     try:
         _prepare(connection, schema)
         with online.looking_nowhere_else(connection):
             yield
     finally:
-        if unlocks := dialect.migrations.unlocks:
+        if migrations.unlocks:
             with suppress(DBAPIError, PendingRollbackError):  # a lost session holds no lock
-                connection.scalar(text(unlocks), {"schema": version.effective_schema(connection, schema)})
+                name = version.effective_schema(connection, schema)
+                connection.scalar(text(migrations.unlocks), {"schema": name})
 
 
 def _prepare(connection: Connection, schema: str | None) -> None:
@@ -277,11 +277,10 @@ def _prepare(connection: Connection, schema: str | None) -> None:
         raise SchemaVersionError(version.complaint(connection, schema, current.revision))
     if current is None and (taken := standing.taken(connection, schema)):
         raise ConfigurationError(standing.foreign(connection, schema, taken))
-    name = version.effective_schema(connection, schema)
+    name, query = version.effective_schema(connection, schema), dialect_of(connection).migrations.finds_schema
     # The query comes first, since CREATE SCHEMA IF NOT EXISTS needs the right to create even if the schema
     # exists.
-    finds_schema = dialect_of(connection).migrations.finds_schema
-    if name and not connection.execute(text(finds_schema), {"schema": name}).scalar():
+    if name and not connection.scalar(text(query), {"schema": name}):
         connection.exec_driver_sql(
             f"CREATE SCHEMA {connection.dialect.identifier_preparer.quote_schema(name)}"
         )
@@ -297,12 +296,8 @@ def run(connection: Connection, schema: str | None, direction: Direction, revisi
     if current is not None and current > version.HEAD:
         raise SchemaVersionError(version.complaint(connection, schema, current))
     with _quiet(), _sentences(direction, revision):
-        steps = {"fn": _steps(direction, revision)}
-        run_in(
-            MigrationContext.configure(
-                connection, opts=options(version.effective_schema(connection, schema)) | steps
-            )
-        )
+        own = options(version.effective_schema(connection, schema)) | {"fn": _steps(direction, revision)}
+        run_in(MigrationContext.configure(connection, opts=own))
 
 
 def write(
@@ -365,11 +360,10 @@ def _sentences(direction: Direction, revision: str) -> Iterator[None]:
     try:
         yield
     except CommandError as error:
-        message = f'{begin}: {error}; revisions go from "base" to {version.HEAD}'
-        raise ConfigurationError(message) from None
+        raise ConfigurationError(f'{begin}: {error}; revisions go from "base" to {version.HEAD}') from None
     except (AssertionError, ValueError):  # Alembic's, for a value without the form of a revision
-        message = f'{begin}: give the number of a revision, or "base"'
-        raise ConfigurationError(message) from None  # guard: unknown-revision-is-reported
+        # guard: unknown-revision-is-reported
+        raise ConfigurationError(f'{begin}: give the number of a revision, or "base"') from None
 
 
 # ── What stands in the way ──────────────────────────────────────────────────────────────────────────────────
@@ -390,11 +384,9 @@ def _wait(attempt: Callable[[], bool], connection: Connection, schema: str | Non
 
 
 def _holder(connection: Connection, schema: str | None) -> str:
-    inside = connection.in_transaction()
     query, name = dialect_of(connection).migrations.holder, version.effective_schema(connection, schema)
-    holder = query and connection.scalar(text(query), {"schema": name})
-    if not inside:
-        connection.rollback()
+    with nullcontext() if connection.in_transaction() else connection.begin():
+        holder = query and connection.scalar(text(query), {"schema": name})
     return holder or "another session"
 
 
@@ -414,12 +406,10 @@ def _refuse_jobs(connection: Connection, schema: str | None) -> None:
         table: connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar()
         for table in standing.present(connection, schema, _JOB_TABLES)
     }
-    remaining = [f"{count} in {table}" for table, count in counts.items() if count]
-    if remaining:
-        where = version.database(connection, schema)
+    if remaining := [f"{count} in {table}" for table, count in counts.items() if count]:
         raise ConfigurationError(
-            f"{where} still holds jobs, which going down may lose: {', '.join(remaining)}; delete them "
-            "first, or add --force"
+            f"{version.database(connection, schema)} still holds jobs, which going down may lose: "
+            f"{', '.join(remaining)}; delete them first, or add --force"
         )
 
 

@@ -52,11 +52,10 @@ class RawConnections:
         An error is raised as SQLAlchemy raises it. If the connection is useless after it, it is closed,
         together with those that rest.
         """
-        pooled: Any = None
         pool = self._engine.pool
+        pooled: Any = None
+        statement = parameters = None
         taken_at = 0.0
-        statement: str | None = None
-        parameters: Any = None
 
         def execute(text: str, values: Any) -> RawRows:
             nonlocal statement, parameters
@@ -68,13 +67,14 @@ class RawConnections:
             result = work(execute)
         except BaseException as error:
             is_invalidated = pooled is not None and self._broken_off(pooled, error)
-            if not isinstance(error, self._known.loaded_dbapi.Error):
+            kind = self._known.loaded_dbapi.Error
+            if not isinstance(error, kind):
                 raise
             raise DBAPIError.instance(
                 statement,
                 parameters,
                 error,
-                self._known.loaded_dbapi.Error,
+                kind,
                 connection_invalidated=is_invalidated,
                 dialect=self._known,
             ) from error
@@ -169,11 +169,11 @@ def look_at_idle(driver: Driver, engine: Engine) -> None:
         if since is None:
             return
         try:
-            fresh = time.monotonic() - since < IDLE_SECONDS
-            sound = driver.is_sound(engine, dbapi_connection, pings=not fresh)
+            rested = time.monotonic() - since >= IDLE_SECONDS
+            is_sound = driver.is_sound(engine, dbapi_connection, pings=rested)
         except Exception as error:  # the driver's, whose class depends on it
             raise DisconnectionError from error
-        if not sound:
+        if not is_sound:
             raise DisconnectionError
 
 
@@ -196,8 +196,8 @@ def raise_sqlalchemys_errors(engine: Engine) -> None:
     every engine.
     """
     event.listen(engine, "handle_error", lambda context: None)  # gives the engine its own list
-    hooks: Any = engine.dialect.dispatch.handle_error
-    hooks.parent_listeners = ()  # guard: errors-are-sqlalchemys
+    dispatch: Any = engine.dialect.dispatch
+    dispatch.handle_error.parent_listeners = ()  # guard: errors-are-sqlalchemys
 
 
 def is_in_transaction(driver: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import Connection, text
 
@@ -19,14 +19,12 @@ ENCRYPTION = "sqlq_encryption"
 
 def schema_of(conn: Connection) -> str | None:
     """Return the schema to which a connection of sqlq's own sends its statements."""
-    schema: str | None = conn.get_execution_options()["schema_translate_map"][TOKEN_SCHEMA]
-    return schema
+    return cast("str | None", conn.get_execution_options()["schema_translate_map"][TOKEN_SCHEMA])
 
 
 def encryption_of(conn: Connection) -> Encryption | None:
     """Return the encryption of the database of a connection of sqlq's own."""
-    encryption: Encryption | None = conn.get_execution_options()[ENCRYPTION]
-    return encryption
+    return cast("Encryption | None", conn.get_execution_options()[ENCRYPTION])
 
 
 def named(statement: str, dialect: Any, schema: str | None) -> str:

@@ -137,8 +137,9 @@ class Sql:
         if changes is None:
             statement, state = statement.on_conflict_do_nothing(**index), literal_column(str(NEW), Integer)
         else:
-            changed = changes(statement.excluded)
-            statement = statement.on_conflict_do_update(**index, set_=changed, where=where)
+            statement = statement.on_conflict_do_update(
+                **index, set_=changes(statement.excluded), where=where
+            )
         return statement.returning(state, *returning) if returning else statement
 
     def newest(self, query: Select[Any]) -> Select[Any]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from sqlalchemy import Connection, Engine, text
 
+from sqlq.config import urls
 from sqlq.database.dialects import dialect_of
 from sqlq.schema import tables, version
 
@@ -40,8 +41,7 @@ class Check(NamedTuple):
 
 def check(engine: Engine, schema: str | None) -> Check:
     """Return the standing of a database's tables; changes nothing and creates no file."""
-    file = sqlite_file(engine)
-    if file and not file.exists():
+    if urls.is_file(engine.url) and not Path(engine.url.database or "").exists():
         return Check(Standing.MISSING, None, version.complaint(engine, None, None))
     with engine.connect() as connection:
         stamp = version.find(connection, schema)
@@ -88,12 +88,3 @@ def present(connection: Connection, schema: str | None, names: Iterable[str]) ->
     """Return the qualified names of those tables that the database has."""
     schema, existing = version.effective_schema(connection, schema), _relations(connection, schema)
     return [version.qualified(connection, schema, name) for name in names if name in existing]
-
-
-def sqlite_file(engine: Engine) -> Path | None:
-    name = engine.url.database
-    return (
-        Path(name)
-        if engine.dialect.name == "sqlite" and name and name != ":memory:" and not name.startswith("file:")
-        else None
-    )

@@ -20,15 +20,43 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
 
 from sqlalchemy.exc import OperationalError
+
+from sqlq.config.constants import ANSWER_SECONDS
 
 T = TypeVar("T")
 
 TURN_SECONDS = 0.1
 CALM_SECONDS = 60.0
 """After this long without a timeout, the next wait begins with the shortest timeout again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A profile of connections: their timeouts and other options."""
+
+    answer_seconds: float
+    max_answer_seconds: float
+    connect_seconds: int
+    pre_ping: bool = False
+    """Whether to check a pooled connection before each use. Loops do without, since they retry anyway."""
+    plan_once: bool = False
+    """Whether prepared statements are planned once, and by indexes alone."""
+    read_ms: int | None = None
+    """The timeout of a statement that only reads."""
+
+
+ANY = Use(ANSWER_SECONDS, ANSWER_SECONDS, connect_seconds=10, pre_ping=True)
+LOOPS = Use(4.0, 64.0, connect_seconds=3)
+"""For a worker's loops, which try again. With the waits between tries they go on within five seconds after a
+network that swallowed packets works again."""
+CLAIMS = replace(LOOPS, plan_once=True)
+LOOKS = Use(5.0, 5.0, connect_seconds=3, pre_ping=True, read_ms=2_000)
+"""For pages that people look at."""
+LISTENING = Use(5.0, 5.0, connect_seconds=3, plan_once=True)
 
 
 class AnswerTimeout:
@@ -55,8 +83,7 @@ class AnswerTimeout:
             return float("inf")
         if time.monotonic() - getattr(self._thread, "gave_up_at", float("-inf")) > CALM_SECONDS:
             self._thread.now = self._min_seconds
-        now: float = self._thread.now
-        return now
+        return cast("float", self._thread.now)
 
     def gave_up(self) -> None:
         """Double the timeout, after a wait of this thread has timed out."""
@@ -103,22 +130,19 @@ def is_over() -> bool:
     return hasattr(_ends, "left") and _ends.left() <= 0
 
 
-class Turns:
-    """The lock of this process for the writers of one file."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        # each writer before may wait for the file's lock for as long as SQLite does
-        while not self._lock.acquire(timeout=TURN_SECONDS):
-            if is_over():  # guard: stop-ends-the-wait-for-the-file
-                locked = sqlite3.OperationalError("database is locked")
-                locked.sqlite_errorcode = sqlite3.SQLITE_BUSY
-                raise OperationalError("BEGIN IMMEDIATE", None, locked)
-
-    def __exit__(self, *exc: object) -> None:
-        self._lock.release()
+@contextmanager
+def turn(lock: threading.RLock) -> Iterator[None]:
+    """Hold the lock of this process for the writers of one file during the block."""
+    # each writer before may wait for the file's lock for as long as SQLite does
+    while not lock.acquire(timeout=TURN_SECONDS):
+        if is_over():  # guard: stop-ends-the-wait-for-the-file
+            locked = sqlite3.OperationalError("database is locked")
+            locked.sqlite_errorcode = sqlite3.SQLITE_BUSY
+            raise OperationalError("BEGIN IMMEDIATE", None, locked)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def bound(driver: Any, timeout: AnswerTimeout) -> None:
@@ -132,8 +156,7 @@ def bound(driver: Any, timeout: AnswerTimeout) -> None:
     wait = driver.wait
 
     def wait_bounded(steps: Generator[Any, Any, T], *args: Any, **options: Any) -> T:
-        answer: T = wait(_bounded_steps(timeout, steps, driver), *args, **options)
-        return answer
+        return cast("T", wait(_bounded_steps(timeout, steps, driver), *args, **options))
 
     driver.wait = wait_bounded
 
@@ -177,8 +200,7 @@ def _bounded_steps(
             if time.monotonic() >= until or (not ready and is_over()):
                 break
     except StopIteration as end:
-        answer: T = end.value
-        return answer
+        return cast("T", end.value)
     from psycopg import OperationalError
 
     timeout.gave_up()

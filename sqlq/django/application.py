@@ -26,8 +26,8 @@ from sqlq.config.urls import in_memory
 from sqlq.database.caller.drivers import driver_of
 from sqlq.database.caller.session import AnySessionToAwait, connection_of
 from sqlq.database.database import Address, Database
-from sqlq.database.profiles import LOOKS, Use
 from sqlq.database.schemas import in_schema
+from sqlq.database.timeouts import LOOKS, Use
 from sqlq.django.configuration import Configuration, identity_of, is_testing, url_of
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import Job, JobOrFlow, NewJob

@@ -132,8 +132,7 @@ class _Names(COMPILER):  # type: ignore[misc]  # Any, as above
 
     def for_update_clause(self, select: Any, **kw: Any) -> str:
         # SQLAlchemy before 2.0.39 passes the flags of an outer FOR UPDATE OF to one inside its subqueries
-        flags = ("ashint", "use_schema")
-        inner = {key: value for key, value in kw.items() if key not in flags}
+        inner = {key: value for key, value in kw.items() if key not in ("ashint", "use_schema")}
         return str(super().for_update_clause(select, **inner))
 
     def visit_grouping(self, grouping: Any, *args: Any, **kw: Any) -> str:

@@ -46,11 +46,11 @@ class Moment(TypeDecorator[datetime]):
         if value is None:
             return None
         if dialect.name == "sqlite":
-            return time_of_milliseconds(value)
+            return _EPOCH + int(value) * _MILLISECOND
         if dialect.name == "mariadb":
             # a sum with a parameter is text
-            moment = datetime.fromisoformat(value) if isinstance(value, str) else value
-            return moment.replace(tzinfo=UTC)
+            time = datetime.fromisoformat(value) if isinstance(value, str) else value
+            return time.replace(tzinfo=UTC)
         # the driver's datetime, in the session's time zone; guard: read-times-are-in-utc
         return value.astimezone(UTC)  # type: ignore[no-any-return]  # the driver's value
 
@@ -59,19 +59,14 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND = timedelta(milliseconds=1)
 
 
-def milliseconds_since_epoch(moment: datetime) -> int:
+def milliseconds_since_epoch(time: datetime) -> int:
     """Return a time as SQLite stores it."""
-    return (moment - _EPOCH) // _MILLISECOND
+    return (time - _EPOCH) // _MILLISECOND
 
 
-def naive(moment: datetime) -> datetime:
+def naive(time: datetime) -> datetime:
     """Return a time as MariaDB stores it: in UTC, without a zone."""
-    return moment.astimezone(UTC).replace(tzinfo=None)
-
-
-def time_of_milliseconds(milliseconds: int) -> datetime:
-    """Return the time that SQLite has stored as this number."""
-    return _EPOCH + int(milliseconds) * _MILLISECOND
+    return time.astimezone(UTC).replace(tzinfo=None)
 
 
 SQLITE_NOW = "CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)"

@@ -10,7 +10,7 @@ transaction. Alembic is not imported: only migrating needs it.
 from __future__ import annotations
 
 import logging
-from functools import partial
+from functools import cache, partial
 from typing import Final, NamedTuple
 
 from sqlalchemy import Connection, Engine, TextClause, text
@@ -83,15 +83,6 @@ class _Catalog(NamedTuple):
     """Another remedy where no table seems to be there."""
 
 
-_READABLE = in_catalog(
-    """
-SELECT has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
-  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
- WHERE n.nspname = :schema AND c.relname = :table
-"""
-)
-
-
 def require(connection: Connection, schema: str | None) -> str:
     """Return the revision of the tables. Raises `SchemaVersionError` unless this sqlq works with them.
 
@@ -111,7 +102,16 @@ def require(connection: Connection, schema: str | None) -> str:
 _CATALOGS = {
     # A prepared statement with * fails once the columns have changed.
     "postgresql": _Catalog(
-        text(_READABLE), f"version_num, to_jsonb({TABLE}) ->> 'oldest_code' AS oldest_code"
+        text(
+            in_catalog(
+                """
+SELECT has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = :schema AND c.relname = :table
+"""
+            )
+        ),
+        f"version_num, to_jsonb({TABLE}) ->> 'oldest_code' AS oldest_code",
     ),
     "sqlite": _Catalog(
         # every query takes both parameters
@@ -124,23 +124,21 @@ _CATALOGS = {
 }
 
 
-class Watch:
-    """Checks, as long as a worker runs, whether a migration has left it behind."""
+def watch(connection: Connection, schema: str | None) -> None:
+    """Raise `SchemaVersionError` when this sqlq can no longer use the tables; log one line about a newer
+    revision that it can use."""
+    revision = require(connection, schema)
+    if revision > HEAD:
+        log_newer(revision)
 
-    def __init__(self) -> None:
-        self._seen = HEAD
 
-    def look(self, connection: Connection, schema: str | None) -> None:
-        """Raise `SchemaVersionError` when this sqlq can no longer use the tables; log one line about a newer
-        revision that it can use."""
-        revision = require(connection, schema)
-        if revision > HEAD and revision != self._seen:
-            log.info(
-                "the tables are at revision %s, newer than the %s of this sqlq, which works with them",
-                *(revision, HEAD),
-                extra={"event": "schema_newer"},
-            )
-        self._seen = revision
+@cache
+def log_newer(revision: str) -> None:
+    log.info(
+        "the tables are at revision %s, newer than the %s of this sqlq, which works with them",
+        *(revision, HEAD),
+        extra={"event": "schema_newer"},
+    )
 
 
 def complaint(connection: Connection | Engine, schema: str | None, revision: str | None) -> str:
@@ -149,8 +147,10 @@ def complaint(connection: Connection | Engine, schema: str | None, revision: str
     named = None if schema == connection.dialect.default_schema_name else schema
     migrate = partial(command, url=connection.engine.url, schema=named)
     if revision is None:
-        granted = _CATALOGS[connection.dialect.name].or_granted
-        return f"{where} does not hold sqlq's tables yet: create them with `{migrate('migrate')}`{granted}"
+        return (
+            f"{where} does not hold sqlq's tables yet: create them with `{migrate('migrate')}`"
+            f"{_CATALOGS[connection.dialect.name].or_granted}"
+        )
     if not revision.isdecimal():
         return unknown(where, revision)
     if revision > HEAD:

@@ -134,7 +134,7 @@ class Worker(Background):
             *(database, self._options),
             [
                 *([] if self._options.drain else [follow]),  # guard: drain-runs-no-schedules
-                SchemaWatch(database, self._control.schema, self._stop_for),
+                SchemaWatch(database, self._stop_for),
                 self._control,
             ],
             rescued=self._reporter.rescued,

@@ -21,7 +21,7 @@ import pytest
 from sqlalchemy import NullPool, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 
-from sqlq.database.profiles import LISTENING
+from sqlq.database.timeouts import LISTENING
 from sqlq.store.workers import look
 from sqlq.worker.wait.poller import IDLE_POLL_SECONDS
 from tests.conftest import SERVERS
@@ -392,7 +392,7 @@ def test_every_wait_has_a_timeout(
 ) -> None:
     """Each kind of call, on a connection that was good and on one that is being made."""
     from sqlq.database import database as databases
-    from sqlq.database.profiles import Use
+    from sqlq.database.timeouts import Use
 
     short = Use(0.5, 0.5, 2)
     monkeypatch.setattr(databases, "LOOPS", Use(0.5, 2.0, 2))

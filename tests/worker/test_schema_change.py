@@ -47,6 +47,7 @@ class Running:
 @pytest.fixture(autouse=True)
 def looking_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(version, "HEAD", "0001")
+    version.log_newer.cache_clear()  # each test has a database of its own
     monkeypatch.setattr(services, "SCHEMA_SECONDS", 0.02)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from importlib import import_module
+from importlib import import_module, metadata
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -25,7 +25,6 @@ from sqlq.admin.doctor.finding import (
     ok,
     to_do,
 )
-from sqlq.config import distribution
 from sqlq.config.durations import span
 from sqlq.config.urls import masked
 from sqlq.database.database import Database
@@ -98,8 +97,13 @@ def _connection(case: Case) -> Finding:
 
 
 def _package(case: Case) -> Answers:
-    if (name := distribution.intruder()) is not None:
-        yield to_do(name, distribution.REMEDY)
+    # the distribution that pip installs is `sqlq-jobs`
+    for each in metadata.distributions(name="sqlq"):
+        if all(script.value != "sqlq.cli:main" for script in each.entry_points):
+            yield to_do(
+                f"sqlq {each.version} is another project's, and overwrites files of sqlq-jobs",
+                "pip uninstall -y sqlq && pip install --force-reinstall --no-deps sqlq-jobs",
+            )
 
 
 def _migrations(case: Case) -> Answers:

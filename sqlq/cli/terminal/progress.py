@@ -15,7 +15,7 @@ from sqlq.cli.terminal.logs import ERASE, draw
 from sqlq.cli.terminal.output import console
 from sqlq.config.durations import span
 from sqlq.database.database import Database
-from sqlq.database.profiles import LOOPS
+from sqlq.database.timeouts import LOOPS
 from sqlq.errors import SqlqError
 from sqlq.worker.supervise.supervisor import Supervisor
 from sqlq.worker.threads.loop import Loop, Outage

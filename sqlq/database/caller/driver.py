@@ -187,13 +187,14 @@ class DriverConnection:
         statement: Any,
         parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
     ) -> Result[Any]:
-        translate = self._execution_options.get("schema_translate_map", {})
-        each = [parameters or {}] if parameters is None or isinstance(parameters, Mapping) else parameters
+        schema = self._execution_options.get("schema_translate_map", {}).get(TOKEN_SCHEMA)
+        if parameters is None or isinstance(parameters, Mapping):
+            parameters = [parameters or {}]
         names: Sequence[str] = ()
         rows: list[Any] = []
-        for one in each:
-            written = _compiled(statement, self.dialect, translate.get(TOKEN_SCHEMA), tuple(one))
-            answer = self.run(*written.filled(one))
+        for values in parameters:
+            written = _compiled(statement, self.dialect, schema, tuple(values))
+            answer = self.run(*written.filled(values))
             names = answer.names or names
             rows += written.read(answer.rows) if written.readers else answer.rows
         return _result(Answer(names, rows))

@@ -61,8 +61,11 @@ class _PostgreSQL(DriverConnection):
     def look(self) -> Endpoint:
         _, host, port, _, user, *_ = self.identity() or (None,) * 5
         ((name, number, schema),) = self.run(_LOOK, ()).rows
-        url = URL.create(f"postgresql+{self.driver}", user, host=host or None, port=port, database=name)
-        return Endpoint(url, (number // 10_000, number % 10_000), schema)
+        return Endpoint(
+            URL.create(f"postgresql+{self.driver}", user, host=host or None, port=port, database=name),
+            (number // 10_000, number % 10_000),
+            schema,
+        )
 
     def identity(self) -> tuple[Any, ...] | None:
         info = self.connection.info
@@ -114,8 +117,7 @@ class Psycopg2(_PostgreSQL):
     driver = module = "psycopg2"
 
     def run(self, statement: str, parameters: Any) -> Answer:
-        plain = sys.modules["psycopg2.extensions"].cursor
-        with self.connection.cursor(cursor_factory=plain) as cursor:
+        with self.connection.cursor(cursor_factory=sys.modules["psycopg2.extensions"].cursor) as cursor:
             cursor.execute(statement, parameters or None)
             return NOTHING if cursor.description is None else answer(cursor.description, cursor.fetchall())
 
@@ -146,10 +148,8 @@ class Asyncpg(_PostgreSQL):
 
     def identity(self) -> tuple[Any, ...] | None:
         # asyncpg's private attributes: without them, each connection is queried
-        address, parameters = (
-            getattr(self.connection, "_addr", None),
-            getattr(self.connection, "_params", None),
-        )
+        address = getattr(self.connection, "_addr", None)
+        parameters = getattr(self.connection, "_params", None)
         if parameters is None or getattr(parameters, "server_settings", None):
             return None
         host, port = address if isinstance(address, tuple) else (address, None)
@@ -189,7 +189,8 @@ class Sqlite3(DriverConnection):
 
     def _file(self) -> str:
         """Return the path of the file; empty for a database in memory."""
-        return next((str(file) for _, name, file in self.run(_FILES, ()).rows if name == "main"), "")
+        ((_, _, file), *_) = self.run("PRAGMA database_list", ()).rows  # the first one is always "main"
+        return str(file)
 
     def in_transaction(self) -> bool:
         return bool(self.connection.in_transaction)
@@ -219,12 +220,7 @@ class Sqlite3(DriverConnection):
             raise
 
 
-_FILES = "PRAGMA database_list"
-
-
 # -- MariaDB -------------------------------------------------------------------------------------------------
-
-_ENDPOINT = "SELECT VERSION(), DATABASE(), USER(), @@hostname, @@port"
 
 
 class PyMySQL(DriverConnection):
@@ -234,8 +230,8 @@ class PyMySQL(DriverConnection):
     driver = module = "pymysql"
 
     def run(self, statement: str, parameters: Any) -> Answer:
-        plain = sys.modules[f"{self.module}.cursors"].Cursor  # the caller's may return rows as dicts
-        with self.connection.cursor(plain) as cursor:
+        # the caller's class of cursors may return rows as dicts
+        with self.connection.cursor(sys.modules[f"{self.module}.cursors"].Cursor) as cursor:
             cursor.execute(statement, parameters or None)
             return answer(cursor.description, cursor.fetchall())
 
@@ -248,14 +244,19 @@ class PyMySQL(DriverConnection):
             raise UnsupportedDatabaseError(
                 f"sqlq runs on MariaDB, not on MySQL, and this connection leads to MySQL {version}"
             )
-        url = URL.create(
-            f"mariadb+{self.driver}", user.rpartition("@")[0], host=host, port=port, database=name
+        return Endpoint(
+            URL.create(
+                f"mariadb+{self.driver}", user.rpartition("@")[0], host=host, port=port, database=name
+            ),
+            tuple(map(int, version.partition("-")[0].split("."))),
+            name,
         )
-        return Endpoint(url, tuple(map(int, version.partition("-")[0].split("."))), name)
 
     def _seen(self) -> tuple[Any, ...]:
         if self.connection not in _SEEN:
-            ((version, name, user, host, port),) = self.run(_ENDPOINT, ()).rows
+            ((version, name, user, host, port),) = self.run(
+                "SELECT VERSION(), DATABASE(), USER(), @@hostname, @@port", ()
+            ).rows
             host, port = getattr(self.connection, "host", host), getattr(self.connection, "port", port)
             _SEEN[self.connection] = version, name, user, host, port
         return _SEEN[self.connection]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 from sqlalchemy import Connection
@@ -75,23 +76,18 @@ def session_getter(session: Any) -> Callable[[], Any] | None:
             f"App(session=…) is {_named(session)}: give a scoped_session, or a function that returns the "
             "session or connection of the moment, or None"
         )
-    getter: Callable[[], Any] = session
-    return getter
+    return cast("Callable[[], Any]", session)
 
 
+@dataclass(eq=False)
 class CallersTransaction:
     """The transaction of a caller, in which sqlq writes. The caller alone commits it or rolls it back."""
 
-    def __init__(self, session: Any, conn: Any, dialect: Dialect) -> None:
-        """`session` is the Session itself, or the Connection; `conn` runs the store's statements in it."""
-        self.session = session
-        self.conn: Any = conn
-        self.dialect = dialect
-
-    @property
-    def _errors(self) -> Any:
-        """The exception class, or classes, of the driver."""
-        return self.conn.dialect.loaded_dbapi.Error
+    session: Any
+    """The Session itself, or the Connection."""
+    conn: Any
+    """It runs the store's statements in the transaction."""
+    dialect: Dialect
 
     def write(self, work: Callable[[], T]) -> tuple[T, bool]:
         """Do `work` in it. Return the result, and whether it is committed already."""
@@ -154,20 +150,17 @@ class CallersTransaction:
         none."""
         if isinstance(error, DBAPIError):
             return error
-        return next((each for each in (error, error.__cause__) if isinstance(each, self._errors)), None)
+        conn = self.conn
+        errors = conn.errors if isinstance(conn, DriverConnection) else conn.dialect.loaded_dbapi.Error
+        return next((each for each in (error, error.__cause__) if isinstance(each, errors)), None)
 
 
 class DriversTransaction(CallersTransaction):
     """A transaction on a driver's own connection."""
 
-    @property
-    def _errors(self) -> Any:
-        return self.conn.errors
-
     def write(self, work: Callable[[], T]) -> tuple[T, bool]:
         self.conn.refuse_broken()
-        done: tuple[T, bool] = self.conn.write(work)
-        return done
+        return cast("tuple[T, bool]", self.conn.write(work))
 
     def begin_as_for_a_write(self) -> None:
         self.conn.refuse_broken()
@@ -220,8 +213,7 @@ def transaction_to_write(session: Any) -> CallersTransaction:
             "or connection with another isolation_level (enqueue without a session commits at once, too)"
         )
     zope = _zope()
-    is_read_only = zope is not None and _joined(zope).get(session) == zope.STATUS_READONLY
-    if is_read_only:  # guard: zope-read-only
+    if zope is not None and _joined(zope).get(session) == zope.STATUS_READONLY:  # guard: zope-read-only
         raise EnqueueError(
             "zope.sqlalchemy has this session registered as read only, and rolls back what is written: use "
             "another session"
@@ -261,8 +253,7 @@ def _zope() -> Any:
 
 def _joined(zope: Any) -> Mapping[Any, Any]:
     """Return the sessions whose transactions zope.sqlalchemy ends, with its status of each."""
-    statuses: Mapping[Any, Any] = zope._SESSION_STATE  # noqa: SLF001 - it has no other place to look
-    return statuses
+    return cast("Mapping[Any, Any]", zope._SESSION_STATE)  # noqa: SLF001 - it has no other place to look
 
 
 def itself(session: Any) -> Any:
@@ -281,13 +272,12 @@ def connection_of(session: Any) -> Connection:
     orm: Any = sys.modules.get("sqlalchemy.orm")
     if orm is not None and isinstance(session, orm.Session):
         try:
-            conn: Connection = session.connection(bind_arguments={"clause": jobs_table})
+            return cast("Connection", session.connection(bind_arguments={"clause": jobs_table}))
         except UnboundExecutionError:
             raise EnqueueError(
                 "this session has no bind for the jobs table: make it with Session(engine), or pass "
                 "session.connection(bind_arguments=…) of the database that holds the jobs"
             ) from None
-        return conn
     if (driver := driver_of(session)) is not None:
         if driver.is_async:
             raise EnqueueError(f"this is {_named(session)}, which is asynchronous: {_AWAIT}")

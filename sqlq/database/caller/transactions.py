@@ -38,43 +38,38 @@ def nothing() -> None:
     """Do nothing."""
 
 
-class _Open:
-    """The callbacks for the commit and the rollback of an open transaction."""
-
-    def __init__(self) -> None:
-        self.waiting: list[_Callbacks] = []
-
-    def undo_from(self, position: int) -> None:
-        rolled_back, self.waiting[position:] = self.waiting[position:], []
-        for each in rolled_back:
-            each.rolled_back()
+def _undo_from(waiting: list[_Callbacks], position: int) -> None:
+    rolled_back, waiting[position:] = waiting[position:], []
+    for each in rolled_back:
+        each.rolled_back()
 
 
 _adding = threading.Lock()
 """Held while an engine or a session is added."""
 _listening: weakref.WeakSet[Engine] = weakref.WeakSet()
-_open: weakref.WeakKeyDictionary[Connection, _Open] = weakref.WeakKeyDictionary()
-"""The open transactions of callers that have callbacks."""
+_open: weakref.WeakKeyDictionary[Connection, list[_Callbacks]] = weakref.WeakKeyDictionary()
+"""The callbacks that wait for the end of the open transaction of each caller's connection."""
 
 
 def at_the_end_of(conn: Connection, *, committed: Call = nothing, rolled_back: Call = nothing) -> None:
     """Call `committed` when the transaction of a connection has committed. Call `rolled_back` when it, or its
     present savepoint, is rolled back, or the COMMIT fails. Neither may refer to the connection. The same
     calls several times in a row count once."""
-    opened = _open.get(conn) or _opened(conn)
+    if (waiting := _open.get(conn)) is None:
+        waiting = _opened(conn)
     # SQLAlchemy has no public number of savepoints, and its event of a new one has no name yet. Where a
     # release renames this one, the call raises at once.
     savepoints = getattr(conn, "_Connection__savepoint_seq")  # noqa: B009 - by its name, which Python mangles
     callbacks = _Callbacks(savepoints, committed, rolled_back)
-    if not opened.waiting or opened.waiting[-1] != callbacks:
-        opened.waiting.append(callbacks)
+    if waiting[-1:] != [callbacks]:
+        waiting.append(callbacks)
 
 
-def _opened(conn: Connection) -> _Open:
+def _opened(conn: Connection) -> list[_Callbacks]:
     """Listen to the engine of a connection that has no callbacks yet."""
-    _open[conn] = opened = _Open()
+    waiting = _open.setdefault(conn, [])
     # guard: a-connection-that-is-dropped-is-rolled-back
-    weakref.finalize(conn, opened.undo_from, 0).atexit = False
+    weakref.finalize(conn, _undo_from, waiting, 0).atexit = False
     with _adding:
         if conn.engine not in _listening:
             _listening.add(conn.engine)
@@ -85,26 +80,21 @@ def _opened(conn: Connection) -> _Open:
             commit = getattr(dialect, name)
             if getattr(commit, "func", None) is not _commit:
                 setattr(dialect, name, partial(_commit, commit))
-    return opened
+    return waiting
 
 
-class _Sent(threading.local):
-    """The transaction whose COMMIT this thread is about to send, if it has callbacks."""
-
-    opened: _Open | None = None
-
-
-_sent = _Sent()
+_sent = threading.local()
+"""It has the callbacks of the transaction whose COMMIT this thread is about to send."""
 
 
 def _commits(conn: Connection, *args: Any) -> None:
     # also where there is none: another listener may have raised before the last COMMIT
-    _sent.opened = _open.get(conn)  # guard: a-commit-has-its-own-callbacks
+    _sent.waiting = _open.get(conn, [])  # guard: a-commit-has-its-own-callbacks
 
 
 def _commit(commit: Callable[..., None], *args: Any, **options: Any) -> None:
-    opened, _sent.opened = _sent.opened or _Open(), None
-    callbacks, opened.waiting = opened.waiting, []
+    waiting: list[_Callbacks] = vars(_sent).pop("waiting", [])
+    callbacks, waiting[:] = waiting[:], []
     try:
         commit(*args, **options)
     except BaseException:
@@ -116,15 +106,13 @@ def _commit(commit: Callable[..., None], *args: Any, **options: Any) -> None:
 
 
 def _rolls_back(conn: Connection, *args: Any) -> None:
-    if (opened := _open.get(conn)) is not None:
-        opened.undo_from(0)  # guard: rollback-drops-events
+    _undo_from(_open.get(conn, []), 0)  # guard: rollback-drops-events
 
 
 def _rolls_back_to(conn: Connection, name: str, *args: Any) -> None:
-    if (opened := _open.get(conn)) is not None:
-        outside = int(name.rpartition("_")[2])
-        position = bisect_left(opened.waiting, outside, key=itemgetter(0))
-        opened.undo_from(position)  # guard: savepoint-rollback-drops-events
+    waiting, outside = _open.get(conn, []), int(name.rpartition("_")[2])
+    # guard: savepoint-rollback-drops-events
+    _undo_from(waiting, bisect_left(waiting, outside, key=itemgetter(0)))
 
 
 _LISTENERS: Mapping[str, Callable[..., None]] = {

@@ -13,8 +13,7 @@ from sqlq.config.urls import masked
 from sqlq.database.dialect import Driver
 from sqlq.database.mariadb import health
 from sqlq.database.pool import is_readable
-from sqlq.database.profiles import LOOPS
-from sqlq.database.timeouts import AnswerTimeout, bound
+from sqlq.database.timeouts import LOOPS, AnswerTimeout, bound
 from sqlq.database.values import Problem
 from sqlq.errors import UnsupportedDatabaseError
 from sqlq.schema import qualify

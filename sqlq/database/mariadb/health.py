@@ -44,20 +44,20 @@ def unpurged_transactions(conn: Connection) -> int:
 def old_transactions(conn: Connection, *, older_than_s: float = 0) -> list[Session]:
     """Return the oldest open transactions of the server, the oldest first."""
     # the server writes their start in its own time zone, whatever the session's
-    rows = conn.execute(
-        text(
-            "SET STATEMENT time_zone = 'SYSTEM' FOR "
-            "SELECT t.trx_mysql_thread_id, CONCAT(p.user, '@', p.host), p.command, "
-            "TIMESTAMPDIFF(SECOND, t.trx_started, NOW()) AS seconds, "
-            "LEFT(COALESCE(t.trx_query, ''), 1000) "
-            "FROM information_schema.innodb_trx t "
-            "JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id "
-            "WHERE p.id <> CONNECTION_ID() AND t.trx_started <= NOW() - INTERVAL :seconds SECOND "
-            "ORDER BY t.trx_started LIMIT 5"
-        ),
-        {"seconds": older_than_s},
+    query = text(
+        "SET STATEMENT time_zone = 'SYSTEM' FOR "
+        "SELECT t.trx_mysql_thread_id, CONCAT(p.user, '@', p.host), p.command, "
+        "TIMESTAMPDIFF(SECOND, t.trx_started, NOW()) AS seconds, "
+        "LEFT(COALESCE(t.trx_query, ''), 1000) "
+        "FROM information_schema.innodb_trx t "
+        "JOIN information_schema.processlist p ON p.id = t.trx_mysql_thread_id "
+        "WHERE p.id <> CONNECTION_ID() AND t.trx_started <= NOW() - INTERVAL :seconds SECOND "
+        "ORDER BY t.trx_started LIMIT 5"
     )
-    return [Session(row[0], row[1], row[2], float(row[3]), row[4]) for row in rows]
+    return [
+        Session(number, program, state, float(seconds), query)
+        for number, program, state, seconds, query in conn.execute(query, {"seconds": older_than_s})
+    ]
 
 
 def burden(conn: Connection) -> Burden:
@@ -67,8 +67,10 @@ def burden(conn: Connection) -> Burden:
         if not _denied(error):
             raise
         return Burden(unpurged_transactions=unpurged_transactions(conn))
-    seconds = oldest[0].seconds if oldest else 0.0
-    return Burden(oldest_transaction_seconds=seconds, unpurged_transactions=unpurged_transactions(conn))
+    return Burden(
+        oldest_transaction_seconds=oldest[0].seconds if oldest else 0.0,
+        unpurged_transactions=unpurged_transactions(conn),
+    )
 
 
 def connections(conn: Connection) -> tuple[int, int]:
@@ -78,11 +80,11 @@ def connections(conn: Connection) -> tuple[int, int]:
 
 def size(conn: Connection) -> int:
     """Return the bytes of the whole database, with the tables of others."""
-    question = (
+    query = text(
         "SELECT COALESCE(SUM(data_length + index_length), 0) FROM information_schema.tables "
         "WHERE table_schema = :schema"
     )
-    return int(conn.execute(text(question), {"schema": schema_of(conn)}).scalar_one())
+    return int(conn.execute(query, {"schema": schema_of(conn)}).scalar_one())
 
 
 def tables(conn: Connection) -> list[TableSize]:
@@ -123,8 +125,11 @@ def indexes(conn: Connection) -> dict[str, bool]:
 
 
 def last_id(conn: Connection) -> int | None:
-    table = "information_schema.tables WHERE table_schema = :schema AND table_name = 'jobs'"
-    upcoming = conn.scalar(text(f"SELECT auto_increment FROM {table}"), {"schema": schema_of(conn)})
+    query = text(
+        "SELECT auto_increment FROM information_schema.tables "
+        "WHERE table_schema = :schema AND table_name = 'jobs'"
+    )
+    upcoming = conn.scalar(query, {"schema": schema_of(conn)})
     return None if upcoming is None else int(upcoming) - 1
 
 

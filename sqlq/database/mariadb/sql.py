@@ -10,22 +10,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    Column,
     Connection,
     Select,
     Table,
     bindparam,
+    delete,
     func,
+    insert,
     literal_column,
     select,
     text,
+    update,
 )
 from sqlalchemy.dialects import mysql
-from sqlalchemy.sql.selectable import FromClause
+from sqlalchemy.engine import result_tuple
+from sqlalchemy.sql import visitors
+from sqlalchemy.sql.elements import BindParameter
+from sqlalchemy.sql.selectable import FromClause, Subquery
 from sqlalchemy.types import Boolean, Double, Integer, Text
 
 from sqlq.database.batch import (
@@ -40,12 +49,12 @@ from sqlq.database.batch import (
     Key,
     Right,
     Values,
+    first_column,
 )
 from sqlq.database.mariadb import statements
 from sqlq.database.mariadb.driver import REFUSE_STANDBY
-from sqlq.database.mariadb.locking import copying, deletion, is_conflict, locking, note_conflict, plan_of
 from sqlq.database.schemas import execute_on
-from sqlq.database.sql import Sql, listed
+from sqlq.database.sql import Sql, fenced, listed
 from sqlq.database.values import (
     CLAIMED,
     LARGEST_WINDOW,
@@ -55,7 +64,7 @@ from sqlq.database.values import (
     LookRequest,
     RawRows,
 )
-from sqlq.schema.tables import jobs
+from sqlq.schema.tables import CARRIED, failed_jobs, finished_jobs, jobs
 from sqlq.schema.types import Moment, naive
 
 MAX_CHARACTERS = 3_500_000
@@ -97,17 +106,16 @@ class MariaDBSql(Sql):
         same = next(column for column in table.c if column is not row and column.name not in changed)
         if not returning:
             return statement.on_duplicate_key_update({same.name: same, **changed})
-        changed[same.name] = func.if_(literal_column(note_conflict(row.name), Text).is_(None), same, same)
-        conflicted = literal_column(is_conflict(row.name), Boolean)
+        changed[same.name] = func.if_(literal_column(_note_conflict(row.name), Text).is_(None), same, same)
         state: Any = changed_it if where is None else func.if_(where, changed_it, left)
-        state = func.if_(conflicted, state, new)
+        state = func.if_(literal_column(_is_conflict(row.name), Boolean), state, new)
         return statement.on_duplicate_key_update(changed).returning(state, *returning)
 
     def newest(self, query: Select[Any]) -> Select[Any]:
-        has_key = literal_column("live_key") == jobs.c.unique_key
-        by_key = query.where(has_key).with_hint(jobs, "FORCE INDEX (jobs_live_key)", "mariadb")
+        by_key = query.where(literal_column("live_key") == jobs.c.unique_key)
+        by_key = by_key.with_hint(jobs, "FORCE INDEX (jobs_live_key)", "mariadb").prefix_with("STRAIGHT_JOIN")
         # a snapshot may be older; guard: conflicting-job-is-read-anew
-        return by_key.prefix_with("STRAIGHT_JOIN").with_for_update(read=True)
+        return by_key.with_for_update(read=True)
 
     def lock(
         self, conn: Connection, query: Select[Any], parameters: Any = None, *, waits: bool = False
@@ -126,15 +134,15 @@ class MariaDBSql(Sql):
         return sorted(rows, key=lambda row: order[row[position]])
 
     def change(self, conn: Connection, change: Change, parameters: Any = None) -> Sequence[Any]:
-        plan = plan_of(self, change)
-        rows = self.lock(conn, plan.selection, parameters, waits=plan.waits)
+        plan = _plan_of(self, change)
+        rows = self.lock(conn, plan.selection, parameters, waits=change.waits)
         if not rows:
             return []
         ids = {"sqlq_ids": sorted(row[0] for row in rows)}
         values = {**(parameters or {}), **ids}
         if plan.batch is not None:
-            some = [row[: len(plan.batch.columns)] for row in sorted(rows, key=lambda row: row[0])]
-            values |= self.batch_parameters(plan.batch, some)
+            ascending = [row[: len(plan.batch.columns)] for row in sorted(rows, key=lambda row: row[0])]
+            values |= self.batch_parameters(plan.batch, ascending)
         if plan.changes is None:
             self.delete(conn, change.key, ids["sqlq_ids"])
         else:
@@ -147,7 +155,7 @@ class MariaDBSql(Sql):
         if where:  # whose subqueries would lock the rows that they read
             values = conn.scalars(select(column).where(column.in_(values), *where)).all()
         if values:
-            batch, statement = deletion(self, column)
+            batch, statement = _deletion(self, column)
             conn.execute(statement, self.batch_parameters(batch, [(value,) for value in sorted(values)]))
 
     def move(
@@ -159,13 +167,12 @@ class MariaDBSql(Sql):
         *,
         waits: bool = False,
     ) -> set[Right]:
-        copy, query = copying(self, batch, target)
+        copy, query = _copying(self, batch, target)
         locked_rows = self.lock(conn, query, self.batch_parameters(batch, rows), waits=waits)
         rights = {(row[0], row[-1]) for row in locked_rows}
         if rights:
-            conn.execute(
-                copy, self.batch_parameters(batch, [row for row in rows if tuple(row[:2]) in rights])
-            )
+            held = [row for row in rows if tuple(row[:2]) in rights]
+            conn.execute(copy, self.batch_parameters(batch, held))
             self.delete(conn, jobs.c.id, [id for id, _ in rights])
         return rights
 
@@ -177,9 +184,11 @@ class MariaDBSql(Sql):
 
     def _due(self, execute: Execute, request: ClaimRequest) -> RawRows:
         names, limit, order, _ = request
-        first = statements.due(newest_first=order == "newest")
-        at_level = statements.due(has_level=True, newest_first=order == "newest")
-        levels = (first, at_level, statements.NEXT_LEVEL)
+        levels = (
+            statements.due(newest_first=order == "newest"),
+            statements.due(has_level=True, newest_first=order == "newest"),
+            statements.NEXT_LEVEL,
+        )
         due: list[Any] = []
         if len(names) > 1:  # one statement for all finds those that are worth one of their own
             ready = {queue for queue, ms, _ in self.due_in(execute, names) if ms is not None and ms <= 0}
@@ -191,15 +200,11 @@ class MariaDBSql(Sql):
 
     def _due_beyond(self, execute: Execute, request: ClaimRequest) -> RawRows:
         due: list[Any] = []
-        positions = [
-            (queue, priority, time := _time_of(due_us), time, id)
-            for queue, priority, due_us, id in request.positions
-        ]
-        for position in positions:
+        statement = statements.due(has_level=True, beyond=True)
+        for queue, priority, due_us, id in request.positions:
             if len(due) < request.limit:
-                due += execute(
-                    statements.due(has_level=True, beyond=True), (*position, request.limit - len(due))
-                )
+                time = _EPOCH + timedelta(microseconds=due_us)
+                due += execute(statement, (queue, priority, time, time, id, request.limit - len(due)))
         return due
 
     def due_in(self, execute: Execute, names: Sequence[str], after: str | None = None) -> RawRows:
@@ -219,22 +224,25 @@ class MariaDBSql(Sql):
 
     def look(self, execute: Execute, request: LookRequest) -> RawRows:
         due = [(*row, *[None] * 7) for row in self.due_in(execute, request.names, request.after)]
-        services = (request.maintenance,) * 2
-        values = (request.hosts_within_ms, request.hosts_within_ms, *services, *request.workers)
-        return [*due, *execute(statements.look(len(request.workers)), values)]
+        values = [request.hosts_within_ms] * 2 + [request.maintenance] * 2 + request.workers
+        return [*due, *execute(statements.look(len(request.workers)), tuple(values))]
 
     # -- batches ---------------------------------------------------------------------------------------------
 
     def batch_table(self, batch: Batch) -> FromClause:
-        columns = ", ".join(
-            f"`{name}` {_json_type(kind)} PATH '$[{i}]'"
-            for i, (name, kind) in enumerate(batch.columns.items())
-        )
-        return _json_table("batch", columns, batch.columns)
+        types = [
+            next((type_ for known, type_ in _TYPES.items() if issubclass(kind, known)), _TEXT)
+            for kind in batch.columns.values()
+        ]
+        columns = [f"`{name}` {types[i]} PATH '$[{i}]'" for i, name in enumerate(batch.columns)]
+        return _json_table("batch", ", ".join(columns), batch.columns)
 
     def texts(self) -> FromClause:
-        columns = f"place FOR ORDINALITY, value {_TEXT} PATH '$'"
-        return _json_table("texts", columns, {"place": Integer, "value": mysql.LONGTEXT})
+        return _json_table(
+            "texts",
+            f"place FOR ORDINALITY, value {_TEXT} PATH '$'",
+            {"place": Integer, "value": mysql.LONGTEXT},
+        )
 
     def lock_key(self, conn: Connection, id: int) -> None:
         execute = execute_on(conn)
@@ -259,14 +267,7 @@ def _reserved(execute: Execute, due: RawRows, by: Claimant) -> RawRows:
     return [tuple(row) for row in claimed]
 
 
-def _time_of(us: int) -> datetime:
-    return datetime(1970, 1, 1) + timedelta(microseconds=us)  # noqa: DTZ001 - as the columns have it
-
-
-def _json_type(kind: type[Any]) -> str:
-    return next((column_type for known, column_type in _TYPES.items() if issubclass(kind, known)), _TEXT)
-
-
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - as the columns have it
 _TYPES = {BigInteger: "BIGINT", Integer: "INT", Moment: "DATETIME(6)", Double: "DOUBLE"}
 
 
@@ -274,3 +275,118 @@ def _json_table(name: str, columns: str, types: dict[str, Any]) -> FromClause:
     """Return a table of the rows of a JSON array, a parameter of this name."""
     rows = text(f"SELECT * FROM JSON_TABLE(:{name}, '$[*]' COLUMNS ({columns})) AS given")
     return rows.bindparams(bindparam(name, type_=mysql.LONGTEXT)).columns(**types).subquery(name)
+
+
+# -- locks and changes by primary keys, in ascending order ---------------------------------------------------
+
+
+def _note_conflict(key: str) -> str:
+    """Note the key of a row that an insert meets, with the time of the statement. A later statement of the
+    session may insert a row of this key, as a retry does."""
+    return f"(@sqlq_met_{key} := {_conflict_now(key)})"
+
+
+def _is_conflict(key: str) -> str:
+    """Whether the insert has met the row that it returns. Without an assignment in front of it, MariaDB would
+    read the variable before it inserts, or take an unknown one for NULL."""
+    return f"IF(`{key}` IS NULL, @sqlq_met_{key} := '', @sqlq_met_{key}) <=> {_conflict_now(key)}"
+
+
+def _conflict_now(key: str) -> str:
+    return f"CONCAT(`{key}`, ' ', UTC_TIMESTAMP(6))"  # guard: conflict-mark-holds-for-one-statement
+
+
+@lru_cache(maxsize=512)
+def locking(query: Select[Any], waits: bool) -> tuple[Select[Any] | None, Select[Any], int | None]:
+    """Return the statements that lock the rows of a query, and the position of the key among its columns, if
+    any. The first one selects their keys without a lock, if it has to look for them; the other one locks them
+    by these keys."""
+    key = first_column(query)
+    table = key.table
+    by_key = query.with_hint(table, "FORCE INDEX (PRIMARY)", "mariadb").with_for_update(skip_locked=not waits)
+    if any(isinstance(source, Subquery) and source.name == "batch" for source in visitors.iterate(query)):
+        # the rows of a batch are in the order of their ids, and find the table's by these
+        return (None, by_key.order_by(None).prefix_with("STRAIGHT_JOIN"), None)
+    if query._limit_clause is None and table not in _LARGE:  # noqa: SLF001 - SQLAlchemy has no other word
+        return (None, by_key, None)
+    ids = bindparam("sqlq_ids", expanding=True, type_=key.type)
+    locks = by_key.limit(None).order_by(None).where(key.in_(ids)).order_by(key)
+    names = [column.name for column in query.selected_columns]
+    position = names.index(key.name) if key.name in names else None
+    return (query.with_only_columns(key), locks, position)
+
+
+_LARGE = (jobs, finished_jobs, failed_jobs)
+
+
+@dataclass
+class _Plan:
+    """The statements of a `Change`. The rows are chosen and locked, then changed by their keys. They are read
+    again if the change writes columns that it returns."""
+
+    selection: Select[Any]
+    batch: Batch | None = None
+    changes: Any = None
+    takes: list[str] = field(default_factory=list)
+    """The parameters of the changing statement, which takes no others."""
+    returns: Any = None
+    returned_from: int = 0
+    row: Callable[[Any], Any] = tuple
+
+
+@lru_cache(maxsize=512)
+def _plan_of(sql: Sql, change: Change) -> _Plan:
+    key, selection = change.key, change.selection
+    table = key.table
+    plan = _Plan(selection)
+    ids = bindparam("sqlq_ids", expanding=True, type_=key.type)
+    written: set[str] = set()
+    if callable(change.values):
+        plan.batch = Batch(**{column.name: type(column.type) for column in selection.selected_columns})
+        rows = sql.batch_table(plan.batch)
+        values = change.values(rows)
+        written = set(values)
+        plan.changes = update(table).where(key == rows.c[key.name]).values(values)
+        plan.takes = ["batch"]
+    elif change.values is not None:
+        written = set(change.values)
+        plan.changes = update(table).where(key.in_(ids)).values(change.values)
+    plan.takes += [
+        bound.key
+        for bound in ([] if plan.changes is None else visitors.iterate(plan.changes))
+        if isinstance(bound, BindParameter) and bound.required and bound.key != "batch"
+    ]
+    read = {
+        c.name
+        for each in change.returning
+        for c in visitors.iterate(each)
+        if isinstance(c, Column) and c.table is table
+    }
+    if written & read:
+        plan.returns = select(*change.returning).where(key.in_(ids)).order_by(key)
+    else:
+        plan.returned_from = len(selection.selected_columns)
+        plan.selection = selection.add_columns(
+            *(c.label(f"sqlq_{i}") for i, c in enumerate(change.returning))
+        )
+        plan.row = result_tuple([str(c.key) for c in change.returning])
+    return plan
+
+
+@lru_cache(maxsize=64)
+def _deletion(sql: Sql, column: Any) -> tuple[Batch, Any]:
+    batch = Batch(**{column.name: type(column.type)})
+    return batch, delete(column.table).where(column == sql.batch_table(batch).c[column.name])
+
+
+@lru_cache(maxsize=64)
+def _copying(sql: Sql, batch: Batch, target: Table) -> tuple[Any, Select[Any]]:
+    rows = sql.batch_table(batch)
+    source = (
+        select(*(jobs.c[name] for name in CARRIED), *batch.carried(rows))
+        .join_from(rows, jobs, jobs.c.id == rows.c.id)
+        .prefix_with("STRAIGHT_JOIN")
+        .with_hint(jobs, "FORCE INDEX (PRIMARY)", "mariadb")
+    )
+    copy = insert(target).from_select([*CARRIED, *batch.extra], source)
+    return copy, fenced(sql, batch, jobs.c.lease_token)

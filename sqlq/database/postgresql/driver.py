@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import URL, Connection, Engine, event, text
 from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
@@ -69,8 +69,8 @@ class PostgreSQLDriver(Driver):
                 conn.execute(_SET, {"setting": setting, "ms": str(ms)})
 
     def commits_at_once(self, pooled: Any) -> bool:
-        automatic = getattr(pooled.dbapi_connection, "autocommit", False)
-        return bool(automatic) and not is_in_transaction(pooled.driver_connection)
+        is_in_autocommit = bool(getattr(pooled.dbapi_connection, "autocommit", False))
+        return is_in_autocommit and not is_in_transaction(pooled.driver_connection)
 
     def problem(self, error: BaseException) -> Problem:
         cause = getattr(error, "orig", None) or error
@@ -93,11 +93,9 @@ class PostgreSQLDriver(Driver):
 
     def run(self, driver: Any, statement: str, parameters: Any) -> RawRows:
         with driver.cursor() as cursor:
-            cursor.execute(
-                statement, parameters, **({"prepare": True} if hasattr(driver, "prepare_threshold") else {})
-            )
-            rows: list[Any] = cursor.fetchall()
-            return rows
+            options = {"prepare": True} if hasattr(driver, "prepare_threshold") else {}
+            cursor.execute(statement, parameters, **options)
+            return cast("RawRows", cursor.fetchall())
 
     def ends(self, url: URL, connect_seconds: int) -> dict[str, Any]:
         if (
@@ -106,12 +104,10 @@ class PostgreSQLDriver(Driver):
             or "PGSERVICE" in os.environ
         ):
             return {}
-        arguments: dict[str, Any] = {
-            name: value for name, value in _TCP_ENDS.items() if name not in url.query
-        }
+        ends = {name: value for name, value in _TCP_ENDS.items() if name not in url.query}
         if "connect_timeout" not in url.query and "PGCONNECT_TIMEOUT" not in os.environ:
-            arguments["connect_timeout"] = connect_seconds
-        return arguments
+            ends["connect_timeout"] = connect_seconds
+        return ends
 
     def is_sound(self, engine: Engine, driver: Any, *, pings: bool) -> bool:
         if is_readable(driver.fileno()):
@@ -132,8 +128,8 @@ class PostgreSQLDriver(Driver):
 
         @event.listens_for(engine, "begin")
         def _began(conn: Connection) -> None:
-            isolation = conn.get_execution_options().get("isolation_level")
-            if conn.info.get(_POOLED) and isolation == "READ COMMITTED":
+            options = conn.get_execution_options()
+            if conn.info.get(_POOLED) and options.get("isolation_level") == "READ COMMITTED":
                 conn.exec_driver_sql(_BOUND_IDLE)  # guard: idle-transactions-end-behind-a-pooler
 
         _follow_hosts(engine)
@@ -153,9 +149,8 @@ def _follow_hosts(engine: Engine) -> None:
 
     def move(host: tuple[str, str] | None, *, first: bool) -> None:
         if host in order:
-            others = [each for each in order if each != host]
             # in one step: other threads read the list, and move hosts
-            order[:] = [host, *others] if first else [*others, host]
+            order[:] = sorted(order, key=lambda each: (each == host) != first)
 
     @event.listens_for(engine, "do_connect")
     def arrange(dialect: Any, record: Any, arguments: Any, parameters: dict[str, Any]) -> None:
@@ -173,9 +168,8 @@ def _follow_hosts(engine: Engine) -> None:
     @event.listens_for(engine, "connect")
     def note(connection: Any, record: Any) -> None:
         if order:
-            info = connection.info
-            names = ((info.host, str(info.port)), (info.host, ""))
-            record.info[_HOST] = next((each for each in names if each in order), None)
+            host, port = connection.info.host, str(connection.info.port)
+            record.info[_HOST] = (host, port if (host, port) in order else "")
             move(record.info[_HOST], first=True)  # guard: the-host-that-answers-is-first
 
     @event.listens_for(engine, "invalidate")
@@ -212,9 +206,8 @@ def _settle_in(driver: Any, *, plans_once: bool = False) -> bool:
         own["transaction_timeout"] = "0"
     if plans_once and prepares:
         own |= _PLAN_ONCE
-    checks = "NULL"
-    if driver.info.server_version >= 140000:
-        checks = _CHECKS_CLIENT  # guard: statements-end-with-their-client
+    # guard: statements-end-with-their-client
+    checks = _CHECKS_CLIENT if driver.info.server_version >= 140000 else "NULL"
     statement = (
         f"SELECT CASE WHEN pg_backend_pid() = {driver.info.backend_pid} "
         f"THEN concat({checks}, {_set(own)}) IS NOT NULL ELSE {_set(followed)} IS NULL END"
@@ -237,7 +230,7 @@ def _at_once(driver: Any, statement: str) -> Any:
 
 
 def _set(settings: dict[str, str]) -> str:
-    calls = (f"set_config('{name}', '{value}', false)" for name, value in settings.items())
+    calls = [f"set_config('{name}', '{value}', false)" for name, value in settings.items()]
     return f"concat({', '.join(calls) or 'NULL'})"
 
 

@@ -99,11 +99,12 @@ def old_transactions(conn: Connection, *, older_than_s: float = 0) -> list[Sessi
 
 def hidden_sessions(conn: Connection) -> int:
     """Return the number of sessions of this database that the role may not see."""
-    hidden = (
+    rows = _query(
+        conn,
         "SELECT count(*) FROM pg_catalog.pg_stat_activity WHERE datname = current_database() AND query = "
-        "'<insufficient privilege>'"
+        "'<insufficient privilege>'",
     )
-    return int(_query(conn, hidden).scalar() or 0)
+    return int(rows.scalar_one())
 
 
 def dead_rows(conn: Connection) -> Rows | None:
@@ -141,13 +142,12 @@ def tables(conn: Connection) -> list[TableSize]:
 def standbys(conn: Connection) -> list[str | None]:
     """Return the `sync_state` of each standby that streams from this server. It is "sync" or "quorum" where
     commits wait for it, and None where the role may not see that."""
-    rows = _query(
-        conn,
+    query = (
         "SELECT sync_state FROM pg_catalog.pg_stat_replication r WHERE NOT EXISTS (SELECT 1 "
         "FROM pg_catalog.pg_replication_slots s WHERE s.active_pid = r.pid AND s.slot_type = 'logical') "
-        "LIMIT 20",
+        "LIMIT 20"
     )
-    return list(rows.scalars())
+    return list(_query(conn, query).scalars())
 
 
 def indexes(conn: Connection) -> dict[str, bool]:

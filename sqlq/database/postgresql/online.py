@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import cast
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
@@ -90,9 +91,10 @@ def build_index(
     `ConfigurationError` when a transaction from before the build does not end; errors of the database pass
     through.
     """
-    name = f"{_quoted(engine, schema)}.{_quoted(engine, index)}"
+    quoted = engine.dialect.identifier_preparer.quote
+    name = f"{quoted(schema)}.{quoted(index)}"
     with outside_transactions(engine) as connection:
-        _await_builds(connection, f"{_quoted(engine, schema)}.{_quoted(engine, table)}")
+        _await_builds(connection, f"{quoted(schema)}.{quoted(table)}")
         connection.execution_options(isolation_level="AUTOCOMMIT")
         if is_valid(connection, schema, index) is False:  # guard: broken-index-is-dropped
             log.info("dropping the index %s, whose build was broken off", index)
@@ -116,18 +118,17 @@ def build_index(
 
 def is_valid(connection: Connection, schema: str, index: str) -> bool | None:
     """Whether queries can use an index; None where there is no index of that name."""
-    is_usable: bool | None = connection.execute(text(_VALID), {"schema": schema, "index": index}).scalar()
-    return is_usable
+    return cast("bool | None", connection.scalar(_VALID, {"schema": schema, "index": index}))
 
 
-_VALID = in_catalog(
-    """
+_VALID = text(
+    in_catalog("""
 SELECT i.indisvalid AND i.indisready AND i.indislive
   FROM pg_catalog.pg_index i
   JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  WHERE n.nspname = :schema AND c.relname = :index
-"""
+""")
 )
 
 
@@ -166,7 +167,3 @@ def _await_builds(connection: Connection, table: str) -> None:
         f"on {table} another session has been building an index, or vacuuming, for {seconds:.0f} s: "
         "look for it in pg_stat_activity, then try again"
     )
-
-
-def _quoted(engine: Engine, name: str) -> str:
-    return engine.dialect.identifier_preparer.quote(name)

@@ -57,13 +57,18 @@ class PostgreSQLSql(Sql):
             return execute(
                 statements.claim(request.order == "newest"), {"names": list(request.queues), **parameters}
             )
-        queues, *numbers = zip(*request.positions, strict=True)
-        positions = dict(zip(("priorities", "moments", "ids"), map(_numbers, numbers), strict=True))
-        return execute(statements.claim_beyond(), {"queues": list(queues), **positions, **parameters})
+        queues, priorities, moments, ids = zip(*request.positions, strict=True)
+        positions = {
+            "queues": list(queues),
+            "priorities": _numbers(priorities),
+            "moments": _numbers(moments),
+            "ids": _numbers(ids),
+        }
+        return execute(statements.claim_beyond(), positions | parameters)
 
     def due_in(self, execute: Execute, names: Sequence[str], after: str | None = None) -> RawRows:
-        parameters = {"names": list(names), "after": after}
-        rows = execute(statements.due_in(after is not None) + statements.IF_READ_ONLY, parameters)
+        statement = statements.due_in(after is not None) + statements.IF_READ_ONLY
+        rows = execute(statement, {"names": list(names), "after": after})
         if any(row[0] is None for row in rows):
             execute(REFUSE_STANDBY, None)  # guard: empty-look-needs-a-primary
         return rows
@@ -107,8 +112,7 @@ class PostgreSQLSql(Sql):
         *,
         waits: bool = False,
     ) -> set[Right]:
-        parameters = self.batch_parameters(batch, rows)
-        return rights(conn.execute(_move(self, batch, target, waits), parameters))
+        return rights(conn.execute(_move(self, batch, target, waits), self.batch_parameters(batch, rows)))
 
     def each(
         self,
@@ -120,12 +124,10 @@ class PostgreSQLSql(Sql):
         *,
         locks: bool = False,
     ) -> Sequence[Any]:
-        statement = _query_of_each(self, query, batch, locks=locks)
-        return (
-            conn.execute(statement, {**parameters, **self.batch_parameters(batch, rows)}).all()
-            if rows
-            else []
-        )
+        if not rows:
+            return []
+        parameters = {**parameters, **self.batch_parameters(batch, rows)}
+        return conn.execute(_query_of_each(self, query, batch, locks=locks), parameters).all()
 
 
 @cache

@@ -33,8 +33,7 @@ def claim(newest_first: bool) -> str:
                            ORDER BY j.priority DESC LIMIT 1)
                     FROM levels WHERE levels.priority IS NOT NULL)
             SELECT wanted.queue, priority FROM levels WHERE priority IS NOT NULL) AS level"""
-    order = "available_at DESC, id DESC" if newest_first else "available_at, id"
-    return _claim_from(levels, order=order)
+    return _claim_from(levels, order="available_at DESC, id DESC" if newest_first else "available_at, id")
 
 
 @written
@@ -74,9 +73,7 @@ each (queue) AS (
            SELECT queue, {place} AS place, priority, available_at FROM __sqlq__.jobs
             WHERE queue = {name} AND reserved_at IS NULL {lower}
             ORDER BY priority DESC, available_at, id LIMIT 1"""
-    following = first.format(
-        place="levels.place", name="levels.queue", lower="AND priority < levels.priority"
-    )
+    lower = first.format(place="levels.place", name="levels.queue", lower="AND priority < levels.priority")
     return f"""
 WITH RECURSIVE{window if has_window else ""}
 names (queue, place) AS (
@@ -89,7 +86,7 @@ levels (queue, place, priority, available_at) AS (
            {first.format(place="names.place", name="names.queue", lower="")}) AS found
       UNION ALL
       SELECT found.* FROM levels CROSS JOIN LATERAL (
-           {following}) AS found)
+           {lower}) AS found)
 SELECT queue,
        CASE WHEN NOT EXISTS (SELECT 1 FROM __sqlq__.sqlq_queues q
                               WHERE q.queue = levels.queue AND q.paused_at IS NOT NULL)
@@ -160,7 +157,7 @@ def _claim_from(levels: str, beyond: str = "", *, order: str = "available_at, id
     0.4 (decision 10). An index by owner beside the one by id cost 6 to 20 % more (decision 47).
     One statement for claims from the head and behind a position cost 11 to 22 % more (decision 62).
     """
-    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]  # SQLAlchemy's own
+    columns = claimed_columns(postgresql.dialect())  # type: ignore[no-untyped-call]  # SQLAlchemy's own
     # guard: claim-postgresql
     return f"""
 WITH due AS MATERIALIZED (
@@ -183,5 +180,5 @@ UPDATE __sqlq__.jobs
        max_attempts=coalesce(max_attempts,
                              CAST(CAST(%(max_attempts)s AS pg_catalog.json) ->> task AS integer))
  WHERE id = ANY(ARRAY(SELECT id FROM due))
-RETURNING {claimed_columns(dialect)}
+RETURNING {columns}
 """

@@ -11,7 +11,7 @@ import os
 import sqlite3
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 from sqlalchemy import URL, Connection, Engine, event
@@ -49,8 +49,7 @@ class SQLiteDriver(Driver):
     def run(self, driver: Any, statement: str, parameters: Any) -> RawRows:
         # A single statement takes the write lock at its begin, and waits for it as BEGIN IMMEDIATE does. It
         # commits when all its rows are read.
-        rows: list[Any] = driver.execute(statement, parameters).fetchall()
-        return rows
+        return cast("RawRows", driver.execute(statement, parameters).fetchall())
 
     def commits_at_once(self, pooled: Any) -> bool:
         return commits_at_once(pooled.driver_connection)
@@ -165,8 +164,8 @@ def begin_explicitly(engine: Engine, *, immediate: bool) -> None:
 
     @event.listens_for(engine, "begin")
     def _began(conn: Connection) -> None:
-        read_only = conn.get_execution_options().get(READ_ONLY, False)
-        conn.exec_driver_sql("BEGIN IMMEDIATE" if _IMMEDIATE[engine] and not read_only else "BEGIN")
+        is_immediate = _IMMEDIATE[engine] and not conn.get_execution_options().get(READ_ONLY)
+        conn.exec_driver_sql("BEGIN IMMEDIATE" if is_immediate else "BEGIN")
 
 
 def configure_sqlite(engine: Engine | AsyncEngine, *, immediate: bool = False) -> None:

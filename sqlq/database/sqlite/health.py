@@ -41,8 +41,8 @@ def quick_check(conn: Connection) -> list[str]:
 
 
 def indexes(conn: Connection) -> dict[str, bool]:
-    rows = conn.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'index'")
-    return dict.fromkeys(rows.scalars(), True)
+    names = conn.exec_driver_sql("SELECT name FROM sqlite_master WHERE type = 'index'").scalars()
+    return dict.fromkeys(names, True)
 
 
 def burden(conn: Connection) -> Burden:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from time import monotonic
 from typing import Any
@@ -52,7 +52,6 @@ class Control(Service):
     _grace: Grace
     _supervision: NoParent
     _signals: Signals
-    schema: version.Watch = field(default_factory=version.Watch)
 
     activity = "writing the state of this worker"
     _last: tuple[Any, Any] = (None, None)
@@ -203,7 +202,7 @@ class Control(Service):
         while not self._grace.stopping.is_set():
             try:
                 with self.database.begin() as conn:
-                    self.schema.look(conn, self.database.schema)
+                    version.watch(conn, self.database.schema)
                     self.register(conn)
                     orders = workers.read(conn, self._worker)
                 self.follow(orders)

@@ -215,7 +215,6 @@ class Unblock(PolledService):
 class SchemaWatch(Service):
     """Checks whether a migration has left this sqlq behind."""
 
-    watch: version.Watch
     left_behind: Callable[[SchemaVersionError], None]
 
     activity = "looking at the tables"
@@ -225,7 +224,7 @@ class SchemaWatch(Service):
     def run(self) -> float:
         try:
             with self.database.read() as conn:
-                self.watch.look(conn, self.database.schema)
+                version.watch(conn, self.database.schema)
         except SchemaVersionError as error:
             self.left_behind(error)
         return jittered(SCHEMA_SECONDS)

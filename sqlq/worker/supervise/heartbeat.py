@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlq.database.batch import Right
 from sqlq.database.database import Address, Database
-from sqlq.database.profiles import LOOPS
+from sqlq.database.timeouts import LOOPS
 from sqlq.errors import SqlqError
 from sqlq.events import JobEvent
 from sqlq.payload.encryption import Encryption

@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlq.config.durations import readable
 from sqlq.database.database import Database
-from sqlq.database.dialects import is_refused, missing_grant, refusal, takes_no_writes, was_rolled_back
+from sqlq.database.dialects import missing_grant, problems_of, refusal
 from sqlq.errors import MissingFileError, SchemaVersionError, SqlqError
 from sqlq.worker.threads.log import log
 
@@ -105,10 +105,11 @@ class Outage:
                 self._failures, self._outage_number = 0, self._shared.number
         self._failures += 1
         # without the attribute it is a driver's own error: LISTEN's connection broke
-        if self._failures == 1 and (getattr(error, "connection_invalidated", True) or was_rolled_back(error)):
+        is_broken = getattr(error, "connection_invalidated", True)
+        if self._failures == 1 and (is_broken or any(problem.rolled_back for problem in problems_of(error))):
             return MIN_WAIT_SECONDS * random.uniform(0.0, 1.0)
         with self._shared.lock:
-            if is_refused(error):
+            if any(problem.refused for problem in problems_of(error)):
                 if self._may_log(self._activity):  # guard: refusals-are-logged
                     grant = missing_grant(error, kind="worker")
                     log.error(
@@ -118,7 +119,8 @@ class Outage:
                     )
             elif not self._quiet:
                 self._shared.since = self._shared.since or monotonic()
-                kind = TAKES_NO_WRITES if takes_no_writes(error) else "does not answer"
+                takes_no_writes = any(problem.takes_no_writes for problem in problems_of(error))
+                kind = TAKES_NO_WRITES if takes_no_writes else "does not answer"
                 kind = "does not have its tables" if isinstance(error, SchemaVersionError) else kind
                 if self._may_log(kind):
                     log.warning(
