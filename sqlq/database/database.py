@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
@@ -35,7 +35,18 @@ from sqlq.database.pool import (
 )
 from sqlq.database.schemas import ENCRYPTION, execute_on, named
 from sqlq.database.sqlite.driver import READ_ONLY, mind_the_file
-from sqlq.database.timeouts import ANY, CLAIMS, LISTENING, LOOPS, AnswerTimeout, Use, answers, is_over, turn
+from sqlq.database.timeouts import (
+    ANY,
+    CLAIMS,
+    LISTENING,
+    LOOPS,
+    AnswerTimeout,
+    T,
+    Use,
+    answers,
+    is_over,
+    turn,
+)
 from sqlq.database.values import Execute, RawRows
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
 from sqlq.payload.encryption import Encryption
@@ -45,8 +56,6 @@ from sqlq.schema.tables import TOKEN_SCHEMA
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import select
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import ExceptionContext
@@ -14,10 +14,8 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry, QueuePool
 
 from sqlq.database.dialect import Driver
-from sqlq.database.timeouts import AnswerTimeout
+from sqlq.database.timeouts import AnswerTimeout, T
 from sqlq.database.values import Execute, RawRows
-
-T = TypeVar("T")
 
 IDLE_SINCE = "sqlq_rests_since"
 """The key under which a pooled connection keeps the time since when it rests, for the next thread."""

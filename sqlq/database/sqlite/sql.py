@@ -33,16 +33,14 @@ class SQLiteSql(Sql):
         statements = _DUE_LAST if order == "newest" else _DUE_FIRST
         # at most `share` of each as long as others have some
         for name in served:
-            if len(due) == limit:
-                break
-            rows = self._due_in_one(execute, statements, name, min(share, limit - len(due)), 1)
-            due += [id for id, _ in rows]
-            more += [name] if len(rows) == share else []
+            if len(due) < limit:
+                rows = self._due_in_one(execute, statements, name, min(share, limit - len(due)), 1)
+                due += [id for id, _ in rows]
+                more += [name] if len(rows) == share else []
         for name in more:
-            if len(due) == limit:
-                break
-            rows = self._due_in_one(execute, statements, name, share + limit - len(due), 1)
-            due += [id for id, _ in rows[share:]]
+            if len(due) < limit:
+                rows = self._due_in_one(execute, statements, name, share + limit - len(due), 1)
+                due += [id for id, _ in rows[share:]]
         if not due:
             return []
         started, ids = time.monotonic(), json.dumps(due)
