@@ -28,7 +28,7 @@ ERROR = Option("error", "Jobs with this error, by its id in sqlq failed.", metav
 ALL_FAILED = Option("all", "All failed jobs.", "flag")
 ALL_WORKERS = Option("all", "All workers, on all hosts.", "flag")
 LASTING = Option(
-    *("duration", "Resume automatically after this time, as in 10m.", "duration"), example="for ever"
+    "duration", "Resume automatically after this time, as in 10m.", "duration", example="for ever"
 )
 DELAY = Option("delay", "New due time, counted from now, as in 10m.", "duration")
 

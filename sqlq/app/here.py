@@ -52,7 +52,10 @@ class InlineJob:
     def answer(self, *, created: bool) -> Job:
         """Return the answer of `enqueue`."""
         return JobRunHere(
-            *(self.id, self.new.queue, self.new.task, self.state),
+            self.id,
+            self.new.queue,
+            self.new.task,
+            self.state,
             created=created,
             replaced=self.replaced and not created,
             seen=self.seen,
@@ -73,7 +76,12 @@ class InlineJob:
         """Return the job as a worker would hold it in the attempt that has begun."""
         new = self.new
         return ClaimedJob(
-            *(self.id, self.attempts, new.queue, new.task, new.payload, self.attempts),
+            self.id,
+            self.attempts,
+            new.queue,
+            new.task,
+            new.payload,
+            self.attempts,
             new.max_attempts or self.task.max_attempts,
             on_success=new.on_success,
             on_failure=new.on_failure,

@@ -369,7 +369,9 @@ class EagerEnqueuer(Here):
     def failed(self, job: InlineJob, error: Exception) -> None:
         log.error(
             "%s, run eagerly when its transaction had committed, failed in attempt %d of %d",
-            *(job.new.task, job.attempts, job.new.max_attempts),
+            job.new.task,
+            job.attempts,
+            job.new.max_attempts,
             exc_info=error,
             extra=_about(job, "failed"),
         )
@@ -386,7 +388,10 @@ class EagerEnqueuer(Here):
             return False
         log.warning(
             "%s, run eagerly, failed in attempt %d of %d, and is tried again at once: %s",
-            *(job.task.name, job.attempts, job.new.max_attempts, outcome.error.message),
+            job.task.name,
+            job.attempts,
+            job.new.max_attempts,
+            outcome.error.message,
             extra=_about(job, "retried"),
         )
         return True

@@ -119,7 +119,11 @@ def _announce(context: Context, app: App, options: WorkerOptions) -> None:
     called = "" if options.name is None else f"{options.name}: "
     log.info(
         "%sworking on %s: %s, %s, %s; Ctrl-C stops",
-        *(called, context.shown_url(), named, slots, counted(len(app.tasks), "task")),
+        called,
+        context.shown_url(),
+        named,
+        slots,
+        counted(len(app.tasks), "task"),
         extra={"event": "started"},
     )
     try:

@@ -98,7 +98,9 @@ def _warn_once(file: Path, path: Path, owner: int) -> None:
     log.warning(
         "[tool.sqlq] in %s is passed over: %s belongs to another user (uid %d); chown it, or name App and "
         "database by -a and -d, or by SQLQ_APP and SQLQ_DATABASE_URL",
-        *(file, path, owner),
+        file,
+        path,
+        owner,
     )
 
 

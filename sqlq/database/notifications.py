@@ -69,7 +69,8 @@ class Hearing:
             log.warning(
                 "notifications that are none of sqlq's were ignored: %d by now, the last one by "
                 "server process %d; any role may NOTIFY",
-                *(self._ignored, notification.be_pid),
+                self._ignored,
+                notification.be_pid,
                 extra={"event": "notifications_ignored"},
             )
             self._warned_at = time.monotonic()

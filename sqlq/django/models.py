@@ -47,14 +47,17 @@ Job = _model(
     "Job",
     "id state task queue label attempts priority unique_key created_at available_at reserved_at ended_at "
     "error why payload headers result traceback history",
-    *("view", "change", "delete"),
+    "view",
+    "change",
+    "delete",
 )
 Schedule = _model(
     "Schedule",
     "name state plan task queue next_at last_at ticks skipped payload error created_at",
-    *("view", "change"),
+    "view",
+    "change",
 )
-Queue = _model("Queue", "queue available scheduled blocked running failed paused served", *("view", "change"))
+Queue = _model("Queue", "queue available scheduled blocked running failed paused served", "view", "change")
 Worker = _model(
     "Worker",
     "id name host pid version state queues concurrency jobs started_at seen_at",

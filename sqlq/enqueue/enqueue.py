@@ -332,7 +332,10 @@ def _logged(answer: Any) -> list[Job]:
             event = "enqueued" if job.created else "not_unique"
             log.debug(
                 "job %d: %s in queue %s, %s",
-                *(job.id, job.task, job.queue, "enqueued" if job.created else "has the unique key already"),
+                job.id,
+                job.task,
+                job.queue,
+                "enqueued" if job.created else "has the unique key already",
                 extra={"job_id": job.id, "task": job.task, "queue": job.queue, "event": event},
             )
     return jobs

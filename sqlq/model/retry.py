@@ -207,7 +207,11 @@ def put_off(
         log.warning(
             "job %d: %s; put back for %s, in case %s. It will fail %s after it was first met. The log has "
             "one such line a minute for each of 20 tasks",
-            *(job.id, scrubbed(why, 500), readable(delay_ms), others, readable(UNKNOWN_TASK_MS)),
+            job.id,
+            scrubbed(why, 500),
+            readable(delay_ms),
+            others,
+            readable(UNKNOWN_TASK_MS),
             extra={"job_id": job.id, "task": job.task, "queue": job.queue}
             | {"attempt": job.attempts, "event": reason},
         )

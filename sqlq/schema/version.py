@@ -136,7 +136,8 @@ def watch(connection: Connection, schema: str | None) -> None:
 def log_newer(revision: str) -> None:
     log.info(
         "the tables are at revision %s, newer than the %s of this sqlq, which works with them",
-        *(revision, HEAD),
+        revision,
+        HEAD,
         extra={"event": "schema_newer"},
     )
 

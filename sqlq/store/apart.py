@@ -86,7 +86,10 @@ def noted(conn: Connection | Engine, why: str) -> Callable[[Any, Exception], Non
 def _note(rows: dict[tuple[str, Any], float], why: str, item: Any, error: Exception) -> None:
     if (why, item[0]) not in rows:  # guard: a-refusal-is-logged-once
         log.error(
-            *("job %s %s, but the database refuses to store that: %s", item[0], why, refusal(error)),
+            "job %s %s, but the database refuses to store that: %s",
+            item[0],
+            why,
+            refusal(error),
             extra={"job_id": item[0], "event": "unstorable"},
         )
     rows[why, item[0]] = time.monotonic() + LATELY_SECONDS

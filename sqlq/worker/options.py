@@ -141,22 +141,24 @@ class WorkerOptions:
         "N", "Jobs at a time in each worker process", WORKERS, CONCURRENCY, letter="-c"
     )
     lease_ms: int = _option(
-        *(
-            "DURATION",
-            "Lease of a job: other workers take it over this long after a crash",
-            WORKERS,
-            LEASE_MS,
-        ),
+        "DURATION",
+        "Lease of a job: other workers take it over this long after a crash",
+        WORKERS,
+        LEASE_MS,
         check=partial(_between, 1_000, 24 * 3_600_000),
     )
     grace_ms: int = _option(
-        *("DURATION", "Time for running jobs to finish after a stop, before they are released"),
-        *(WORKERS, 25_000),
+        "DURATION",
+        "Time for running jobs to finish after a stop, before they are released",
+        WORKERS,
+        25_000,
     )
     processes: int = _option("N", "Number of worker processes", WORK, 1, letter="-p")
     drain: bool = _option("flag", "Exit when no job is available", default=False)
     max_jobs: int | None = _option(
-        *("N", "Replace each worker process after this number of jobs", WORK),
+        "N",
+        "Replace each worker process after this number of jobs",
+        WORK,
         check=partial(_whole, maximum=1_000_000_000),
     )
     isolate: bool = _option("flag", "Run each job in a subprocess, which is reused", default=False)
@@ -169,7 +171,9 @@ class WorkerOptions:
     )
     # a longer one would come to the time after which a worker takes its poller for dead
     poll_ms: int | None = _option(
-        *("DURATION", "Poll interval when idle", WORKERS),
+        "DURATION",
+        "Poll interval when idle",
+        WORKERS,
         check=partial(_between, 20, 5_000),
         shown="1.25s; SQLite 50ms",
     )
@@ -177,12 +181,10 @@ class WorkerOptions:
     claim_batch: int = _option("N", "Maximum number of jobs in one claim", WORKERS, 1_000)
     # a job that has not started after a second is released
     ahead_ms: int = _option(
-        *(
-            "DURATION",
-            "Prefetch jobs expected to start within this time; 0s disables prefetching",
-            WORKERS,
-            100,
-        ),
+        "DURATION",
+        "Prefetch jobs expected to start within this time; 0s disables prefetching",
+        WORKERS,
+        100,
         check=partial(_between, 0, 1_000),
     )
     name: str | None = _option("NAME", "Name of this worker, as sqlq workers lists it")
@@ -190,7 +192,8 @@ class WorkerOptions:
         "DURATION", "Time to wait for a database that is not ready yet, as in 60s", WORK, 0
     )
     start_timeout_ms: int = _option(
-        *("DURATION", "Report unhealthy if a worker process takes longer than this to start"),
+        "DURATION",
+        "Report unhealthy if a worker process takes longer than this to start",
         default=60_000,
         check=partial(_between, 5_000, YEAR_MS),
     )

@@ -131,7 +131,8 @@ class Worker(Background):
         app, database = self._app, self._database
         follow = Follow(database, app.schedules, app.tasks, self._supervision.began_at or monotonic())
         return Maintenance(
-            *(database, self._options),
+            database,
+            self._options,
             [
                 *([] if self._options.drain else [follow]),  # guard: drain-runs-no-schedules
                 SchemaWatch(database, self._stop_for),
@@ -145,7 +146,9 @@ class Worker(Background):
 
     def _own_poller(self) -> Poller:
         return Poller(
-            *(self._database, self._options, self._wake.hinted),
+            self._database,
+            self._options,
+            self._wake.hinted,
             last_look=self._last_look,
             on_look=self._receive_look,
             workers=lambda: [self.id],
@@ -362,7 +365,8 @@ class Worker(Background):
         executors.release_unstarted()  # guard: unstarted-jobs-are-released
         load = executors.load()
         return Turn(
-            *(load.running, load.waiting),
+            load.running,
+            load.waiting,
             ahead=self._claimer.ahead(executors.ended, executors.busy_seconds),
             max_claim=self._claimer.max_jobs,
             passes=load.waits_for_isolates and monotonic() >= self._passes_at,

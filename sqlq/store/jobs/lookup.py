@@ -317,7 +317,8 @@ def enqueued(conn: Connection, task: str) -> Iterator[tuple[int, NewJob]]:
     names = (*COLUMNS, "start_by", "limit_key")
     rows = in_all_tables(
         lambda table, _: select(
-            *(table.c.id, table.c.created_at),
+            table.c.id,
+            table.c.created_at,
             func.coalesce(table.c.get("due_at", null()), table.c.available_at),
             *(table.c[name] for name in names),
         ).where(table.c.task == task)

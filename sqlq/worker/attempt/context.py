@@ -89,7 +89,11 @@ def begin(attempt: Attempt) -> None:
         job = attempt.claimed
         log.debug(
             "job %d %s (queue %s, attempt %d of %d) starts",
-            *(job.id, job.task, job.queue, job.attempts, job.max_attempts),
+            job.id,
+            job.task,
+            job.queue,
+            job.attempts,
+            job.max_attempts,
             **attempt.labels(),
             event="begun",
         )

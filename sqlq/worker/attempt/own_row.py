@@ -218,7 +218,9 @@ def completion(result: Any, job: ClaimedJob, task: Task[..., Any] | None) -> Fin
         why = f"takes {size:,} bytes as JSON, more than {RESULT_BYTES:,}"
     log.warning(
         "job %d: %s finished, but its result %s; null is stored",
-        *(job.id, job.task, why),
+        job.id,
+        job.task,
+        why,
         job_id=job.id,
         task=job.task,
         queue=job.queue,

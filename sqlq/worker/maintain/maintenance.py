@@ -112,7 +112,7 @@ class Maintenance(ServiceLoop):
         """`freed` is called when jobs have become available, `pauses_ended` with the queues that were
         resumed."""
         is_watched = last_look.is_recent
-        self._rescue = Rescue(*(database, options.lease_ms, rescued), freed=freed, is_watched=is_watched)
+        self._rescue = Rescue(database, options.lease_ms, rescued, freed=freed, is_watched=is_watched)
         self._ticks = None if options.drain else Ticks(database, freed=freed, is_watched=is_watched)
         self._unblocks = [
             Unblock(database, blocker(), freed=freed, is_watched=is_watched) for blocker in blockers.BLOCKERS

@@ -272,7 +272,9 @@ class Ticks(Service):
         for new, job in done.jobs:
             log.info(
                 "schedule %s: job %d for %s",
-                *(new.schedule, job.id, "" if new.scheduled_for is None else new.scheduled_for.isoformat()),
+                new.schedule,
+                job.id,
+                "" if new.scheduled_for is None else new.scheduled_for.isoformat(),
                 job_id=job.id,
                 task=job.task,
                 queue=job.queue,
@@ -304,7 +306,10 @@ class Follow(Service):
 
     def run(self) -> float:
         done = schedules.follow(
-            *(self.database, self.schedules.declared, self.schedules.service, self.tasks),
+            self.database,
+            self.schedules.declared,
+            self.schedules.service,
+            self.tasks,
             lambda: (monotonic() - self.began_at) * 1000,
         )
         for word, names in (("added", done.added), ("changed", done.changed), ("retired", done.retired)):

@@ -152,7 +152,8 @@ class Settler(Loop):
             log.error(
                 "the outcomes of %d jobs could not be written before leaving: %s; their leases run out, and "
                 "they run again",
-                *(len(unwritten), ", ".join(map(str, unwritten[:20]))),
+                len(unwritten),
+                ", ".join(map(str, unwritten[:20])),
                 event="stopping",
             )
         return is_done

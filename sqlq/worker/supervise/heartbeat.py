@@ -276,7 +276,9 @@ class Dispatcher:
             return
         last_look, options = LastLook(NoParent()), WorkerOptions(**facts.options)
         self._maintenance = Maintenance(
-            *(database, options, []),
+            database,
+            options,
+            [],
             rescued=self._heartbeat.rescued,
             freed=self.send,
             pauses_ended=lambda names: self.send(),
@@ -284,7 +286,9 @@ class Dispatcher:
             quiet=True,
         )
         poller = Poller(
-            *(database, options, self.send),
+            database,
+            options,
+            self.send,
             last_look=last_look,
             on_look=self.receive_look,
             workers=lambda: [child.worker for child in self._children() if child.worker is not None],

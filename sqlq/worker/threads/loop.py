@@ -114,7 +114,9 @@ class Outage:
                     grant = missing_grant(error, kind="worker")
                     log.error(
                         "the database refuses what %s needs: %s%s; trying again once it is mended",
-                        *(self._activity, refusal(error), f"; {grant}" if grant else ""),
+                        self._activity,
+                        refusal(error),
+                        f"; {grant}" if grant else "",
                         event="database_refuses",
                     )
             elif not self._quiet:
@@ -125,7 +127,9 @@ class Outage:
                 if self._may_log(kind):
                     log.warning(
                         "the database %s (while %s: %s); trying again until it does",
-                        *(kind, self._activity, refusal(error)),
+                        kind,
+                        self._activity,
+                        refusal(error),
                         event="database_away",
                     )
         seconds = min(MAX_WAIT_SECONDS, MIN_WAIT_SECONDS * float(2 ** min(self._failures - 1, 10)))

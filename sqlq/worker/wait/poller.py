@@ -268,7 +268,8 @@ class Poller(Loop):
             level,
             "%s: looking for new jobs each %s; to receive them at once, name a direct connection in "
             "SQLQ_LISTEN_URL",
-            *(why, readable(self._look_seconds * 1000)),
+            why,
+            readable(self._look_seconds * 1000),
             event="polling",
         )
 
