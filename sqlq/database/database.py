@@ -251,10 +251,10 @@ class Database:
 
     def require_version_of(self, conn: Connection) -> None:
         """Do the same for a connection, perhaps a caller's, without a query."""
-        version, oldest = conn.dialect.server_version_info or (), dialect_of(conn).oldest
-        if version < oldest:
+        version, dialect = conn.dialect.server_version_info or (), dialect_of(conn)
+        if version < dialect.oldest:
             raise UnsupportedDatabaseError(
-                f"sqlq needs {conn.dialect.name} {'.'.join(map(str, oldest))} or newer; "
+                f"sqlq needs {dialect.title} {'.'.join(map(str, dialect.oldest))} or newer; "
                 f"{masked(conn.engine.url)} is version {'.'.join(map(str, version))}"
             )
 

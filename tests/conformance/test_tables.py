@@ -17,7 +17,6 @@ from sqlalchemy.exc import DBAPIError
 import sqlq
 import sqlq.alembic
 from sqlq import tables
-from sqlq.errors import ConfigurationError
 from sqlq.schema import tables as ended_tables
 from sqlq.schema.types import Moment
 from sqlq.testing import drain
@@ -65,15 +64,6 @@ def test_times_are_read_and_compared(app: sqlq.App, engine: Engine) -> None:
         failed = conn.execute(select(tables.failed_jobs)).one()
         assert (failed.id, failed.exception, failed.failed_at) == (job.id, "ZeroDivisionError", ended)
     assert waiting.id != job.id
-
-
-@pytest.mark.parametrize("act", [MetaData.create_all, MetaData.drop_all], ids=["create", "drop"])
-def test_the_tables_cannot_be_created_by_their_metadata(
-    app: sqlq.App, engine: Engine, act: Callable[..., None]
-) -> None:
-    with pytest.raises(ConfigurationError, match="by `sqlq migrate`"):
-        act(tables.job_states.metadata, engine)
-    assert app.jobs.list() == []
 
 
 def test_the_users_alembic_does_not_see_the_tables(app: sqlq.App, engine: Engine) -> None:

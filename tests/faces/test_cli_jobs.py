@@ -275,7 +275,7 @@ def test_show_of_a_failed_job_has_every_attempt_and_the_next_commands(desk: Desk
     assert re.sub(AGO, "", said) == re.sub(AGO, "", desk("show", str(id)))
     assert "\n\nerror\n  ValueError: no box\n  of that size\n\n" in said
     first = rf"\n\nhistory\n    1  {MOMENT}  failed: timeout: LookupError: no van\n"
-    last = rf"\n    2  {MOMENT}  failed: ValueError: no box \(after [\d.]+ m?s, on worker w\)\n"
+    last = rf"\n    2  {MOMENT}  failed: ValueError: no box \(after [\d.]+ m?s,\s+on\s+worker\s+w\)\n"
     assert re.search(first, said), said
     assert re.search(last, said), said
     assert "\n\ntraceback\n  Traceback …\n    line 1\n  ValueError\n\n" in said

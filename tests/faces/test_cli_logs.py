@@ -217,7 +217,7 @@ def test_no_record_is_made_when_only_sqlqs_handler_listens(
     monkeypatch.setattr(logging.getLogger(), "handlers", [Stderr(Lines())])
     caplog.set_level("INFO", "sqlq")
     made: list[Any] = []
-    monkeypatch.setattr(reporter, "hear", made.append)
+    monkeypatch.setattr(reporter, "write_line", made.append)
     app.enqueue_many([app.task(name="plain")(lambda: None).new()] * 3)
     app.worker(drain=True).run()
     assert made == []

@@ -175,7 +175,7 @@ def test_the_poller_reads_all_notifications_before_the_next_poll(
 
     monkeypatch.setattr(Poller, "_look", looks)
     monkeypatch.setattr("sqlq.worker.wait.poller.IDLE_POLL_SECONDS", 0.02)
-    monkeypatch.setattr(notifications, "MAX_KEPT_SECONDS", 0.0005)
+    monkeypatch.setattr(notifications, "MAX_SECONDS", 0.0005)
     ran = threading.Event()
     app.task(name="t")(ran.set)
     with working(app), stranger() as conn:

@@ -28,6 +28,7 @@ BYTES, SECONDS = 1_000_000, 1.0
 
 LOCALS: dict[str, list[dict[str, Any]]] = {
     "names": [{"names": access.SECRET_NAMES}],
+    "redact": [{"redact": access.SECRET_NAMES}],
     "pattern": [{"pattern": pattern} for pattern, _ in problems._MENDS],
     "f'{before}{kind}\\\\b'": [
         {"before": before, "kind": "flask"} for before in ("^(?:from|import) ", "(?:^|[\"'])")

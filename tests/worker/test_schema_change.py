@@ -49,6 +49,7 @@ def looking_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(version, "HEAD", "0001")
     version.log_newer.cache_clear()  # each test has a database of its own
     monkeypatch.setattr(services, "SCHEMA_SECONDS", 0.02)
+    monkeypatch.setattr(services.SchemaWatch, "first_wait", 0.02)
 
 
 def test_a_newer_revision_is_logged_once(
