@@ -12,9 +12,8 @@ from sqlalchemy import Connection
 
 from sqlq.database.database import Database
 from sqlq.database.values import LARGEST_WINDOW, LookRequest
-from sqlq.store.workers import workers as workerss
 from sqlq.store.workers.notify import channel
-from sqlq.store.workers.workers import Requests
+from sqlq.store.workers.workers import Requests, requests_of
 
 KEPT_SECONDS = 600.0
 """A queue stays known for this time after its last job was claimed."""
@@ -120,4 +119,4 @@ def look(
         rows, key=lambda row: row[0] is None
     )
     due_ms = _noted(queues, [row[:3] for row in due], ())
-    return Look(due_ms, listens, hosts, expired, limited, tick_ms, workerss.requests_of(*wanted))
+    return Look(due_ms, listens, hosts, expired, limited, tick_ms, requests_of(*wanted))
