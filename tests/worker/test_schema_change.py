@@ -136,8 +136,6 @@ def tables_dropped(engine: Engine) -> bool:
 def test_a_worker_stops_with_an_error_when_its_tables_are_gone(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It looks at once when its maintenance fails. Else it would wait an hour for a database that answers."""
-    monkeypatch.setattr(services, "SCHEMA_SECONDS", 3600.0)
     monkeypatch.setattr(services, "RESCUE_MS", 200)  # less often, so that a migration gets its locks
     running = Running(app)
     try:
