@@ -15,7 +15,7 @@ from contextlib import (
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from sqlq.config.constants import NOTE_CHARACTERS
 from sqlq.database.caller.session import (
@@ -27,7 +27,7 @@ from sqlq.database.caller.session import (
 )
 from sqlq.errors import ConfigurationError, PayloadKeyError
 from sqlq.model.flow import Growth
-from sqlq.model.job import NewJob, Progress
+from sqlq.model.job import JobOrFlow, NewJob, Progress
 from sqlq.model.retry import scrubbed
 from sqlq.payload import headers as headings
 from sqlq.store.flows import flows
@@ -42,11 +42,10 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
 
-    from sqlq.app.app import App
-
 running_attempt: ContextVar[Attempt | None] = ContextVar("sqlq_current_job", default=None)
 
 T = TypeVar("T")
+J = TypeVar("J")
 _RAISES: Any = object()
 
 
@@ -79,6 +78,24 @@ def current_job(default: Any = _RAISES) -> Any:
             "current_job() was called outside a handler: there is no job here; current_job(None) is None then"
         )
     return default
+
+
+class AnyApp(Protocol):
+    """The App of a job: its handlers mostly enqueue. The type of all else is that of `sqlq.App`."""
+
+    def enqueue(
+        self, job: JobOrFlow[J], session: Any = None, *, commit: bool = False, eager: Any = None
+    ) -> J:
+        """See `sqlq.App.enqueue`."""
+        ...
+
+    async def aenqueue(
+        self, job: JobOrFlow[J], session: Any = None, *, commit: bool = False, eager: Any = None
+    ) -> J:
+        """See `sqlq.App.aenqueue`."""
+        ...
+
+    def __getattr__(self, name: str) -> Any: ...
 
 
 def begin(attempt: Attempt) -> None:
@@ -159,12 +176,12 @@ class JobContext:
         return self._attempt.lifespan
 
     @property
-    def app(self) -> App:
+    def app(self) -> AnyApp:
         """The App of the job, for a handler that enqueues more jobs."""
         task = self._attempt.registered
         if task is None or task._app is None:
             raise ConfigurationError(f"job {self.id} has no App: its task is not registered with one")
-        app: App = task._app
+        app: AnyApp = task._app
         return app
 
     @property

@@ -109,7 +109,7 @@ class Forked:
 
     def kill(self) -> None:
         """Kill the process, if it still runs."""
-        if self.poll() is None:
+        if self._pidfd >= 0 and self.poll() is None:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
