@@ -88,7 +88,12 @@ def has_no_tables(url: str, proxy: Proxy, until_the_end: ExitStack) -> None:
 
 def is_locked(url: str, proxy: Proxy, until_the_end: ExitStack) -> None:
     conn = until_the_end.enter_context(administrator(url))
-    conn.execute(text(LOCKS[make_url(url).get_backend_name()]))
+    lock = text(LOCKS[make_url(url).get_backend_name()])
+    try:
+        conn.execute(lock)
+    except OperationalError:  # a look of the worker's that reads both tables won a deadlock
+        conn.rollback()
+        conn.execute(lock)
 
 
 LOCKS = {
