@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from sqlalchemy import URL, Engine
 
@@ -424,7 +424,7 @@ class App(Parts, Waits):
     def __repr__(self) -> str:
         return f"<sqlq.App {len(self.tasks)} tasks, {shown(self.url)}>"
 
-    def _for_looking(self, url: URL | None, use: Use = LOOKS) -> App:
+    def _for_looking(self, url: URL | None, use: Use = LOOKS) -> Self:
         """Return this App for pages that people look at: each statement ends in time. With a `url` it reads
         from a replica."""
         app = copy.copy(self)

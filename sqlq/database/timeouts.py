@@ -150,7 +150,7 @@ def bound(driver: Any, timeout: AnswerTimeout) -> None:
     timeouts."""
     if hasattr(driver, "_rfile"):
         driver._rfile = io.BufferedReader(_Bounded(driver._sock, timeout))  # noqa: SLF001 - no other way in
-        driver._read_timeout = driver._write_timeout = timeout.max_seconds  # noqa: SLF001
+        driver._read_timeout = driver._write_timeout = timeout.max_seconds  # noqa: SLF001 - as above
     if not callable(getattr(driver, "wait", None)):
         return
     wait = driver.wait

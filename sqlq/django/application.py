@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterat
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import django
 from asgiref.sync import async_to_sync, sync_to_async
@@ -80,8 +80,8 @@ class DjangoApp(App):
         super().use(*args, **options)
         self._follows = self._follows and self._own_address is before
 
-    def _for_looking(self, url: URL | None, use: Use = LOOKS) -> App:
-        app: DjangoApp = super()._for_looking(url, use)  # type: ignore[assignment]
+    def _for_looking(self, url: URL | None, use: Use = LOOKS) -> Self:
+        app: Self = super()._for_looking(url, use)
         app._follows = False  # it reads what is committed, on connections of its own
         return app
 

@@ -134,7 +134,7 @@ class Notifier(Background):
                     self._thread = None
                     return
                 self._requests = 0
-            with suppress(Exception):  # workers look for themselves
+            with suppress(Exception):  # the jobs are committed, and workers look for themselves
                 notify.notify(self._database)
             with self._changed:
                 self._resting = True

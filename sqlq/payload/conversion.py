@@ -311,7 +311,7 @@ def _fields(kind: type) -> list[tuple[str, str]] | None:
     about unknown ones, as a pydantic model."""
     try:
         info: Any = msgspec.inspect.type_info(kind)
-    except Exception:  # a class that no annotation names
+    except Exception:  # it evaluates annotations of the user's class, which may raise anything
         return None
     if not isinstance(info, _WITH_FIELDS) or getattr(info, "array_like", False):
         return None

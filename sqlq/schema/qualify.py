@@ -87,7 +87,7 @@ COMPILER: Any = SQLCompiler
 """Its methods have no types, or those that differ between releases of SQLAlchemy."""
 
 
-class _Names(COMPILER):  # type: ignore[misc]  # Any, as above
+class _Names(COMPILER):  # type: ignore[misc]  # COMPILER is Any: see above
     """Writes functions and operators with their schema."""
 
     def visit_function(self, func: Any, *args: Any, **kw: Any) -> str:

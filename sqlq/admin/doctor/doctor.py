@@ -66,7 +66,7 @@ def unanswered(database: Database, error: Exception) -> Finding:
 def _checks(database: Database) -> tuple[Check, ...]:
     # the checks of the other databases are not imported
     module = import_module(f"sqlq.admin.doctor.{database.dialect.name}")
-    return (*module.CHECKS, *GENERAL, *queue.CHECKS)
+    return (*module.CHECKS, Check("package", _package), MIGRATIONS, *queue.CHECKS)
 
 
 def _findings(each: Check, case: Case) -> list[Finding]:
@@ -115,4 +115,3 @@ def _migrations(case: Case) -> Answers:
 
 
 MIGRATIONS = Check("migrations", _migrations, f"the tables are at revision {version.HEAD}, the one needed")
-GENERAL = (Check("package", _package), MIGRATIONS)

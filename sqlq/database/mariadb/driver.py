@@ -190,7 +190,7 @@ _IS_OWN = "sqlq_is_own"
 """The attribute of a dialect whose connections are sqlq's own."""
 
 
-class _Compiler(qualify.COMPILER):  # type: ignore[misc]  # Any, as its docstring says
+class _Compiler(qualify.COMPILER):  # type: ignore[misc]  # COMPILER is Any: see there
     """Writes statements of the store so that they find the rows they change by the primary key."""
 
     def visit_length_func(self, function: Any, **kw: Any) -> str:

@@ -203,7 +203,8 @@ class MariaDBSql(Sql):
         statement = statements.due(has_level=True, beyond=True)
         for queue, priority, due_us, id in request.positions:
             if len(due) < request.limit:
-                time = _EPOCH + timedelta(microseconds=due_us)
+                # a DATETIME, in UTC, has no time zone
+                time = datetime(1970, 1, 1) + timedelta(microseconds=due_us)  # noqa: DTZ001 - as above
                 due += execute(statement, (queue, priority, time, time, id, request.limit - len(due)))
         return due
 
@@ -267,7 +268,6 @@ def _reserved(execute: Execute, due: RawRows, by: Claimant) -> RawRows:
     return [tuple(row) for row in claimed]
 
 
-_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - as the columns have it
 _TYPES = {BigInteger: "BIGINT", Integer: "INT", Moment: "DATETIME(6)", Double: "DOUBLE"}
 
 
@@ -307,7 +307,7 @@ def locking(query: Select[Any], waits: bool) -> tuple[Select[Any] | None, Select
     if any(isinstance(source, Subquery) and source.name == "batch" for source in visitors.iterate(query)):
         # the rows of a batch are in the order of their ids, and find the table's by these
         return (None, by_key.order_by(None).prefix_with("STRAIGHT_JOIN"), None)
-    if query._limit_clause is None and table not in _LARGE:  # noqa: SLF001 - SQLAlchemy has no other word
+    if query._limit_clause is None and table not in _LARGE:  # noqa: SLF001 - no public attribute has the limit
         return (None, by_key, None)
     ids = bindparam("sqlq_ids", expanding=True, type_=key.type)
     locks = by_key.limit(None).order_by(None).where(key.in_(ids)).order_by(key)

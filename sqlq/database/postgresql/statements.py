@@ -157,7 +157,7 @@ def _claim_from(levels: str, beyond: str = "", *, order: str = "available_at, id
     0.4 (decision 10). An index by owner beside the one by id cost 6 to 20 % more (decision 47).
     One statement for claims from the head and behind a position cost 11 to 22 % more (decision 62).
     """
-    columns = claimed_columns(postgresql.dialect())  # type: ignore[no-untyped-call]  # SQLAlchemy's own
+    columns = claimed_columns(postgresql.dialect())  # type: ignore[no-untyped-call]  # SQLAlchemy gives it no types
     # guard: claim-postgresql
     return f"""
 WITH due AS MATERIALIZED (

@@ -24,6 +24,7 @@ from typing import Any
 from sqlq.config.durations import readable
 from sqlq.errors import (
     ArgumentsError,
+    ConfigurationError,
     ExecutionError,
     JobTimeoutError,
     PayloadKeyError,
@@ -340,7 +341,7 @@ def _policy(attempt: Attempt) -> RetryPolicy:
         return policy
     try:
         return replace(policy, backoff=backoff.read(attempt.claimed.backoff))
-    except Exception as error:
+    except ConfigurationError as error:
         attempt.log_warning("backoff", "%s; its task's is used", error)
         return policy
 

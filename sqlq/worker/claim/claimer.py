@@ -288,7 +288,7 @@ class Intake:
         if any(job.flow_id is not None for job in claimed):
             try:
                 claimed, failed = filled(database, claimed)
-            except Exception as error:
+            except Exception as error:  # without them no step may start, and the other jobs may
                 log.warning(
                     "the results of earlier steps could not be read (%s); their jobs are given back", error
                 )
