@@ -21,7 +21,7 @@ from sqlq.app.options import RETENTION, VARIABLES
 from sqlq.cli.root import sqlq as command_line
 from sqlq.config.constants import MAX_ATTEMPTS
 from sqlq.config.urls import DEFAULT_URL
-from sqlq.metrics.names import OF_THE_DATABASE, OF_WORKERS, Described
+from sqlq.metrics.collectors import OF_THE_DATABASE, OF_WORKERS, Described
 from sqlq.model.foreign_names import NameOfAnotherQueue
 from sqlq.model.job_options import Kept
 from sqlq.worker.options import OPTIONS

@@ -56,6 +56,12 @@ _COMMANDS: Final = {
 imports none of them."""
 
 
+_MODULES: Final = {"queues": "status", "why": "show"} | dict.fromkeys(
+    ("jobs", "failed", "workers", "flows", "limits", "audit"), "lists"
+)
+"""The modules of commands that share one; each other command has its own."""
+
+
 class Commands(UserDict[str, Any]):
     """The commands by name. The module of each is imported when the command is first used."""
 
@@ -75,7 +81,7 @@ def _verb(verb: Verb) -> click.Command:
 
 def _with_its_verbs(name: str) -> click.Command:
     """Return a command of a module, and below it the verbs that begin with its name."""
-    command: click.Command = getattr(import_module(f"sqlq.cli.commands.{name}"), name)
+    command: click.Command = getattr(import_module(f"sqlq.cli.commands.{_MODULES.get(name, name)}"), name)
     if isinstance(command, click.Group):
         for verb in (each for each in VERBS.values() if each.group == name):
             command.add_command(_verb(verb))

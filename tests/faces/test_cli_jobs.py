@@ -176,7 +176,7 @@ def test_jobs_reports_when_it_read_only_the_newest(desk: Desk, monkeypatch: pyte
     rare = desk.enqueue(queue="rare")
     for _ in range(3):
         desk.enqueue()
-    monkeypatch.setattr("sqlq.cli.commands.jobs.SEARCH_LIMIT", 2)
+    monkeypatch.setattr("sqlq.cli.commands.lists.SEARCH_LIMIT", 2)
     assert "no jobs in queue rare\n\nonly the newest" in desk("jobs", "--queue", "rare")
     assert str(rare) in desk("jobs", "--queue", "rare", "--exact")
 

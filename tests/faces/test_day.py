@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks import day
 from benchmarks.day import Look
-from sqlq.metrics.names import OF_THE_DATABASE, OF_WORKERS
+from sqlq.metrics.collectors import OF_THE_DATABASE, OF_WORKERS
 
 
 def test_the_picture_uses_existing_metrics() -> None:

@@ -21,7 +21,7 @@ import pytest
 
 from sqlq.cli.context import Context
 from sqlq.cli.root import sqlq as command_line
-from sqlq.metrics.names import OF_THE_DATABASE
+from sqlq.metrics.collectors import OF_THE_DATABASE
 from tests.faces.pages import Desk
 
 DEPLOY = Path(__file__).parents[2] / "examples" / "deploy"

@@ -23,9 +23,8 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.metrics import DatabaseCollector
-from sqlq.metrics.collectors import CONNECTIONS, serve
+from sqlq.metrics.collectors import CONNECTIONS, OF_THE_DATABASE, OF_WORKERS, Described, serve
 from sqlq.metrics.collectors import text as shown
-from sqlq.metrics.names import OF_THE_DATABASE, OF_WORKERS, Described
 from tests.faces.command import Command
 from tests.preloaded import Forked
 from tests.servers import OwnPostgreSQL

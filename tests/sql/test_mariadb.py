@@ -20,7 +20,7 @@ from sqlalchemy import Connection, event, text
 
 import sqlq
 from sqlq.database.database import Database
-from sqlq.database.mariadb.sql import MariaDBSql
+from sqlq.database.mariadb.dialect import MariaDBSql
 from sqlq.model.checks import Rule
 from sqlq.model.outcome import Finished
 from sqlq.model.schedule import Declared, Schedule

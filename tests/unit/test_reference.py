@@ -20,7 +20,7 @@ from sqlq.app.options import VARIABLES
 from sqlq.cli.root import _COMMANDS
 from sqlq.cli.root import sqlq as command_line
 from sqlq.config.pyproject import _KEYS
-from sqlq.metrics.names import OF_THE_DATABASE, OF_WORKERS
+from sqlq.metrics.collectors import OF_THE_DATABASE, OF_WORKERS
 from sqlq.model.job_options import JobOptions
 from sqlq.worker.options import OPTIONS, SETTINGS, WORK, WORKERS, WorkerOptions
 from tests.preloaded import preloaded

@@ -18,7 +18,7 @@ def places(pattern: str) -> set[str]:
 
 
 def test_only_settle_takes_rows_out_of_jobs_and_puts_them_back() -> None:
-    assert places(r"delete\(jobs\)") == {"database/sql.py", "database/postgresql/sql.py"}
+    assert places(r"delete\(jobs\)") == {"database/sql.py", "database/postgresql/dialect.py"}
     assert places(r"Change\(jobs, held\(\w+, \w+\), returning") == set(), "`move` takes them out"
     assert places(r"\.move\(") == {"store/jobs/settle.py"}, "the dialects' deletes are those of `move`"
     assert places(r'"reserved_at": null\(\)') == {"store/jobs/settle.py"}

@@ -1,4 +1,4 @@
-"""`sqlq status`: what each queue holds, and who serves it."""
+"""`sqlq status` and `sqlq queues`: the contents of each queue, and the workers that serve it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import click
 from sqlq.admin.queues import Pause, Pauses, QueueStatuses
 from sqlq.admin.verbs import listed
 from sqlq.cli.context import Context
-from sqlq.cli.options import exact_option, takes_json
+from sqlq.cli.options import exact_option, listing, takes_json
 from sqlq.cli.terminal.output import plain, queue_name, show_json, show_table
 from sqlq.config.command_hint import command, word
 from sqlq.config.durations import span, written
@@ -76,3 +76,19 @@ def show_queues(context: Context, queues: QueueStatuses, pauses: Pauses) -> None
 
 def _until(pause: Pause) -> str:
     return "" if pause.until is None else f" until {written(pause.until)}"
+
+
+@listing
+@exact_option
+@takes_json
+def queues(context: Context, exact: bool, as_json: bool) -> None:
+    """Show what each queue holds; pause and resume queues.
+
+    Counts end at 10,000, shown as 10,000+; --exact counts on. sqlq status has the workers, too.
+    """
+    app = context.looking()
+    rows = app.queues.list(exact=exact)
+    if as_json:
+        show_json([row.as_json() for row in rows])
+    else:
+        show_queues(context, rows, app.queues.pauses())

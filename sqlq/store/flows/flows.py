@@ -42,7 +42,7 @@ from sqlq.payload.encryption import NO_KEYS
 from sqlq.schema.tables import blocked_by, edges, failed_jobs, finished_jobs, flows, jobs
 from sqlq.schema.types import ago, far, since_ms
 from sqlq.store.jobs.rows import COLUMNS, DUE, NEW_OR_BLOCKED, due, fields, in_all_tables, in_line, slices
-from sqlq.store.limits.wakes import wake, wakes_of
+from sqlq.store.limits.grant import wake, wakes_of
 
 STEPS_AT_ONCE = 1_000
 EDGES_AT_ONCE = 5_000

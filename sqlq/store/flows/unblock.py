@@ -38,7 +38,7 @@ from sqlq.schema.types import now, unblocks_since
 from sqlq.store.apart import apart, noted
 from sqlq.store.jobs import settle
 from sqlq.store.jobs.rows import ENDED_AT, in_line, slices
-from sqlq.store.limits.wakes import wake_lines
+from sqlq.store.limits.grant import wake_lines
 
 FlowPosition: TypeAlias = tuple[int, int]
 """A flow, and a step of it, by their ids."""

@@ -68,7 +68,7 @@ from sqlq.store.jobs.rows import (
     slices,
     texts_of,
 )
-from sqlq.store.limits.wakes import wake, wakes_of
+from sqlq.store.limits.grant import wake, wakes_of
 
 # -- insert --------------------------------------------------------------------------------------------------
 

@@ -59,7 +59,7 @@ from sqlq.store.jobs.insert import LIVE_KEY, holder
 from sqlq.store.jobs.lookup import Selection, records
 from sqlq.store.jobs.rows import ENDED_AT, TABLES, in_line, slices
 from sqlq.store.jobs.settle import keys_of
-from sqlq.store.limits.wakes import Wake, wake, wake_lines
+from sqlq.store.limits.grant import Wake, wake, wake_lines
 from sqlq.store.workers import notify, workers
 
 BATCH = 500

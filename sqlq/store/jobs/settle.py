@@ -83,7 +83,7 @@ from sqlq.store.apart import REFUSED, apart, lately, noted
 from sqlq.store.jobs.insert import insert
 from sqlq.store.jobs.lease import HOLD, change_held
 from sqlq.store.jobs.lookup import records
-from sqlq.store.limits.wakes import Wake, wake, wake_lines
+from sqlq.store.limits.grant import Wake, wake, wake_lines
 
 # -- the door ------------------------------------------------------------------------------------------------
 

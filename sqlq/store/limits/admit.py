@@ -41,8 +41,20 @@ from sqlq.model.limit import LimitStatus
 from sqlq.schema.tables import IS_UNRESERVED, blocked_by, failed_jobs, jobs, limits, wakes
 from sqlq.schema.types import Moment, ago, far, now, since_ms
 from sqlq.store.apart import apart, noted
-from sqlq.store.limits.grant import AHEAD, IN_LINE, MAY_START, MS, PAUSED, Grant, Start, next_free, pick
-from sqlq.store.limits.wakes import NO_RULE, Wake, wake
+from sqlq.store.limits.grant import (
+    AHEAD,
+    IN_LINE,
+    MAY_START,
+    MS,
+    NO_RULE,
+    PAUSED,
+    Grant,
+    Start,
+    Wake,
+    next_free,
+    pick,
+    wake,
+)
 from sqlq.store.workers import notify, workers
 
 WAKES_AT_ONCE = 500
