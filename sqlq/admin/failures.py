@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,8 +38,9 @@ class Failures(AsJson):
 
 
 class Mark(NamedTuple):
-    """The fingerprint of a failed job, and the place in its traceback."""
+    """The task and fingerprint of a failed job, and the place in its traceback."""
 
+    task: str
     fingerprint: str
     place: str | None
 
@@ -60,7 +59,8 @@ class Marks:
         marks = {row: known[row] for row in rows if row in known}
         for id, trace in traces(conn, list(new)):
             line = users_line(trace, or_last=True)
-            marks[new[id]] = _mark(new[id], line and f"{line.file} in {line.function}")
+            row = new[id]
+            marks[row] = Mark(row.task, row.fingerprint, line and f"{line.file} in {line.function}")
         if len(rows) <= CACHED:
             self._known = marks if len(known) > CACHED else known | marks
         return marks
@@ -100,29 +100,3 @@ def _group(mark: Mark, rows: list[FailedRow], first: datetime, part: timedelta) 
         max(times),
         tuple(counts[i] for i in range(PARTS)),
     )
-
-
-def _mark(row: FailedRow, where: str | None) -> Mark:
-    """Return the same short text for jobs that failed alike.
-
-    The traceback's last line in the user's code counts, without its number, which the next release changes.
-    """
-    parts = (row.task, row.reason, row.exception or "", alike(row.message or ""), where or "")
-    text = hashlib.sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()[:12]
-    return Mark(text, where)
-
-
-_VARIES = re.compile(
-    r"""0x[0-9a-fA-F]+ | [0-9a-fA-F]{8}-[0-9a-fA-F-]{27} | \b[0-9a-fA-F]{16,}\b | '[^']*' | "[^"]*" | \d+ """,
-    re.VERBOSE,
-)
-
-
-def alike(message: str) -> str:
-    """Return the first line of a message without numbers, ids and quoted texts.
-
-    >>> alike("order 17 of 'ada' is gone")
-    'order # of # is gone'
-    """
-    lines = str(message).strip().splitlines()
-    return _VARIES.sub("#", lines[0]) if lines else ""

@@ -213,11 +213,11 @@ class Jobs(Facet):
             return grouped(rows, self._marks.of(conn, rows)), is_complete
 
     def failed_alike(self, fingerprint: str) -> builtins.list[int]:
-        """Return the ids of the failed jobs with the error of a fingerprint, among the newest 10,000."""
+        """Return the ids of the failed jobs with the error of a fingerprint."""
         with self._read() as conn:
-            rows = lookup.failed_rows(conn, Selection(), within=health.COUNT_LIMIT)
-            marks = self._marks.of(conn, rows)
-        return [row.id for row, mark in marks.items() if mark.fingerprint == fingerprint]
+            return [
+                job.id for each in lookup.of_error(conn, fingerprint) for job in lookup.handles(conn, each)
+            ]
 
     def pace(self, length: Duration, parts: Rows) -> Pace:
         """Return how many jobs finished and failed in each part of the last time, and how long they waited

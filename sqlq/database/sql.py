@@ -16,9 +16,11 @@ from sqlalchemy import (
     bindparam,
     delete,
     insert,
+    literal,
     literal_column,
     null,
     select,
+    tuple_,
 )
 from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.selectable import FromClause
@@ -181,6 +183,21 @@ class Sql:
             for row in rows
             for job in conn.execute(statement, {**parameters, **dict(zip(batch.columns, row, strict=True))})
         ]
+
+    def distinct(self, columns: Sequence[Any], limit: int, *where: Condition) -> Select[Any]:
+        """Return a query of the different values of the first columns of an index, in their order. One probe
+        finds each."""
+        table = columns[0].table
+        values = select(literal(1).label("place"), *columns).where(*where).order_by(*columns).limit(1)
+        each = select(values.subquery()).cte("each_value", recursive=True)
+        ids = select(table.c.id).where(tuple_(*columns) > tuple_(*(each.c[c.name] for c in columns)), *where)
+        id_of_next = ids.correlate(each).order_by(*columns).limit(1).scalar_subquery()
+        row = table.alias("next_row")
+        following = select(each.c.place + 1, *(row.c[column.name] for column in columns))
+        each = each.union_all(
+            following.join_from(each, row, row.c.id == id_of_next).where(each.c.place < limit)
+        )
+        return select(*(each.c[column.name] for column in columns)).order_by(each.c.place)
 
     # -- claim -----------------------------------------------------------------------------------------------
 

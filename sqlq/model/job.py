@@ -321,6 +321,8 @@ class JobDetails(HasArguments, AsJson, Handle):
     """The job of which it is a replay."""
     history: tuple[AttemptRecord, ...] = ()
     """Its attempts from the first to the last, each with its outcome; the one that goes on included."""
+    fingerprint: str | None = None
+    """The id of the error of a failed job, as `sqlq failed` has it; empty where SQL inserted the row."""
     encryption: str | None = None
     """How its payload is signed or encrypted, as in `encrypted with key 3f9a2c41`; None for a plain one."""
 

@@ -14,6 +14,7 @@ import os
 import re
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -106,6 +107,31 @@ class Failed:
 
     reason: FailureReason
     error: ErrorText
+
+    @property
+    def fingerprint(self) -> str:
+        """12 hex digits, the same for jobs that failed alike, of any task. Reason, class, message without its
+        numbers, and the user's last line of the traceback are alike. The number of that line does not count,
+        since the next release changes it."""
+        line = users_line(self.error.traceback, or_last=True)
+        where = line and f"{line.file} in {line.function}"
+        parts = (self.reason, self.error.exception, _alike(self.error.message), where or "")
+        return sha256("\0".join(parts).encode("utf-8", "replace")).hexdigest()[:12]
+
+
+_VARIES = re.compile(
+    r"""0x[0-9a-fA-F]+ | [0-9a-fA-F]{8}-[0-9a-fA-F-]{27} | \b[0-9a-fA-F]{16,}\b | '[^']*' | "[^"]*" | \d+ """,
+    re.VERBOSE,
+)
+
+
+def _alike(message: str) -> str:
+    """Return the first line of a message, at most 200 characters, without numbers, ids and quoted texts.
+
+    >>> _alike("order 17 of 'ada' is gone")
+    'order # of # is gone'
+    """
+    return _VARIES.sub("#", message[:200].strip().partition("\n")[0])
 
 
 @dataclass(frozen=True, slots=True)

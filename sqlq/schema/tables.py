@@ -191,6 +191,7 @@ failed_jobs = _ended(
     exception=Text,
     message=Text,
     traceback=Text,
+    fingerprint=String(12),
     failed_at=Moment,
 )
 workers = Table(
@@ -341,7 +342,14 @@ replaces a view only if it changes its definition.
 INDEXES = frozenset(
     (
         *("jobs_claim", "jobs_unique_key", "jobs_rescue", "jobs_flow", "jobs_batch"),
-        *("jobs_admitted", "jobs_line", "jobs_line_by_id", "failed_jobs_limit"),
+        *(
+            "jobs_admitted",
+            "jobs_line",
+            "jobs_line_by_id",
+            "failed_jobs_limit",
+            "failed_jobs_error",
+            "failed_jobs_sample",
+        ),
         *("sqlq_schedules_due", "sqlq_edges_parent", "sqlq_limits_used", "sqlq_wakes_at"),
         *(
             f"{ended}_jobs_{by}"

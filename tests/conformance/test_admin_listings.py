@@ -130,6 +130,24 @@ def test_failures_are_counted_by_their_error(play: Play) -> None:
         assert not lookup.more_failed_than(conn, 5)
 
 
+def test_jobs_of_one_error_are_found_in_each_queue_and_task(play: Play) -> None:
+    play.fail(2, "no box of size 1")
+    play.fail(1, "no van")
+    (other,) = play.fail(1, "no box of size 7", queue="other")
+    with play.app.database.begin() as conn:
+        conn.execute(text("UPDATE failed_jobs SET task = 'pack' WHERE id = :id"), {"id": other})
+    fingerprint = play.app.jobs.get(other).fingerprint
+    assert fingerprint is not None
+    with play.app.database.read() as conn:
+        selections = lookup.of_error(conn, fingerprint)
+        assert [(each.queue, each.task) for each in selections] == [("mail", "send"), ("other", "pack")]
+        assert [len(lookup.handles(conn, each)) for each in selections] == [2, 1]
+        assert [each.queue for each in lookup.of_error(conn, fingerprint, queue="mail")] == ["mail"]
+        assert [each.queue for each in lookup.of_error(conn, fingerprint, task="pack")] == ["other"]
+        assert lookup.of_error(conn, "") == []
+    assert play.app.jobs.failed_alike(fingerprint)[-1] == other
+
+
 # -- listing -------------------------------------------------------------------------------------------------
 
 

@@ -14,11 +14,10 @@ from typing import Any, NamedTuple
 import pytest
 
 import sqlq
-from sqlq.admin import failures
 from sqlq.cli import context, problems
 from sqlq.cli.terminal import output
 from sqlq.config import command_hint
-from sqlq.model import limit, retry
+from sqlq.model import limit, outcome, retry
 from sqlq.payload import encryption
 from sqlq.schema import qualify
 from sqlq.web import access
@@ -53,7 +52,7 @@ KILLERS: dict[str, list[tuple[str, str, str]]] = {
         *[("", " ", "x"), (' File "', "a", ""), (' File "a", line ', "1", ""), ("", ' File "', "")],
         ('File "a", line 1, in ', "a", "\n\n"),
     ],
-    failures._VARIES.pattern: [
+    outcome._VARIES.pattern: [
         ("0x", "f", "g"),
         ("", "f", "g"),
         ("", "'\"", "'"),

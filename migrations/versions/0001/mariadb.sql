@@ -163,10 +163,12 @@ CREATE TABLE IF NOT EXISTS {prefix}failed_jobs (
     exception LONGTEXT,
     message LONGTEXT,
     traceback LONGTEXT,
+    fingerprint VARCHAR(12) NOT NULL DEFAULT '',
     failed_at DATETIME(6) NOT NULL DEFAULT UTC_TIMESTAMP(6),
     start_ms BIGINT,
     expires_at DATETIME(6) AS (failed_at + INTERVAL retention_ms * 1000 MICROSECOND) STORED,
     unblocks_at DATETIME(6) AS (CASE WHEN flow_id IS NOT NULL OR limit_key IS NOT NULL THEN failed_at END) STORED INVISIBLE,
+    sampled TINYINT AS (CASE WHEN id % 61 = 0 THEN 1 END) STORED INVISIBLE,
     PRIMARY KEY (id),
     KEY failed_jobs_prune (expires_at, failed_at),
     KEY failed_jobs_flow (flow_id),
@@ -174,6 +176,8 @@ CREATE TABLE IF NOT EXISTS {prefix}failed_jobs (
     KEY failed_jobs_unblock (unblocks_at),
     KEY failed_jobs_unique_key (unique_key, unique_until, queue),
     KEY failed_jobs_limit (limit_key, id),
+    KEY failed_jobs_error (queue, task, fingerprint, id, failed_at),
+    KEY failed_jobs_sample (sampled, queue, task, fingerprint, id, failed_at),
     CONSTRAINT failed_jobs_moments_in_range CHECK (
         available_at >= '1970-01-01' AND available_at < '9999-01-01'
         AND reserved_at >= '1970-01-01' AND reserved_at < '9999-01-01'

@@ -171,6 +171,7 @@ CREATE TABLE {prefix}failed_jobs (
     exception TEXT,
     message TEXT,
     traceback TEXT,
+    fingerprint VARCHAR(12) DEFAULT '' NOT NULL,
     failed_at {prefix}sqlq_moment DEFAULT statement_timestamp() NOT NULL,
     start_ms BIGINT,
     expires_at TIMESTAMP WITH TIME ZONE GENERATED ALWAYS AS (CAST(((failed_at AT TIME ZONE 'UTC') + retention_ms * interval '1 millisecond') AT TIME ZONE 'UTC' AS {prefix}sqlq_moment)) STORED,
@@ -313,6 +314,11 @@ CREATE INDEX finished_jobs_unique_key ON {prefix}finished_jobs (queue, unique_ke
 CREATE INDEX failed_jobs_unique_key ON {prefix}failed_jobs (queue, unique_key) WHERE unique_until = 'pruned';
 
 CREATE INDEX failed_jobs_limit ON {prefix}failed_jobs (limit_key, id) WHERE limit_key IS NOT NULL;
+
+CREATE INDEX failed_jobs_error ON {prefix}failed_jobs (queue, task, fingerprint, id, failed_at);
+
+CREATE INDEX failed_jobs_sample ON {prefix}failed_jobs (queue, task, fingerprint, id, failed_at)
+    WHERE id % 61 = 0;
 
 CREATE INDEX sqlq_edges_parent ON {prefix}sqlq_edges (depends_on, job_id);
 

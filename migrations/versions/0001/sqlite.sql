@@ -195,6 +195,7 @@ CREATE TABLE failed_jobs (
     exception TEXT,
     message TEXT,
     traceback TEXT,
+    fingerprint VARCHAR(12) DEFAULT '' NOT NULL,
     failed_at INTEGER DEFAULT (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) NOT NULL,
     start_ms BIGINT,
     expires_at INTEGER GENERATED ALWAYS AS (failed_at + retention_ms) STORED,
@@ -456,6 +457,11 @@ CREATE INDEX finished_jobs_unique_key ON finished_jobs (queue, unique_key) WHERE
 CREATE INDEX failed_jobs_unique_key ON failed_jobs (queue, unique_key) WHERE unique_until = 'pruned';
 
 CREATE INDEX failed_jobs_limit ON failed_jobs (limit_key, id) WHERE limit_key IS NOT NULL;
+
+CREATE INDEX failed_jobs_error ON failed_jobs (queue, task, fingerprint, id, failed_at);
+
+CREATE INDEX failed_jobs_sample ON failed_jobs (queue, task, fingerprint, id, failed_at)
+    WHERE id % 61 = 0;
 
 CREATE INDEX sqlq_edges_parent ON sqlq_edges (depends_on, job_id);
 

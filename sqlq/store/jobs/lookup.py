@@ -17,11 +17,14 @@ from sqlalchemy import (
     Integer,
     RowMapping,
     Select,
+    String,
     Table,
     Text,
     and_,
+    bindparam,
     case,
     cast,
+    false,
     func,
     literal,
     null,
@@ -58,8 +61,8 @@ def possible(ids: Iterable[int]) -> list[int]:
 class Selection:
     """A selection of jobs; without any part of it, all. `before` bounds the ids, `since` and `until` the
     times at which the jobs were created. `header` is a name, or a name and value as in
-    "tenant=7". `text` stands in the arguments, the message of the error or the reason. `visible` leaves jobs
-    out, for who may not see all of them."""
+    "tenant=7". `text` stands in the arguments, the message of the error or the reason. `error` is the
+    fingerprint of failed jobs. `visible` leaves jobs out, for who may not see all of them."""
 
     ids: tuple[int, ...] = ()
     task: str | None = None
@@ -71,6 +74,7 @@ class Selection:
     limit_key: str | None = None
     header: str | None = None
     text: str | None = None
+    error: str | None = None
     since: datetime | None = None
     until: datetime | None = None
     before: int | None = None
@@ -89,6 +93,8 @@ class Selection:
         if self.text is not None:
             texts = [columns[name] for name in ("payload", "message", "reason") if name in columns]
             parts.append(or_(*(stands_in(literal(self.text), text) for text in texts)))
+        if self.error is not None:
+            parts.append(columns.fingerprint == self.error if "fingerprint" in columns else false())
         if self.since is not None:
             parts.append(columns.created_at >= self.since)
         if self.until is not None:
@@ -102,7 +108,10 @@ class Selection:
     @property
     def is_rare(self) -> bool:
         """Whether few jobs may be in it, so that a search must end somewhere."""
-        return replace(self, ids=(), flow_id=None, batch=None, before=None, visible=None) != EVERY
+        others: dict[str, Any] = dict.fromkeys(("flow_id", "batch", "before", "visible"))
+        if None not in (self.queue, self.task, self.error):
+            others |= dict.fromkeys(("queue", "task", "error"))
+        return replace(self, ids=(), **others) != EVERY
 
 
 EVERY = Selection()
@@ -346,6 +355,7 @@ class FailedRow(NamedTuple):
     exception: str | None
     message: str | None
     failed_at: datetime
+    fingerprint: str
 
 
 def more_failed_than(conn: Connection, number: int) -> bool:
@@ -361,7 +371,9 @@ def failed_rows(conn: Connection, selection: Selection, *, within: int | None = 
     source = select(*columns).order_by(failed_jobs.c.id.desc()).limit(within).subquery()
     table = source.c
     message = func.substr(table.message, 1, FIRST_LINE_CHARACTERS)
-    query = select(table.id, table.task, table.reason, table.exception, message, table.failed_at)
+    query = select(
+        table.id, table.task, table.reason, table.exception, message, table.failed_at, table.fingerprint
+    )
     query = query.where(selection.where(source)).order_by(table.id.desc())
     return [FailedRow(*row) for row in conn.execute(query)]
 
@@ -377,6 +389,33 @@ TRACE_CHARACTERS = 1_500
 FIRST_LINE_CHARACTERS = 200
 """Characters of a message that distinguish errors; texts that differ only behind them count as the same
 error."""
+
+
+def of_error(
+    conn: Connection, fingerprint: str, *, queue: str | None = None, task: str | None = None
+) -> list[Selection]:
+    """Return a selection for each queue and task that has failed jobs of an error, in their order. An index
+    finds the jobs of each."""
+    table = failed_jobs.c
+    equal = [table[name] == value for name, value in (("queue", queue), ("task", task)) if value is not None]
+    dialect = dialect_of(conn)
+    pairs = conn.execute(dialect.sql.distinct((table.queue, table.task), _PAIRS, *equal)).all()
+    rows = dialect.sql.each(conn, _first_of, _PAIR, [tuple(pair) for pair in pairs], {"error": fingerprint})
+    return [Selection(task=task, queue=queue, error=fingerprint) for queue, task in rows]
+
+
+_PAIR = Batch(queue=String, task=String)
+_PAIRS = 1_000_000
+
+
+def _first_of(pair: Any) -> Select[Any]:
+    table = failed_jobs.c
+    is_there = (
+        table.queue == pair["queue"],
+        table.task == pair["task"],
+        table.fingerprint == bindparam("error"),
+    )
+    return select(table.queue, table.task).where(*is_there).limit(1)
 
 
 # -- results, for the processes that wait for them -----------------------------------------------------------

@@ -189,7 +189,14 @@ def _written(
                 reason = _reason_of_request(conn, id) or reason
             return _FINISH, ("cancelled", None, reason, start_ms)
         case Failed(why, error):
-            return _FAIL, (why, error.exception, error.message, error.traceback, start_ms)
+            return _FAIL, (
+                why,
+                error.exception,
+                error.message,
+                error.traceback,
+                outcome.fingerprint,
+                start_ms,
+            )
         case Retried(delay_ms, error, why, priority, queue, at):
             record = error_record(attempts, why, error, course)
             return _RETRY, (delay_ms, at, record, priority, queue)
@@ -205,7 +212,9 @@ def _written(
 _COMPLETE = Batch.of_claims({"outcome": "finished"})
 """Without a result and claimed once, as most jobs are."""
 _FINISH = Batch.of_claims(outcome=Text, result=Text, reason=Text, start_ms=BigInteger)
-_FAIL = Batch.of_claims(reason=Text, exception=Text, message=Text, traceback=Text, start_ms=BigInteger)
+_FAIL = Batch.of_claims(
+    reason=Text, exception=Text, message=Text, traceback=Text, fingerprint=Text, start_ms=BigInteger
+)
 _RETRY = Batch.of_claims(delay_ms=BigInteger, at=Moment, record=Text, priority=Integer, queue=Text)
 _RELEASE = Batch.of_claims(delay_ms=BigInteger, at=Moment, record=Text, unknown=Integer, in_time=Integer)
 _LOSE = Batch.of_claims(delay_ms=BigInteger, at=Moment, record=Text)
