@@ -368,8 +368,8 @@ def resume_workers(app: Any, names: Sequence[str], **options: Any) -> Outcome:
 def restart_workers(app: Any, names: Sequence[str], **options: Any) -> Outcome:
     """Have worker processes replaced by new ones, which import your App anew, as after a deploy.
 
-    Each claims nothing more within 2 seconds, and is replaced when what it runs has ended. The
-    supervisors stay, and with them their options.
+    The new one starts first: when it works, the old one ends after what it runs. If it cannot start,
+    the old one goes on. The supervisors stay, and with them their options.
     """
     return _requested("restart", "restarted", app.workers.restart(*names, **options))
 

@@ -25,7 +25,10 @@ class WorkerStatus(AsJson):
     """A worker and its jobs; `queues` None means that it serves all. It counts as `alive` up to 90 s after
     its last heartbeat, which came `silent_seconds` ago by the database's clock. `state` is "starting",
     "idle", "busy", "paused" or "stopping", or "silent" if it is not alive. It is "stuck" where its supervisor
-    has noted that it gives no sign of life. `state_at` is the time of that state, where it is known."""
+    has noted that it gives no sign of life. `state_at` is the time of that state, where it is known.
+
+    At its last heartbeat its host's clock was `clock_ahead_seconds` ahead of the database's. Its supervisor
+    cannot start another process because of `start_error`."""
 
     COLUMNS: ClassVar = (
         *("worker", "state", "queues=served", "slots=concurrency", "jobs=number"),
@@ -45,6 +48,8 @@ class WorkerStatus(AsJson):
     name: str | None = None
     state: str = "idle"
     state_at: datetime | None = None
+    clock_ahead_seconds: float | None = None
+    start_error: str | None = None
 
     @property
     def worker(self) -> str:
@@ -64,7 +69,10 @@ class WorkerStatus(AsJson):
         return {**asdict(self), "jobs": [dict(zip(names, job, strict=True)) for job in jobs]}
 
 
-_COLUMNS = ("id", "host", "pid", "version", "concurrency", "started_at", "seen_at", "name", "state_at")
+_COLUMNS = (
+    *("id", "host", "pid", "version", "concurrency", "started_at", "seen_at", "name", "state_at"),
+    "start_error",
+)
 """The fields of a worker that its row has as they are."""
 
 
@@ -106,6 +114,7 @@ class Workers(Facet):
                 alive=alive,
                 jobs=jobs,
                 state=state if alive else "silent",
+                clock_ahead_seconds=row.clock_at and (row.clock_at - row.seen_at).total_seconds(),
             )
             workers.append(status)
         return workers
@@ -131,8 +140,9 @@ class Workers(Facet):
 
     @audited("workers restart")
     def restart(self, *names: str, all: bool = False) -> builtins.list[WorkerRequest]:
-        """Have the processes of these workers, or of `all`, replaced by new ones, which import the App anew,
-        each when its running jobs have ended. A worker in another program ends."""
+        """Have the processes of these workers, or of `all`, replaced by new ones, which import the App anew.
+        When a new one works, an old one ends after its running jobs; if none can start, the old ones go on. A
+        worker in another program ends."""
         return self._request("restart", names, all)
 
     def _request(self, word: str, names: Sequence[str], all: bool) -> builtins.list[WorkerRequest]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sqlq.cli.processes import conceal
-from sqlq.config.command_hint import OWNER, CommandLine
+from sqlq.config.command_hint import OWNER, CommandLine, escaped_lines
 from sqlq.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ class Context(CommandLine):
     """The command that starts it again, before its arguments."""
     is_a_command: bool = False
     """Whether `run` runs it, so that its actions are recorded."""
+    json_log: Mapping[str, Any] | None = None
+    """How it logs, where that is as JSON: its error is a line of this log then."""
     _app: App | None = field(default=None, repr=False)
     _replica: App | None = field(default=None, repr=False)
 
@@ -102,6 +104,16 @@ class Context(CommandLine):
         except (ArgumentError, ValueError):
             return []
         return ["-d", shlex.quote(masked(url) if has_secret(url) else self.database_url)]
+
+    def report(self, sentence: str, *, exc_info: bool = False) -> None:
+        """Print the error that ends this run."""
+        if self.json_log is None:
+            click.echo(escaped_lines(sentence), err=True)
+        else:
+            from sqlq.cli.terminal import logs
+
+            logs.set_up(**self.json_log)
+            logs.log.error("%s", sentence, exc_info=exc_info, extra={"event": "start_failed"})
 
     # -- the App ---------------------------------------------------------------------------------------------
 

@@ -162,7 +162,7 @@ def run(context: Context | None = None) -> NoReturn:
     except click.ClickException as error:
         text = io.StringIO()
         error.show(text)
-        click.echo(command_hint.escaped_lines(text.getvalue()), nl=False, err=True)
+        context.report(text.getvalue().rstrip("\n") if context.json_log is None else error.format_message())
         sys.exit(error.exit_code)
     except Exception as error:
         if isinstance(error, SqlqError):  # its sentence is there, and costs no import of SQLAlchemy
@@ -171,9 +171,9 @@ def run(context: Context | None = None) -> NoReturn:
             from sqlq.cli.problems import explain
 
             sentence = explain(error, context)
-        if sentence is None:
+        if sentence is None and context.json_log is None:
             raise
-        click.echo(command_hint.escaped_lines(f"{context.name}: {sentence}"), err=True)
+        context.report(f"{context.name}: {sentence or repr(error)}", exc_info=sentence is None)
         sys.exit(1)
     finally:
         context.close()

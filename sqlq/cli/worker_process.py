@@ -15,6 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlq.app.app import App
 from sqlq.cli import root
 from sqlq.cli.context import Context
+from sqlq.cli.problems import explain
 from sqlq.cli.processes import bear_broken_streams, entitle, leave, leave_in_time
 from sqlq.cli.terminal import logs
 from sqlq.cli.terminal.output import naming_options
@@ -39,6 +40,8 @@ def run(context: Context, fd: int) -> NoReturn:
     if setup is None:
         sys.exit(1)
     context.app_option, context.database_url = setup["app"], setup["database_url"]
+    if setup["log"]["form"] == "json":
+        context.json_log = setup["log"]
     is_worker = "box" in setup
     entitle(setup["options"]["name"], "worker" if is_worker else "isolate")
     if is_worker:
@@ -65,6 +68,15 @@ def _work(context: Context, link: Pipe, setup: Message) -> NoReturn:
         is_metered=setup["is_metered"],
     )
     os.close(setup["box"])
+    try:
+        _run_worker(context, link, setup, supervised)
+    except Exception as error:
+        # the supervisor ignores it of a worker that has begun to work
+        supervised.failed_to_start(explain(error, context) or f"{type(error).__name__}: {error}")
+        raise
+
+
+def _run_worker(context: Context, link: Pipe, setup: Message, supervised: Parent) -> NoReturn:
     app = _app(context)
     logs.set_up(**setup["log"])
     if setup["options"]["isolate"] or any(task.isolate for task in app.tasks.values()):

@@ -213,6 +213,8 @@ workers = Table(
         asked=Text,
         asked_at=Moment,
         cancels_at=Moment,
+        clock_at=Moment,
+        start_error=Text,
     ),
 )
 

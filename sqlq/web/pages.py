@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from sqlalchemy.exc import SQLAlchemyError
 from werkzeug import Response
 
-from sqlq.admin.doctor.doctor import examine
+from sqlq.admin.doctor.doctor import by_harm, examine_queue, examine_server
 from sqlq.admin.doctor.finding import Verdict
 from sqlq.admin.jobs import SEARCH_LIMIT
 from sqlq.admin.storage import Storage, storage
@@ -80,12 +80,27 @@ def overview(view: View) -> Values:
         "workers": read(view, "alive"),
         "pace": part(view, ("pace", span), lambda app: app.jobs.pace(*HOURS[span])),
         "span": span,
-        "findings": part(
-            view,
-            "doctor",
-            lambda _: [each for each in examine(view.reading.own.database) if each.verdict is not Verdict.OK],
-            seconds=60.0,
-        ),
+        **_findings(view),
+    }
+
+
+QUEUE_SECONDS, SERVER_SECONDS = 5.0, 60.0
+"""How old the findings may be. Those of the server take longer: they listen, and look at its sessions."""
+
+
+def _findings(view: View) -> Values:
+    """Return what the doctor finds, those that harm most first, and when it looked at the server."""
+    own = view.reading.own
+    known = {"queues": read(view, "queues"), "workers": read(view, "alive")}  # which the page shows, too
+    queue = part(view, "queue", lambda _: examine_queue(own.database, **known), QUEUE_SECONDS)
+    server = part(view, "server", lambda _: (datetime.now(UTC), examine_server(own.database)), SERVER_SECONDS)
+    unseen = [each for each in (queue, server) if isinstance(each, str)]
+    rows = by_harm([*([] if queue in unseen else queue), *([] if server in unseen else server[1])])
+    return {
+        "findings": {verdict: [row for row in rows if row.verdict is verdict] for verdict in Verdict},
+        "unseen": unseen,
+        "queue_seconds": QUEUE_SECONDS,
+        "examined_at": None if server in unseen else server[0],
     }
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from datetime import datetime, tzinfo
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -14,9 +16,9 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 import sqlq
-from sqlq.admin.doctor import finding, postgresql, sqlite
-from sqlq.admin.doctor.doctor import examine
-from sqlq.admin.doctor.finding import Case, Finding, Verdict
+from sqlq.admin.doctor import finding, postgresql, queue, sqlite
+from sqlq.admin.doctor.doctor import HARM, by_harm, examine
+from sqlq.admin.doctor.finding import Case, Finding, Verdict, check, ok, to_do
 from sqlq.admin.doctor.sqlite import filesystem
 from sqlq.database.mariadb import health as mariadb_health
 from sqlq.database.postgresql import health
@@ -61,11 +63,10 @@ class Patient:
         with self.app.database.begin() as conn:
             assert settling.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)])
 
-    def serve(self, names: Sequence[str] | None = None, version: str = sqlq.__version__) -> None:
+    def serve(self, names: Sequence[str] | None = None, **columns: str) -> None:
+        row: dict[str, Any] = {"host": "here", "pid": 1, "version": sqlq.__version__, "concurrency": 1}
         with self.app.database.begin() as conn:
-            workers.register(
-                conn, id=str(uuid4()), host="here", pid=1, version=version, queues=names, concurrency=1
-            )
+            workers.register(conn, id=str(uuid4()), queues=names, **{**row, **columns})
 
     def set_back(self, column: str, hours: int = 1) -> None:
         """Move a time of all jobs into the past."""
@@ -101,7 +102,7 @@ def test_the_doctor_finds_every_check_ok_in_a_healthy_database(patient: Patient)
     patient.claim()
     patient.enqueue()
     found = patient.examine()
-    checks = {"postgresql": 18, "mariadb": 18, "sqlite": 16}[patient.kind]
+    checks = {"postgresql": 20, "mariadb": 20, "sqlite": 18}[patient.kind]
     assert len(found) == len({finding.check for finding in found}) == checks
     # the tests' own servers save the disk that trouble
     amiss = [
@@ -166,12 +167,103 @@ def test_the_doctor_finds_jobs_in_a_paused_queue(patient: Patient) -> None:
     patient.enqueue()
     patient.app.queues.pause("mail")
     patient.app.queues.pause("empty")
+    rows = [row for row in patient.examine() if row.check == "paused"]
+    assert {row.verdict for row in rows} == {Verdict.CHECK}
+    assert [(row.said, row.remedy) for row in rows] == [
+        ("empty is paused", "sqlq queues resume empty"),
+        ("mail is paused, and 1 job waits in it", "sqlq queues resume mail"),
+    ]
+
+
+def test_the_doctor_finds_paused_workers(patient: Patient) -> None:
+    patient.serve()
+    patient.serve(state="paused")
     found = patient.about("paused")
-    assert (found.verdict, found.said, found.remedy) == (
-        Verdict.CHECK,
-        "mail is paused, and 1 job waits in it",
-        "sqlq queues resume mail",
+    assert (found.verdict, found.said) == (Verdict.CHECK, "1 of 2 workers are paused")
+    assert found.remedy == "sqlq workers resume --all"
+
+
+@for_each(("seconds", "said"), [(7_204, "is 2 h ahead of"), (-60, "is 60 s behind"), (4, None), (-4, None)])
+def test_the_doctor_finds_a_host_whose_clock_differs(
+    patient: Patient, monkeypatch: pytest.MonkeyPatch, seconds: int, said: str | None
+) -> None:
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Clock:
+            return cls.fromtimestamp(time.time() + seconds, tz)
+
+    with patient.app.database.begin() as conn:
+        conn.execute(text("DELETE FROM sqlq_workers"))
+    monkeypatch.setattr(workers, "datetime", Clock)
+    patient.serve()
+    (worker,) = patient.app.workers.list()
+    with patient.app.database.begin() as conn:
+        conn.execute(text("UPDATE sqlq_workers SET clock_at = NULL"))
+        assert workers.seen(conn, worker.id)
+    found = patient.about("clocks")
+    if said is None:
+        assert found.verdict is Verdict.OK
+    else:
+        assert found.verdict is Verdict.CHECK
+        assert found.said == f"the clock of here {said} the database's: its logs have other times"
+        with patient.app.database.begin() as conn:
+            monkeypatch.undo()
+            workers.stand_in(conn, [worker.id], lease_ms=30_000)
+        assert patient.about("clocks").verdict is Verdict.OK, "the supervisor's heartbeat writes it, too"
+
+
+def test_the_doctor_finds_hosts_that_cannot_load_the_app(patient: Patient) -> None:
+    for host in "abcde":
+        patient.serve(host=host)
+    error = "the App's module 'shop' cannot be imported: ModuleNotFoundError: No module named 'nope'"
+    rows = patient.app.workers.list()
+    with patient.app.database.begin() as conn:
+        workers.write_start_error(
+            conn, [row.id for row in rows if row.host in "ace"], f"{error}; see all of it with: python -c …"
+        )
+    found = patient.about("imports")
+    assert (found.verdict, found.said) == (
+        Verdict.TO_DO,
+        f"3 of 5 hosts cannot start a new worker: {error}",
     )
+    assert found.remedy == "mend it on a, c, e, then sqlq workers restart --all"
+    with patient.app.database.begin() as conn:
+        workers.write_start_error(conn, [row.id for row in rows], None)
+    assert patient.about("imports").verdict is Verdict.OK
+
+
+ORDER = {
+    "no worker beats an overdue schedule": (
+        [to_do("late", check="schedules"), to_do("none", check="workers")],
+        ["workers", "schedules"],
+    ),
+    "an overdue schedule beats a queue that nobody serves": (
+        [to_do("unserved", check="queues"), to_do("late", check="schedules")],
+        ["schedules", "queues"],
+    ),
+    "an unserved queue beats an old wait, which beats the rest": (
+        [check("failed", check="failed"), check("old", check="queues"), to_do("unserved", check="queues")],
+        ["queues", "queues", "failed"],
+    ),
+    "red beats amber, and amber grey": (
+        [ok("fine", check="workers"), check("old", check="queues"), to_do("off", check="durability")],
+        ["durability", "queues", "workers"],
+    ),
+    "an old wait beats what the server is set to": (
+        [check("idle", check="transactions"), check("dead", check="dead rows"), check("old", check="queues")],
+        ["queues", "transactions", "dead rows"],
+    ),
+}
+
+
+@for_each("name", ORDER)
+def test_findings_are_ordered_by_their_harm(name: str) -> None:
+    rows, checks = ORDER[name]
+    assert [row.check for row in by_harm(rows)] == checks
+
+
+def test_each_rank_of_harm_is_that_of_a_check() -> None:
+    assert set(HARM) - {each.name for each in queue.CHECKS} == {"connection", "migrations", "primary"}
 
 
 def test_the_doctor_finds_expired_leases(patient: Patient) -> None:
@@ -258,9 +350,10 @@ def test_tables_at_another_revision_end_the_examination(
             if revision is None
             else text(f"UPDATE sqlq_version SET version_num = '{revision}'")
         )
-    last = patient.examine()[-1]
-    assert (last.check, last.verdict) == ("migrations", Verdict.TO_DO)
-    assert "migrate" in last.said
+    rows = patient.examine()
+    assert (rows[0].check, rows[0].verdict) == ("migrations", Verdict.TO_DO)
+    assert "migrate" in rows[0].said
+    assert "workers" not in {row.check for row in rows}, "the tables are not looked into"
 
 
 # -- PostgreSQL ----------------------------------------------------------------------------------------------
@@ -460,7 +553,7 @@ def test_the_doctor_reports_tables_that_its_role_may_not_read(
     }
     assert unseen.keys() == {
         *("workers", "stuck", "queues", "paused", "leases", "tasks"),
-        *("schedules", "limits", "flows", "failed"),
+        *("schedules", "limits", "flows", "failed", "imports", "clocks"),
     }
     assert {finding.verdict for finding in unseen.values()} == {Verdict.CHECK}
     (remedy,) = {finding.remedy for finding in unseen.values()}
@@ -483,7 +576,7 @@ def test_the_doctor_reports_a_role_without_rights(poor: Callable[[str], sqlq.App
     with engine.connect() as conn:
         conn.execute(text("SELECT 1"))
         found = examine(poor("").database)
-    last = found[-1]
+    last = found[0]
     assert (last.check, last.verdict) == ("migrations", Verdict.CHECK)
     assert "may not read" in last.said
     assert any("sessions of other roles" in finding.said for finding in found)

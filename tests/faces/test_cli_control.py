@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -12,6 +13,8 @@ import pytest
 from sqlalchemy import make_url
 
 import sqlq
+from sqlq.admin.doctor.doctor import examine
+from sqlq.admin.doctor.finding import Finding, Verdict
 from sqlq.model.job import State
 from tests.faces.command import Command
 from tests.kit import for_each
@@ -109,6 +112,82 @@ def test_workers_pause_resume_restart_and_stop_by_command(
     assert "stopping: an operator stops this worker; what runs may finish" in sqlq_.log()
     assert app.workers.list(silent=True) == []
     assert sqlq_.ok("workers", "restart", "--all") == "no worker is running\n"
+
+
+def test_a_broken_deploy_ends_no_worker_until_a_mended_one_works(
+    sqlq_: Command, app: sqlq.App, becomes: Callable[..., None]
+) -> None:
+    def imports() -> Finding:
+        (row,) = (row for row in examine(app.database) if row.check == "imports")
+        return row
+
+    shop = sqlq_.directory / "shop.py"
+    whole = shop.read_text()
+    with sqlq_.working("-p", "2", "-c", "1") as worker:
+        becomes("idle", "idle")
+        running = _enqueue(sqlq_, "wait", "a")
+        sqlq_.wait_for("a.started")
+        before = _pids(app)
+        shop.write_text(f"import nowhere\n{whole}")
+        app.workers.restart(all=True)
+        wait_until(lambda: imports().verdict is Verdict.TO_DO, what="the finding")
+        assert imports().said == (
+            "1 of 1 host cannot start a new worker: the App's module 'shop' cannot be imported: "
+            "ModuleNotFoundError: No module named 'nowhere' (shop.py, line 1)"
+        )
+        becomes("idle", "busy")
+        assert _pids(app) == before
+        assert sqlq_.log().count("the restart is given up: a new worker process exited with code 1") == 1
+        shop.write_text(whole)
+        quick = _enqueue(sqlq_, "shop.send", "7")
+        wait_until(lambda: app.jobs.get(quick).state is State.FINISHED, what="the old ones at work")
+        app.workers.restart(all=True)
+        becomes("idle", "idle", "stopping")
+        assert len(_pids(app) - before) == 2, "a busy one keeps no other from starting"
+        assert app.jobs.get(running).state is State.RUNNING
+        sqlq_.touch("a.go")
+        wait_until(lambda: not _pids(app) & before, what="the busy one gone")
+        assert (app.jobs.get(running).state, app.jobs.get(running).attempts) == (State.FINISHED, 1)
+        assert imports().verdict is Verdict.OK
+        worker.terminate()
+        assert worker.wait(30) == 0
+    said = re.findall(r"is at work|ends \(an operator", sqlq_.log())
+    assert said == ["is at work", "ends (an operator"] * 2, "one after the other, the new one first"
+
+
+@on_sqlite
+def test_a_worker_that_is_replaced_meanwhile_can_be_stopped(
+    sqlq_: Command, app: sqlq.App, becomes: Callable[..., None]
+) -> None:
+    shop = sqlq_.directory / "shop.py"
+    with sqlq_.working() as worker:
+        becomes("idle")
+        shop.write_text(
+            f"{shop.read_text()}\nPath('begin.started').touch()\n"
+            "while not Path('begin.go').exists():\n    time.sleep(0.01)\n"
+        )
+        app.workers.restart(all=True)
+        sqlq_.wait_for("begin.started")
+        app.workers.stop(all=True)
+        becomes()
+        sqlq_.touch("begin.go")
+        assert worker.wait(30) == 0
+    assert app.workers.list(silent=True) == []
+
+
+@on_sqlite
+def test_errors_at_start_are_json_under_a_log_of_json(sqlq_: Command) -> None:
+    (sqlq_.directory / "shop.py").write_text("import nowhere")
+    for options, code, said in (
+        ([], 1, "the App's module 'shop' cannot be imported: ModuleNotFoundError"),
+        (["--max-rss", "much"], 2, "--max-rss is 'much'"),
+        (["--health-file", "nowhere/alive"], 1, "--health-file nowhere/alive: No such file"),
+    ):
+        done = sqlq_.shop("work", "--log-format", "json", *options)
+        assert done.code == code
+        (line,) = map(json.loads, done.err.splitlines())
+        assert said in line["message"]
+        assert (line["level"], line["event"]) == ("error", "start_failed")
 
 
 @on_sqlite

@@ -77,6 +77,9 @@ SMALL, HOSTILE, CROWD = (
     "tests/faults/test_sqlite_contention.py::",
 )
 MACHINE, ZOMBIES = "tests/faults/test_state_machine.py::", "tests/faults/test_zombies.py::"
+DEPLOY = (
+    "tests/faces/test_cli_control.py::test_a_broken_deploy_ends_no_worker_until_a_mended_one_works[sqlite]"
+)
 COMPLETE, SUPERVISING = "tests/worker/test_complete.py::", "tests/worker/test_supervising.py::"
 DEAD, ONCE = "tests/worker/test_dead_hosts.py::", "tests/worker/test_once.py::"
 STUCK = "tests/faults/test_stuck.py::"
@@ -514,6 +517,10 @@ GUARDS = [
     Guard("control-request-applies-once", None, "if False:", "tests/worker/test_control.py::test_only_the_newest_request_counts_and_once[sqlite]"),
     Guard("cancel-notifies-the-worker", None, "pass", "tests/worker/test_control.py::test_a_running_job_sees_a_cancel_before_the_next_heartbeat[postgresql]"),
     Guard("a-replacement-is-paused-too", None, "pass", "tests/faces/test_cli_control.py::test_a_signal_pauses_a_worker_and_replacements_of_its_children[12-sqlite]"),
+    Guard("a-restart-starts-another-first", "not self._supervision.restart()", "True", DEPLOY),
+    Guard("a-broken-deploy-ends-no-worker", None, "pass", DEPLOY),
+    Guard("the-old-one-leaves-last", "is Stage.OUTDATED", "is Stage.LEAVING", DEPLOY),
+    Guard("failed-starts-end-no-other-process", "if others:", "if False:", "tests/unit/test_restart_policy.py::test_starts_that_fail_end_no_process_that_works"),
     Guard("pause-postgresql", "WHERE q.queue = wanted.queue AND q.paused_at IS NOT NULL)", "WHERE false)", QUEUES + "test_a_claim_skips_paused_queues[postgresql]"),
     Guard("the-poller-asks-for-maintenance", "self.is_watched() and", "False and", "tests/worker/test_poller.py::test_a_polled_service_runs_when_a_poll_has_found_work"),
     Guard("poll-calls-services", None, "pass", "tests/worker/test_poller.py::test_the_poller_starts_the_rescue_of_an_idle_worker[postgresql]"),

@@ -127,7 +127,7 @@ NULLABLE = {
     "sqlq_queues": "paused_at paused_until",
     "sqlq_schedules": "declared_at error error_at next_at paused_at retired_at service",
     "sqlq_wakes": "max_running period_ms rate",
-    "sqlq_workers": "asked asked_at cancels_at name queues supervisor_pid",
+    "sqlq_workers": "asked asked_at cancels_at clock_at name queues start_error supervisor_pid",
 }
 """The columns of each table that may be NULL, on every database. Statements do not depend on it."""
 

@@ -65,3 +65,30 @@ def test_a_process_at_work_ends_a_row_of_failed_starts() -> None:
         restarts.failed(-9, 100.0)
         restarts.ready()
     assert not restarts.is_hopeless
+
+
+ROLLS = {
+    "none is outdated": ([Stage.WORKING, Stage.WORKING], 0),
+    "one is missing": ([Stage.WORKING], 1),
+    "both are outdated": ([Stage.OUTDATED, Stage.OUTDATED], 1),
+    "the next one starts": ([Stage.OUTDATED, Stage.OUTDATED, Stage.STARTING], 0),
+    "one is replaced": ([Stage.WORKING, Stage.LEAVING, Stage.OUTDATED], 1),
+    "one died, and the other is outdated": ([Stage.OUTDATED], 1),
+    "all are replaced": ([Stage.WORKING, Stage.WORKING, Stage.LEAVING, Stage.LEAVING], 0),
+}
+
+
+@for_each("name", ROLLS)
+def test_outdated_processes_are_replaced_one_after_the_other(name: str) -> None:
+    stages, number = ROLLS[name]
+    assert RestartPolicy(2).to_start(stages) == number
+
+
+def test_starts_that_fail_end_no_process_that_works() -> None:
+    restarts = RestartPolicy(2)
+    restarts.ready()
+    waits = [restarts.failed(1, 100.0, others=True) for _ in range(3 * FAILED_STARTS)]
+    assert not restarts.is_hopeless
+    assert waits[-1] == MAX_PAUSE_SECONDS
+    restarts.failed(1, 100.0)
+    assert restarts.is_hopeless, "the last one is gone"

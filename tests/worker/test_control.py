@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -292,14 +293,13 @@ def test_the_doctor_names_a_pause_of_all_queues(app: sqlq.App) -> None:
     def about() -> list[tuple[str, str | None]]:
         return [(each.said, each.remedy) for each in examine(app.database) if each.check == "paused"]
 
-    assert about() == [("no queue that holds waiting jobs is paused", None)]
-    app.queues.pause(all=True, duration="1h")
-    assert about() == [("no queue that holds waiting jobs is paused", None)]
-    app.queues.pause(all=True)
-    ((said, remedy),) = about()
-    assert said.startswith("all queues are paused, without an end, since ")
-    assert remedy is not None
-    assert remedy.startswith("sqlq queues resume --all")
+    assert about() == [("no queue and no worker is paused", None)]
+    for options, until in (({"duration": "1h"}, r"until \d.*"), ({}, "without an end")):
+        app.queues.pause(all=True, **options)
+        ((said, remedy),) = about()
+        assert re.fullmatch(rf"all queues are paused, {until}, since \d.*", said)
+        assert remedy is not None
+        assert remedy.startswith("sqlq queues resume --all")
 
 
 # -- who is meant --------------------------------------------------------------------------------------------

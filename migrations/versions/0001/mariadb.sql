@@ -204,12 +204,15 @@ CREATE TABLE IF NOT EXISTS {prefix}sqlq_workers (
     asked TEXT,
     asked_at DATETIME(6),
     cancels_at DATETIME(6),
+    clock_at DATETIME(6),
+    start_error TEXT,
     CONSTRAINT sqlq_workers_moments_in_range CHECK (
         started_at >= '1970-01-01' AND started_at < '9999-01-01'
         AND seen_at >= '1970-01-01' AND seen_at < '9999-01-01'
         AND state_at >= '1970-01-01' AND state_at < '9999-01-01'
         AND asked_at >= '1970-01-01' AND asked_at < '9999-01-01'
-        AND cancels_at >= '1970-01-01' AND cancels_at < '9999-01-01')
+        AND cancels_at >= '1970-01-01' AND cancels_at < '9999-01-01'
+        AND clock_at >= '1970-01-01' AND clock_at < '9999-01-01')
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
 
 CREATE TABLE IF NOT EXISTS {prefix}sqlq_queues (

@@ -194,6 +194,8 @@ CREATE TABLE {prefix}sqlq_workers (
     asked TEXT,
     asked_at {prefix}sqlq_moment,
     cancels_at {prefix}sqlq_moment,
+    clock_at {prefix}sqlq_moment,
+    start_error TEXT,
     PRIMARY KEY (id)
 );
 

@@ -235,19 +235,23 @@ CREATE TABLE sqlq_workers (
     asked TEXT,
     asked_at INTEGER,
     cancels_at INTEGER,
+    clock_at INTEGER,
+    start_error TEXT,
     PRIMARY KEY (id),
     CONSTRAINT sqlq_workers_moments_in_range CHECK (
         started_at >= 0 AND started_at < 253370764800000
         AND seen_at >= 0 AND seen_at < 253370764800000
         AND state_at >= 0 AND state_at < 253370764800000
         AND asked_at >= 0 AND asked_at < 253370764800000
-        AND cancels_at >= 0 AND cancels_at < 253370764800000),
+        AND cancels_at >= 0 AND cancels_at < 253370764800000
+        AND clock_at >= 0 AND clock_at < 253370764800000),
     CONSTRAINT sqlq_workers_times_are_integers CHECK (
         (started_at IS NULL OR typeof(started_at) = 'integer')
         AND (seen_at IS NULL OR typeof(seen_at) = 'integer')
         AND (state_at IS NULL OR typeof(state_at) = 'integer')
         AND (asked_at IS NULL OR typeof(asked_at) = 'integer')
-        AND (cancels_at IS NULL OR typeof(cancels_at) = 'integer')),
+        AND (cancels_at IS NULL OR typeof(cancels_at) = 'integer')
+        AND (clock_at IS NULL OR typeof(clock_at) = 'integer')),
     CONSTRAINT sqlq_workers_numbers_are_integers CHECK (
         (pid IS NULL OR typeof(pid) = 'integer')
         AND (supervisor_pid IS NULL OR typeof(supervisor_pid) = 'integer')
@@ -259,7 +263,8 @@ CREATE TABLE sqlq_workers (
         AND (queues IS NULL OR typeof(queues) = 'text')
         AND (name IS NULL OR typeof(name) = 'text')
         AND (state IS NULL OR typeof(state) = 'text')
-        AND (asked IS NULL OR typeof(asked) = 'text'))
+        AND (asked IS NULL OR typeof(asked) = 'text')
+        AND (start_error IS NULL OR typeof(start_error) = 'text'))
 );
 
 CREATE TABLE sqlq_queues (

@@ -8,8 +8,10 @@ check reports that, and the others go on. Nothing is changed.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from importlib import import_module, metadata
+from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -34,24 +36,50 @@ from sqlq.model.job import JobDetails, State
 from sqlq.schema import version
 from sqlq.store.health import reading
 
+VERDICTS = (Verdict.TO_DO, Verdict.CHECK, Verdict.OK)
+HARM = (
+    *("connection", "migrations", "primary", "workers", "schedules", "queues", "imports", "leases"),
+    *("tasks", "stuck", "paused", "limits", "flows", "failed", "clocks"),
+)
+"""The checks whose findings harm most, before the others."""
+
 
 def examine(database: Database) -> list[Finding]:
-    """Return the findings, in the order in which they matter. Raises whatever keeps from connecting at
-    all."""
+    """Return the findings, those that harm most first. Raises whatever keeps from connecting at all."""
+    return by_harm([*examine_server(database), *examine_queue(database)])
+
+
+def by_harm(rows: Iterable[Finding]) -> list[Finding]:
+    """Return findings in the order of their verdicts, and of the harm that each does."""
+    ranks = {name: rank for rank, name in enumerate(HARM)}
+    return sorted(rows, key=lambda row: (VERDICTS.index(row.verdict), ranks.get(row.check, len(HARM))))
+
+
+def examine_server(database: Database) -> list[Finding]:
+    """Return what is found of the database and its server, which may take a second."""
     case = Case(database)
+    # the checks of the other databases are not imported
+    module = import_module(f"sqlq.admin.doctor.{database.dialect.name}")
+    checks = (*module.CHECKS, Check("package", _package))
     rows = [replace(_connection(case), check="connection")]
-    for each in _checks(database):
-        rows += _findings(each, case)
-        if each is MIGRATIONS and rows[-1].verdict is not Verdict.OK:
-            break
-    return rows
+    return [*rows, *(row for each in checks for row in _findings(each, case))]
+
+
+def examine_queue(database: Database, **known: Any) -> list[Finding]:
+    """Return what is found of the tables, the workers, and the jobs that wait for them. `known` has the
+    answers of the case that the caller has read."""
+    case = Case(database)
+    vars(case).update(known)
+    rows = _findings(MIGRATIONS, case)
+    is_known = all(row.verdict is Verdict.OK for row in rows)
+    return [*rows, *(row for each in queue.CHECKS if is_known for row in _findings(each, case))]
 
 
 def findings(database: Database, job: JobDetails) -> list[Finding]:
     """Return what the doctor finds that keeps a job from running, or from ending."""
     subjects = {"tasks": f"the task {job.task}:", "flows": f"flow {job.flow_id} "}
     names, case = _CHECKS.get(job.state, ()), Case(database)
-    rows = [row for each in _checks(database) if each.name in names for row in _findings(each, case)]
+    rows = [row for each in queue.CHECKS if each.name in names for row in _findings(each, case)]
     return [row for row in rows if row.verdict is not Verdict.OK and subjects.get(row.check, "") in row.said]
 
 
@@ -61,12 +89,6 @@ def unanswered(database: Database, error: Exception) -> Finding:
     if "malformed" in text:
         return to_do(f"the file is damaged: {text}", DAMAGED)
     return check(f"could not look: {text}", missing_grant(error, database.engine.url, "reader"))
-
-
-def _checks(database: Database) -> tuple[Check, ...]:
-    # the checks of the other databases are not imported
-    module = import_module(f"sqlq.admin.doctor.{database.dialect.name}")
-    return (*module.CHECKS, Check("package", _package), MIGRATIONS, *queue.CHECKS)
 
 
 def _findings(each: Check, case: Case) -> list[Finding]:

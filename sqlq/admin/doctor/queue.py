@@ -19,7 +19,7 @@ from sqlq.store.flows import flows as flow_rows
 from sqlq.store.jobs import lookup
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers as worker_rows
-from sqlq.store.workers.workers import STUCK
+from sqlq.store.workers.workers import PAUSED, STUCK
 
 LONG_MS = 300_000
 """The doctor reports waits of at least this length."""
@@ -27,6 +27,8 @@ LATE_TICK_MS = 60_000
 NAMED = 5
 """The doctor reports at most this many of a kind."""
 STUCK_MS = 2 * RESCUE_MS
+CLOCK_SECONDS = 5.0
+"""A clock that differs by more than this is reported."""
 
 
 def indexes(case: Case) -> Answers:
@@ -85,16 +87,41 @@ def queues(case: Case) -> Answers:
 
 
 def paused(case: Case) -> Answers:
-    if (pause := case.pauses.all) is not None and pause.until is None:
-        yield check(
-            f"all queues are paused, without an end, since {written(pause.since)}",
-            command("queues resume --all"),
-        )
+    if (pause := case.pauses.all) is not None:
+        until = "without an end" if pause.until is None else f"until {written(pause.until)}"
+        remedy = command("queues resume --all")
+        yield check(f"all queues are paused, {until}, since {written(pause.since)}", remedy)
     for queue in case.queues:
-        if queue.queue in case.pauses.named and queue.available + queue.scheduled:
-            waiting = _number_in([queue], ("available", "scheduled"), "job waits", "jobs wait")
-            remedy = command(f"queues resume {word(queue.queue)}")
-            yield check(f"{queue.queue} is paused, and {waiting} in it", remedy)
+        if queue.queue in case.pauses.named:
+            waits = _number_in([queue], ("available", "scheduled"), "job waits", "jobs wait")
+            waits = f", and {waits} in it" if queue.available + queue.scheduled else ""
+            yield check(f"{queue.queue} is paused{waits}", command(f"queues resume {word(queue.queue)}"))
+    if number := sum(worker.state == PAUSED for worker in case.workers):
+        paused = f"{number:,} of {counted(len(case.workers), 'worker is', 'workers are')} paused"
+        yield check(paused, command("workers resume --all"))
+
+
+def imports(case: Case) -> Answers:
+    """Find the hosts whose supervisors cannot start another process, as after a broken deploy."""
+    hosts: dict[str, set[str]] = {}
+    for worker in case.workers:
+        if worker.start_error:
+            error, _, _ = worker.start_error.partition("; see all of it")
+            hosts.setdefault(error, set()).add(worker.host)
+    number = len({worker.host for worker in case.workers})
+    for error, named in sorted(hosts.items(), key=lambda each: -len(each[1]))[:NAMED]:
+        yield to_do(
+            f"{len(named):,} of {counted(number, 'host', 'hosts')} cannot start a new worker: {error}",
+            f"mend it on {', '.join(sorted(named)[:NAMED])}, then {command('workers restart --all')}",
+        )
+
+
+def clocks(case: Case) -> Answers:
+    """Find the hosts whose clocks differ from the database's."""
+    hosts = {worker.host: worker.clock_ahead_seconds or 0.0 for worker in case.workers}
+    for host, seconds in [each for each in hosts.items() if abs(each[1]) > CLOCK_SECONDS][:NAMED]:
+        text = f"the clock of {host} is {span(abs(seconds))} {'ahead of' if seconds > 0 else 'behind'}"
+        yield check(f"{text} the database's: its logs have other times", "set both by NTP, as with chronyd")
 
 
 def leases(case: Case) -> Answers:
@@ -179,7 +206,13 @@ CHECKS = (
     Check("workers", workers),
     Check("stuck", stuck),
     Check("queues", queues, "nothing waits to be run"),
-    Check("paused", paused, "no queue that holds waiting jobs is paused"),
+    Check("paused", paused, "no queue and no worker is paused"),
+    Check("imports", imports, "no worker process has failed to start beside those at work"),
+    Check(
+        "clocks",
+        clocks,
+        f"those of the workers' hosts differ from the database's by {CLOCK_SECONDS:g} s at most",
+    ),
     Check("leases", leases, "no running job is without its worker"),
     Check("tasks", tasks, "workers knew the task of every job they met"),
     Check("schedules", schedules, "none is late, and none fails"),

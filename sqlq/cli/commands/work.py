@@ -92,6 +92,8 @@ def work(
     out. SIGUSR2 (or Ctrl-Z) pauses, SIGCONT resumes. Logs go to stderr.
     """
     keep_standard_numbers()
+    if log_format == "json":
+        context.json_log = {"form": log_format, "level": log_level}
     if child is not None:
         from sqlq.cli import worker_process
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
@@ -43,13 +43,14 @@ def register(
     """Register a worker, by the columns of its row. `queues` is None if it serves all queues, `state` is one
     of the four below."""
     columns["queues"] = None if queues is None else json.dumps(queues, ensure_ascii=False)
-    conn.execute(insert(workers).values(state=state, **columns))
+    conn.execute(insert(workers).values(state=state, clock_at=datetime.now(UTC), **columns))
 
 
 def seen(conn: Connection, id: str) -> bool:
     """Write a worker's heartbeat; return whether its row exists. A sweep deletes the row of a worker that
     slept for a day, which then registers again."""
-    return conn.execute(update(workers).where(workers.c.id == id).values(seen_at=now())).rowcount == 1
+    heartbeat = update(workers).where(workers.c.id == id)
+    return conn.execute(heartbeat.values(seen_at=now(), clock_at=datetime.now(UTC))).rowcount == 1
 
 
 def stand_in(
@@ -67,7 +68,8 @@ def stand_in(
     rows = dialect.sql.change(conn, _RENEW, {**parameters, "lease_ms": lease_ms})
     for owner, id, token, cancel_requested_at in rows:
         renewed[owner][id, token] = cancel_requested_at is not None
-    entered = {row.id for row in dialect.sql.change(conn, _SEEN, parameters)}
+    clock = {"clock_at": datetime.now(UTC)}
+    entered = {row.id for row in dialect.sql.change(conn, _SEEN, {**parameters, **clock})}
     if len(entered) < len(owners):  # the rows of the others are deleted or locked
         entered |= set(conn.scalars(_entered, parameters))
     return entered, renewed
@@ -86,7 +88,11 @@ _RENEW = Change(
 )
 _entered = select(workers.c.id).where(workers.c.id.in_(_owners)).order_by(workers.c.id)
 # guard: one-stuck-worker-is-passed-over
-_SEEN = Change(_entered, {"seen_at": now()}, returning=(workers.c.id,))
+_SEEN = Change(
+    _entered,
+    {"seen_at": now(), "clock_at": bindparam("clock_at", type_=workers.c.clock_at.type)},
+    returning=(workers.c.id,),
+)
 
 
 def leave(conn: Connection, id: str) -> None:
@@ -224,6 +230,11 @@ def _write(conn: Connection, ids: Collection[str], *, waits: bool = True, **valu
 def write_state(conn: Connection, id: str, state: str, *, waits: bool = True) -> None:
     """Write the state of a worker; without `waits`, skip it while another transaction has locked the row."""
     _write(conn, [id], waits=waits, state=state, state_at=now())
+
+
+def write_start_error(conn: Connection, ids: Collection[str], error: str | None) -> None:
+    """Write why the supervisor of these workers cannot start another process; None where it can."""
+    _write(conn, ids, waits=False, start_error=error)
 
 
 def hint_at_cancels(conn: Connection, ids: Sequence[int]) -> None:

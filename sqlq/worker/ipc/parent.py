@@ -204,6 +204,11 @@ class NoParent:
         of its supervisor. Return whether there is one."""
         return False
 
+    def restart(self) -> bool:
+        """Report that an operator restarts this worker: it works on until another process works. Return
+        whether there is a supervisor, which starts that."""
+        return False
+
     def pulse(self) -> None:
         """Show that the loop turns."""
 
@@ -275,6 +280,10 @@ class Parent(NoParent):
         # deadlines
         self._link.offer(leaving={"why": why, "replace": replace})
 
+    def failed_to_start(self, error: str) -> None:
+        """Report why this worker cannot begin to work."""
+        self._link.send(start_error=error)
+
     def ended(self, counts: dict[str, int]) -> None:
         """Send the outcomes of the attempts, as the last message."""
         self._over = True
@@ -295,6 +304,10 @@ class Parent(NoParent):
 
     def paused(self, paused: bool) -> bool:
         self._link.offer(paused=paused)
+        return True
+
+    def restart(self) -> bool:
+        self._link.offer(restart=True)
         return True
 
     def pulse(self) -> None:

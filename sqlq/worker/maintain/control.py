@@ -113,6 +113,7 @@ class Control(Service):
         return {
             "paused": lambda paused: self.pause(paused=paused),
             "all_paused": lambda paused: self.pause_all(paused=paused),
+            "retire": lambda why: self._signals.retire(Retire(why)),
             "write_state": lambda _: self._changed(rewrite=True),
             "request": lambda fields: self._requested(Request(*fields)),
         }
@@ -141,7 +142,8 @@ class Control(Service):
         elif request.asked == "stop":
             log.info("stopping: an operator stops this worker; what runs may finish", event="stopping")
             self._signals.retire(Retire("an operator stops it", replace=False))
-        elif request.asked == "restart":
+        # guard: a-restart-starts-another-first
+        elif request.asked == "restart" and not self._supervision.restart():
             self._signals.retire(Retire("an operator restarts it"))
 
     # -- in the worker's loop --------------------------------------------------------------------------------

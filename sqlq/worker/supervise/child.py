@@ -2,6 +2,9 @@
 
 STARTING ──ready──► WORKING ──leaving──► LEAVING   (another takes its place at once)
                                     └──► RETIRING  (its place is closed when it has ended in good order)
+
+WORKING ──restart──► OUTDATED ──another is ready──► LEAVING
+                        └──another cannot start──► WORKING
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from sqlq.worker.ipc.pipe import Message, Process, spawn
 
 FAILED_STARTS = 5
 """The supervisor gives up after this number of children in a row that died before they were ready."""
-MAX_PAUSE_SECONDS = 10.0
+MAX_PAUSE_SECONDS = 60.0
 
 
 class Stage(Enum):
@@ -29,6 +32,8 @@ class Stage(Enum):
 
     STARTING = auto()
     WORKING = auto()
+    OUTDATED = auto()
+    """It works on until another process works in its place."""
     LEAVING = auto()
     """It ends after its running jobs, and another process has its place."""
     RETIRING = auto()
@@ -56,6 +61,12 @@ class RestartPolicy:
         """Return how many processes are missing beside those in these stages."""
         return self.number - self.closed - sum(stage is not Stage.LEAVING for stage in stages)
 
+    def to_start(self, stages: Sequence[Stage]) -> int:
+        """Return how many processes to start now: the missing ones, or the next that replaces an outdated
+        one."""
+        replaces = Stage.OUTDATED in stages and Stage.STARTING not in stages
+        return max(self.missing(stages), int(replaces))
+
     def ready(self) -> None:
         """Note that a process is at work."""
         self._any_ready, self.failed_starts = True, 0
@@ -69,11 +80,13 @@ class RestartPolicy:
         self.code = max(self.code, status)
         return True
 
-    def failed(self, status: int, now: float) -> float:
+    def failed(self, status: int, now: float, *, others: bool = False) -> float:
         """Note that a process has ended before it was ready. Return how many seconds later the next starts,
-        unless it is hopeless."""
+        unless it is hopeless. It never is while there are `others` that have begun to work."""
         self.failed_starts += 1
-        if not self._any_ready and status in (1, 2):  # it has logged why, as the next one would
+        if others:  # guard: failed-starts-end-no-other-process
+            pass
+        elif not self._any_ready and status in (1, 2):  # it has logged why, as the next one would
             self.is_hopeless, self.code = True, status
         elif self.failed_starts >= FAILED_STARTS:
             self.is_hopeless, self.code = True, 1
@@ -111,6 +124,8 @@ class Child(Process):
     is_silent = False
     stuck: tuple[str, set[Right]] | None = None
     """Why it was killed, and the jobs it ran past their timeouts."""
+    start_error: str | None = None
+    """Why it could not begin to work, as it has reported."""
     _gone_since: float | None = None
 
     def __init__(

@@ -16,6 +16,7 @@ from time import monotonic
 from sqlalchemy import make_url
 from sqlalchemy.exc import DBAPIError
 
+from sqlq.config.command_hint import escaped, shortened
 from sqlq.database.batch import Right
 from sqlq.database.database import Address, Database
 from sqlq.database.timeouts import LOOPS
@@ -42,6 +43,7 @@ from sqlq.worker.threads.loop import Loop, Outage
 from sqlq.worker.wait.poller import LastLook, Poller
 
 LOCKED_SECONDS = 0.05
+START_ERROR_LENGTH = 500
 
 
 @dataclass
@@ -136,6 +138,8 @@ class Heartbeat(Loop):
         self._kept: dict[str, Pipe] = {}
         self._stuck: list[tuple[str, bool]] = []
         """The workers whose rows are to have the state `stuck`, or no more."""
+        self._start_error: str | None = None
+        self._noted_start_error: str | None = None
         self._reporter = Reporter()
         self._unpublished: list[JobEvent] = []
         """Events of the jobs of dead workers, for a live worker to pass on to listeners of the App."""
@@ -200,6 +204,11 @@ class Heartbeat(Loop):
         self._stuck.append((worker, stuck))
         self.wake()
 
+    def note_start(self, error: str | None) -> None:
+        """Write in the rows of the workers why no other process can start; None where one could."""
+        self._start_error = error and shortened(escaped(error), START_ERROR_LENGTH)
+        self.wake()
+
     def worker_died(
         self, worker: str, started: set[Right] | None, why: str, late: Collection[Right] = ()
     ) -> None:
@@ -229,6 +238,10 @@ class Heartbeat(Loop):
             elif (link := self._kept.get(worker)) is not None:
                 link.offer(write_state=True)
             del self._stuck[0]
+        if (error := self._start_error) != self._noted_start_error:
+            with self.database.begin() as conn:
+                workers.write_start_error(conn, list(self._kept), error)
+            self._noted_start_error = error
         self._outage.over()
         return wait
 
@@ -344,7 +357,7 @@ class Dispatcher:
         return [
             child
             for child in self._watched()
-            if child.stage is Stage.WORKING and child.box.started_now() < child.slots
+            if child.stage in (Stage.WORKING, Stage.OUTDATED) and child.box.started_now() < child.slots
         ]
 
     def _watched(self) -> list[Child]:

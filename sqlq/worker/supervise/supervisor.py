@@ -176,6 +176,8 @@ class Supervisor:
             "leaving": self._leaving,
             "ended": self._has_ended,
             "report": self._report,
+            "restart": self._restart,
+            "start_error": lambda child, error: setattr(child, "start_error", str(error)),
             "paused": lambda child, paused: self._pause(paused=paused),
         }
 
@@ -247,7 +249,7 @@ class Supervisor:
         if self._stops or monotonic() < self._restarts.start_at:
             return
         try:
-            for _ in range(self._missing()):
+            for _ in range(self._restarts.to_start([child.stage for child in self._children])):
                 setup = {
                     **self._setup,
                     "generation": self._started,
@@ -291,6 +293,12 @@ class Supervisor:
         self.location = (facts.url, facts.schema)
         self._restarts.ready()
         self._heartbeat.keep(facts, child.link)
+        self._heartbeat.note_start(None)
+        if self._missing() < 0:
+            # itself, where an operator has stopped the other one meanwhile; guard: the-old-one-leaves-last
+            old = next((each for each in self._children if each.stage is Stage.OUTDATED), child)
+            old.stage = Stage.LEAVING
+            old.link.offer(retire="an operator restarts it")
         if self._options.processes > 1:  # guard: host-has-one-poller
             try:
                 self._dispatcher.begin(facts)
@@ -298,6 +306,11 @@ class Supervisor:
                 log.warning("each worker looks for jobs, and runs its services, itself: %s", error)
         if self._started > self._options.processes:
             log.info("worker process %d is at work", child.process.pid, event="started")
+
+    def _restart(self, child: Child, _: Any) -> None:
+        """Have another process start, which takes the place of this one when it works."""
+        if child.stage is Stage.WORKING:
+            child.stage = Stage.OUTDATED
 
     def _leaving(self, child: Child, message: Message) -> None:
         if not message["replace"]:
@@ -333,7 +346,7 @@ class Supervisor:
         how = f"was killed by signal {-status}" if status < 0 else f"exited with code {status}"
         if child.worker is None:
             if not self._stops:
-                self._failed_to_start(how, status)
+                self._failed_to_start(how, status, child.start_error)
             return
         self._heartbeat.keep_no_more(child.worker)
         if self._restarts.ended(child.stage, status, has_reported=child.has_reported):
@@ -345,8 +358,16 @@ class Supervisor:
         why, late = child.stuck or (f"died: its process {how}", ())
         self._heartbeat.worker_died(child.worker, started, why, late)
 
-    def _failed_to_start(self, how: str, status: int) -> None:
-        wait = self._restarts.failed(status, monotonic())
+    def _failed_to_start(self, how: str, status: int, error: str | None) -> None:
+        self._heartbeat.note_start(error or f"a worker process {how} before it was ready")
+        if outdated := [child for child in self._children if child.stage is Stage.OUTDATED]:
+            for child in outdated:  # guard: a-broken-deploy-ends-no-worker
+                child.stage = Stage.WORKING
+            text = "the restart is given up: a new worker process %s before it was ready; the old ones go on"
+            log.error(text, how, event="restart_failed")
+            return
+        others = any(child.worker is not None for child in self._children)
+        wait = self._restarts.failed(status, monotonic(), others=others)
         if not self._restarts.is_hopeless:
             text = "a worker process %s before it was ready; trying again in %.1f s"
             log.error(text, how, wait, event="worker_lost")

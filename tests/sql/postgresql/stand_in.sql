@@ -8,7 +8,7 @@ WITH held AS MATERIALIZED
 (SELECT public.sqlq_workers.id AS id 
 FROM public.sqlq_workers 
 WHERE public.sqlq_workers.id OPERATOR(pg_catalog.=) ANY (ARRAY[%(owners_1)s::VARCHAR]::VARCHAR[]) ORDER BY public.sqlq_workers.id FOR UPDATE OF sqlq_workers SKIP LOCKED)
- UPDATE public.sqlq_workers SET seen_at=pg_catalog.statement_timestamp() FROM held WHERE public.sqlq_workers.id OPERATOR(pg_catalog.=) held.id RETURNING public.sqlq_workers.id;
+ UPDATE public.sqlq_workers SET seen_at=pg_catalog.statement_timestamp(), clock_at=%(clock_at)s::TIMESTAMP WITH TIME ZONE FROM held WHERE public.sqlq_workers.id OPERATOR(pg_catalog.=) held.id RETURNING public.sqlq_workers.id;
 
 SELECT public.sqlq_workers.id 
 FROM public.sqlq_workers 
