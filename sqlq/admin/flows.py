@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import json
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -14,7 +15,8 @@ from sqlq.errors import JobNotFoundError
 from sqlq.model.checks import Rows
 from sqlq.model.flow import FlowDetails, FlowStatus, StepDetails, When
 from sqlq.model.flow_parts import EnqueuedFlow
-from sqlq.model.job import State
+from sqlq.model.job import JobDetails, State
+from sqlq.payload.codec import decoded
 from sqlq.payload.encryption import Encryption
 from sqlq.store.blockers import free_after
 from sqlq.store.flows import flows as flow_rows
@@ -56,6 +58,19 @@ class Flows(Facet):
         )
 
     aget = for_asyncio(get)
+
+    def arguments(self, job: JobDetails) -> Any:
+        """Return the payload of a step as its handler gets it, with the results of the steps before it. A
+        text stands for a result that is not there."""
+        if not isinstance(job.payload, dict) or "results" not in job.payload:
+            return job.payload
+        steps = [
+            step._replace(result=json.dumps(f"(the result of job {step.id}, not there)"))
+            if step.why
+            else step
+            for step in self._query(flow_rows.before, {job.id: job.queue}).get(job.id, [])
+        ]
+        return decoded(flow_rows.with_results(json.dumps(job.payload), steps)[0])
 
     @audited("cancel --flow")
     def cancel(

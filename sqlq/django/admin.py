@@ -19,6 +19,7 @@ from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import InvalidPage
 from django.db import transaction
 from django.http import HttpRequest
+from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -26,14 +27,14 @@ from sqlq.admin.jobs import SEARCH_LIMIT
 from sqlq.admin.verb import Verb, whole
 from sqlq.admin.verbs import VERBS
 from sqlq.admin.why import why
-from sqlq.config.command_hint import escaped_lines
+from sqlq.config.command_hint import escaped_lines, shortened
 from sqlq.django.application import project_app
-from sqlq.django.models import Job, Queue, Schedule, Worker
+from sqlq.django.models import FLAGS, Job, Queue, Schedule, Worker
 from sqlq.errors import ConfigurationError, SqlqError
 from sqlq.model.job import State
 from sqlq.payload.codec import decoded
 from sqlq.web.access import redacted
-from sqlq.web.reading import Reading, too_slow
+from sqlq.web.reading import Reading, unread
 
 LIST_LIMIT = 1_000
 ERRORS = (SqlqError, SQLAlchemyError)
@@ -50,7 +51,7 @@ class RowList(ChangeList):
         try:
             rows = list(self.model_admin.rows(self.query.strip(), fields))
         except ERRORS as error:
-            _report(request, error)
+            self.model_admin.report(request, error)
         self.paginator = self.model_admin.get_paginator(request, rows, self.list_per_page)
         try:
             self.result_list = self.paginator.page(self.page_num).object_list
@@ -69,6 +70,8 @@ class RowAdmin(admin.ModelAdmin):
     sortable_by = ()
     group: ClassVar[str | None] = None
     """The command whose verbs are the actions; "" for verbs on jobs."""
+    first: ClassVar[Sequence[str]] = ()
+    """The fields that a page begins with."""
 
     def all(self) -> Iterable[Any]:
         """Return the rows that there are."""
@@ -86,19 +89,33 @@ class RowAdmin(admin.ModelAdmin):
         try:
             return self.one(object_id)
         except ERRORS as error:
-            _report(request, error)
+            self.report(request, error)
             return None
 
     def get_changelist(self, request: HttpRequest, **options: Any) -> type[ChangeList]:
         return RowList
 
+    def _dashboard(self, row: Any = None) -> str | None:
+        """Return the address of the same page of the dashboard; None where the project has none."""
+        path = f"{self.opts.model_name}s"
+        if row is not None and path in ("jobs", "schedules"):
+            path = f"{path}/{row.pk}"
+        with suppress(NoReverseMatch):
+            return str(reverse("sqlq:dashboard", args=[path]))
+        return None
+
+    def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **options: Any) -> Any:
+        context["dashboard"] = self._dashboard(options.get("obj"))
+        return super().render_change_form(request, context, *args, **options)
+
     # A transaction would keep an action waiting, which has the App's own connection.
     @transaction.non_atomic_requests  # guard: no-transaction-around-actions
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
-        return super().changelist_view(request, extra_context)
+        return super().changelist_view(request, {"dashboard": self._dashboard()})
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Sequence[Any]:
-        return list(map(_as_lines, self.opts.concrete_fields))
+        fields = sorted(self.opts.concrete_fields, key=lambda field: field.name not in self.first)
+        return [field.name if field.name in FLAGS else _as_lines(field) for field in fields]
 
     get_readonly_fields = get_fields
 
@@ -108,6 +125,12 @@ class RowAdmin(admin.ModelAdmin):
         return False
 
     has_change_permission = has_delete_permission = has_add_permission  # guard: the-orm-changes-nothing
+
+    def report(self, request: HttpRequest, error: Exception) -> None:
+        """Show the user why something is not shown or not done."""
+        if isinstance(error, SQLAlchemyError):
+            error = SqlqError(unread(error, app, "operator" if self._may(request, "change") else "reader"))
+        messages.error(request, str(error))
 
     def _may(self, request: HttpRequest, *verbs: str) -> bool:
         return any(request.user.has_perm(f"sqlq.{verb}_{self.opts.model_name}") for verb in verbs)
@@ -140,11 +163,7 @@ def _act(verb: Verb, model_admin: RowAdmin, request: HttpRequest, queryset: Any)
                 ids = [whole(id, "the id") for id in subjects] if verb.is_of_jobs else subjects
                 messages.success(request, f"{verb.do(app, ids).sentence()}.")
             except ERRORS as error:
-                _report(request, error)
-
-
-def _report(request: HttpRequest, error: Exception) -> None:
-    messages.error(request, too_slow(error) if isinstance(error, SQLAlchemyError) else str(error))
+                model_admin.report(request, error)
 
 
 def _as_lines(field: Any) -> Any:
@@ -178,10 +197,8 @@ def _choice(name: str, names: Callable[[], Iterable[str]]) -> Any:
 
 @admin.register(Job)
 class JobAdmin(RowAdmin):
-    list_display = (
-        *("id", "state", "task", "queue", "label"),
-        *("attempts", "created_at", "ended_at", "error"),
-    )
+    list_display = ("id", "state", "note", "task", "queue", "label", "attempts", "created_at", "ended_at")
+    first = ("error", "why")
     list_filter = (
         _choice("state", lambda: list(State)),
         _choice("queue", lambda: sorted({task.queue for task in app.tasks.values()})),
@@ -202,6 +219,10 @@ class JobAdmin(RowAdmin):
                 jobs[job.id] = job
         return [self._of(jobs[id]) for id in sorted(jobs, reverse=True)[:LIST_LIMIT]]
 
+    @admin.display(description="error, or why it waits")
+    def note(self, row: Any) -> str | None:
+        return shortened(row.error or row.why or "", 200) or None
+
     def one(self, key: str) -> Any:
         job = reading.app.jobs.get(whole(key, "the id") or 0)
         return self._of(job, "\n".join(reason.text for reason in why(reading.app.database, job)))
@@ -213,7 +234,7 @@ class JobAdmin(RowAdmin):
             id=str(job.id),
             attempts=f"{job.attempts}/{'?' if job.max_attempts is None else job.max_attempts}",
             history="\n".join(each.rstrip(": ") for each in history),
-            why=reasons,
+            why=reasons or (job.blocked_by and f"it waits for its {job.limit_key or job.blocked_by}"),
             **{name: _as_json(getattr(job, name)) for name in ("payload", "headers", "result")},
         )
 

@@ -36,9 +36,16 @@ class _Row(models.Model):
         return f"{self._meta.verbose_name} {self.pk}"
 
 
+FLAGS = ("paused", "served")
+"""The fields that the admin shows as icons."""
+
+
 def _model(name: str, fields: str, *permissions: str) -> Any:
     """Return a model with these fields, the key first, and permissions to do these things."""
-    columns = {each: models.TextField(primary_key=not index) for index, each in enumerate(fields.split())}
+    columns = {
+        each: models.BooleanField() if each in FLAGS else models.TextField(primary_key=not index)
+        for index, each in enumerate(fields.split())
+    }
     meta = {"managed": False, "base_manager_name": "objects", "default_permissions": permissions}
     return type(name, (_Row,), {**columns, "Meta": type("Meta", (), meta), "__module__": __name__})
 

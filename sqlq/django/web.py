@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -10,6 +11,7 @@ from django.contrib.auth.views import redirect_to_login
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
+from django.middleware.csrf import get_token
 from django.urls import NoReverseMatch, reverse
 from django.views.decorators.csrf import csrf_exempt
 
@@ -32,10 +34,18 @@ def dashboard(request: HttpRequest, path: str) -> HttpResponse:
     if user is None:
         if request.user.is_authenticated:
             raise PermissionDenied
-        return redirect_to_login(request.get_full_path() if request.method == "GET" else f"{root}/", _login())
+        # the admin's page, or LOGIN_URL of the settings
+        return redirect_to_login(
+            request.get_full_path() if request.method == "GET" else f"{root}/", _address("admin:login")
+        )
     environ = {
         **request.META,  # which has the headers, under ASGI, too
         USER: user,
+        "sqlq.host": {
+            "home": _address("admin:index"),
+            "logout": _address("admin:logout", "logout"),
+            "token": get_token(request),
+        },
         "SCRIPT_NAME": root.encode().decode("latin-1"),
         "PATH_INFO": f"/{path}".encode().decode("latin-1"),
         "HTTP_HOST": request.get_host(),  # which Django has checked
@@ -69,9 +79,9 @@ def _site() -> Any:
     return wsgi(project_app(), authorize=lambda request: request.environ[USER])
 
 
-def _login() -> str | None:
-    """Return where staff log in: the admin's page, or LOGIN_URL of the settings."""
-    try:
-        return str(reverse("admin:login"))
-    except NoReverseMatch:
-        return None
+def _address(*names: str) -> str | None:
+    """Return the path of the first of these views that the project has."""
+    for name in names:
+        with suppress(NoReverseMatch):
+            return str(reverse(name))
+    return None

@@ -82,6 +82,12 @@ class AttemptRecord:
     exception: str | None = None
     message: str | None = None
 
+    @property
+    def seconds(self) -> float | None:
+        """The time from its start, or else its claim, to its end; None where one is unknown."""
+        begin = self.started_at or self.claimed_at
+        return None if begin is None or self.ended_at is None else (self.ended_at - begin).total_seconds()
+
 
 def written(attempts: int | None, values: Mapping[str, Any], course: AttemptTimes) -> str:
     """Return a line as the row has it: one JSON object, without unknown values."""

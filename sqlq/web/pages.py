@@ -26,11 +26,13 @@ from sqlq.config.durations import aware, milliseconds
 from sqlq.config.json_text import document
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.model.checks import checked_whole
+from sqlq.model.flow import FlowDetails
 from sqlq.model.job import JobDetails, State
 from sqlq.payload.codec import decoded
 from sqlq.payload.encryption import Unopened
 from sqlq.web.access import RefusedError
-from sqlq.web.reading import FRESH_SECONDS, too_slow
+from sqlq.web.outline import BOXES, Box, outline
+from sqlq.web.reading import FRESH_SECONDS, unread
 from sqlq.web.view import View
 
 Values: TypeAlias = Mapping[str, Any]
@@ -49,7 +51,7 @@ def part(view: View, key: Any, read: Callable[[App], Any], seconds: float = FRES
         try:
             return read(app)
         except SQLAlchemyError as error:  # kept like an answer; guard: what-is-too-slow-is-kept
-            return too_slow(error)
+            return unread(error, app, view.kind)
 
     return view.reading.fresh(key, attempt, seconds)
 
@@ -178,18 +180,39 @@ def jobs(view: View) -> Values:
 
 def job(view: View) -> Values:
     app, id = view.reading.app, view.values["id"]
-    job = app.jobs.get(id)
-    flow = None
+    job, boxes = app.jobs.get(id), list[Box]()
     if job.flow_id is not None:
         with suppress(JobNotFoundError):
-            flow = app.flows.get(job.flow_id)
+            _, boxes = _flow(view, job.flow_id, at=id)
+    is_failed = job.state is State.FAILED
     return {
         "job": job,
         "why": list(why(app.database, job)),
-        "flow": flow,
+        "fingerprint": app.jobs.fingerprint(id) if is_failed else None,
+        "groups": part(view, "groups", lambda app: app.jobs.failures()[0], 10.0) if is_failed else [],
+        "arguments": app.flows.arguments(job),
+        "boxes": boxes,
+        "runs": app.audit.list(action="schedules run") if job.schedule else [],
+        "workers": read(view, "workers"),
         "sql": f"SELECT * FROM job_states WHERE id = {id};",  # noqa: S608 - to read; a number
         "command": view.command("show", id),
     }
+
+
+def flow(view: View) -> Values:
+    unfolds = view.request.args.get("steps") == "all"
+    flow, boxes = _flow(view, view.values["id"], limit=500 if unfolds else BOXES)
+    return {"flow": flow, "boxes": boxes, "unfolded": unfolds}
+
+
+def _flow(view: View, id: int, **options: int) -> tuple[FlowDetails, list[Box]]:
+    """Return a flow, and its boxes or those around one step."""
+
+    def look(app: App) -> Any:
+        return (flow := app.flows.get(id)), outline(flow.steps, **options)
+
+    flow: tuple[FlowDetails, list[Box]] = view.reading.fresh(("flow", id, *options.items()), look)
+    return flow
 
 
 # -- the rest ------------------------------------------------------------------------------------------------
@@ -253,7 +276,7 @@ PAGES: Mapping[str, tuple[str, Callable[[View], Values]]] = {
     "failures": ("/failures", failures),
     "failure": ("/failures/<fingerprint>", failure),
     "flows": ("/flows", _shows("flows")),
-    "flow": ("/flows/<int:id>", lambda view: {"flow": view.reading.app.flows.get(view.values["id"])}),
+    "flow": ("/flows/<int:id>", flow),
     "schedules": ("/schedules", _shows("schedules")),
     "schedule": ("/schedules/<path:name>", schedule),
     "limits": ("/limits", _shows("limits", fields=["prefix"])),

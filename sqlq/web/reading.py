@@ -12,18 +12,21 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq.app.app import App
 from sqlq.config.urls import read_url
-from sqlq.database.dialects import refusal
+from sqlq.database.dialects import missing_grant, refusal
 
 FRESH_SECONDS, MAX_KEPT_SECONDS = 2.0, 10.0
 SHARE = 100
 """A look may take this part of the time at most: however large the tables are, viewers do not slow down the
 workers."""
+UNREAD = "too slow to count, or not to be read"
 KEPT_LIMIT = 50
 """The most answers that are kept."""
 
 
-def too_slow(error: SQLAlchemyError) -> str:
-    return f"too slow to count, or not to be read: {refusal(error)}"
+def unread(error: SQLAlchemyError, app: App, kind: str, otherwise: str = UNREAD) -> str:
+    """Return why the database did not serve an App, with the GRANT that a role of this `kind` lacks there."""
+    grant = missing_grant(error, app.database.engine.url, kind)
+    return f"{refusal(error)}; {grant}" if grant else f"{otherwise}: {refusal(error)}"
 
 
 class Reading:

@@ -14,7 +14,6 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 
 from sqlq.app.app import App
-from sqlq.database.dialects import refusal
 from sqlq.errors import (
     ConfigurationError,
     JobNotFoundError,
@@ -24,7 +23,7 @@ from sqlq.errors import (
     UnsupportedDatabaseError,
 )
 from sqlq.web.access import SECRET_NAMES, Authorize, RefusedError, User, check_form, check_host, redacted
-from sqlq.web.reading import Reading
+from sqlq.web.reading import Reading, unread
 
 
 def required(name: str) -> Any:
@@ -138,11 +137,11 @@ class Site:
         except SqlqError as error:
             return self._problem(view, str(error), STATUS.get(type(error), 400))
         except SQLAlchemyError as error:
-            log.warning("the database did not answer a page of the dashboard: %s", refusal(error))
+            app = self.reading.app if request.method == "GET" else self.reading.own
+            reason = unread(error, app, view.kind, "the database did not answer")
+            log.warning("the dashboard: %s", reason)
             return self._problem(
-                view,
-                f"The database did not answer: {refusal(error)}. This page tries again by itself.",
-                503,
+                view, f"{reason[0].upper()}{reason[1:]}. This page tries again by itself.", 503
             )
 
     def _user(self, request: Request) -> User:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, cached_property, partial
@@ -22,7 +21,6 @@ from sqlq.admin.verbs import VERBS
 from sqlq.app.app import App
 from sqlq.config.command_hint import command, escaped_lines, shortened
 from sqlq.config.durations import age, in_units, span, until, written
-from sqlq.model.flow import StepDetails
 from sqlq.payload.encryption import Unopened
 from sqlq.web.access import FORM_COOKIE
 from sqlq.web.reading import Reading
@@ -78,6 +76,11 @@ class View:
     def command(self, words: str, *subjects: Any, needs_app: bool = False, **options: Any) -> str:
         """Return the command that does the same as a button, or that a sentence names."""
         return command(command_line(words, *subjects, **options), self.app.url, needs_app=needs_app)
+
+    @property
+    def kind(self) -> str:
+        """The kind of database role that answers this user's requests, one of those of `store.rights`."""
+        return "operator" if self.user is not None and self.user.may("operator") else "reader"
 
     @property
     def hides(self) -> bool:
@@ -151,20 +154,8 @@ def templates() -> Environment:
         "units": in_units,
         "until": partial(_time, until),
     }
-    environment.globals |= {"placed": placed, "verbs": VERBS}
+    environment.globals |= {"command_line": command_line, "verbs": VERBS}
     return environment
-
-
-def placed(steps: Sequence[StepDetails], width: int, height: int) -> dict[int, tuple[int, int]]:
-    """Return where each step of a flow is drawn: in the column after those that it waits for."""
-    columns: dict[int, int] = {}
-    rows: Counter[int] = Counter()
-    positions = {}
-    for step in steps:  # ids ascend, and a step waits for earlier ones only
-        column = columns[step.id] = 1 + max((columns[id] for id in step.after if id in columns), default=-1)
-        positions[step.id] = column * width + 1, rows[column] * height + 1
-        rows[column] += 1
-    return positions
 
 
 def _steerless(value: Any) -> Any:

@@ -206,9 +206,7 @@ def _outcome(line: AttemptRecord) -> str:
 
 def _details(line: AttemptRecord) -> str:
     """Return how long an attempt took, and where it ran."""
-    parts, begin = [], line.started_at or line.claimed_at
-    if begin is not None and line.ended_at is not None:
-        parts.append(f"after {span((line.ended_at - begin).total_seconds())}")
+    parts = [] if line.seconds is None else [f"after {span(line.seconds)}"]
     if host := line.host or (line.worker and f"worker {line.worker}"):
         parts.append(f"on {host}")
     return f" ({', '.join(parts)})" if parts else ""
