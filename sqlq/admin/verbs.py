@@ -27,9 +27,7 @@ PRIORITY = Option("priority", "Priority from -100 to 100; larger runs first.", "
 ERROR = Option("error", "Jobs with this error, by its id in sqlq failed.", metavar="FINGERPRINT")
 ALL_FAILED = Option("all", "All failed jobs.", "flag")
 ALL_WORKERS = Option("all", "All workers, on all hosts.", "flag")
-LASTING = Option(
-    "duration", "Resume automatically after this time, as in 10m.", "duration", example="for ever"
-)
+LASTING = Option("duration", "Resume automatically after this time, as in 10m.", "duration", example="no end")
 DELAY = Option("delay", "New due time, counted from now, as in 10m.", "duration")
 
 

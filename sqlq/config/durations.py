@@ -43,9 +43,8 @@ def milliseconds(value: Duration, name: str) -> int:
         total = sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(value))
         ms = round(min(total, MAX_MS + 1))  # a number of 400 digits is infinite as a float
     else:
-        raise ConfigurationError(
-            f'{name} is {value!r}: give a timedelta or text such as "30s", "5m", "2h" or "1d"'
-        )
+        form = "write it as in" if isinstance(value, str) else "give a timedelta or text such as"
+        raise ConfigurationError(f'{name} is {value!r}: {form} "30s", "10m", "2h" or "1d"')
     if not 0 <= ms <= MAX_MS:
         raise ConfigurationError(f"{name} is {value!r}: it must lie between zero and a hundred years")
     return ms
@@ -79,21 +78,48 @@ def aware(value: datetime, name: str) -> datetime:
     return at  # guard: times-are-in-utc
 
 
-def readable(ms: float) -> str:
-    """Write a duration the way a person would: "850 ms", "12.5 s", "3 min", "2.5 h", "4 d".
+def readable(ms: float, *, whole: bool = False) -> str:
+    """Write a duration the way a person would, in two units, or rounded to a whole one.
 
-    >>> readable(90_000)
-    '90 s'
+    >>> readable(28.31), readable(1250), readable(130_000), readable(49_200_000), readable(4 * 86_400_000)
+    ('28.3 ms', '1.25 s', '2 min 10 s', '13 h 40 min', '4 d')
+    >>> readable(130_000, whole=True), readable(49_200_000, whole=True), readable(59_600, whole=True)
+    ('2 min', '14 h', '60 s')
     """
-    for unit, name, until in (
-        ("ms", "ms", 1_000),
-        ("s", "s", 120_000),
-        ("m", "min", 7_200_000),
-        ("h", "h", 172_800_000),
-    ):
-        if abs(ms) < until:
-            return f"{ms / _UNITS[unit]:.3g} {name}"
-    return f"{ms / _UNITS['d']:.4g} d"
+    seconds = abs(ms) / 1000
+    if seconds < 119.5:
+        if whole:
+            return f"{seconds:.0f} s"
+        return f"{round(abs(ms), 1):g} ms" if seconds < 0.9995 else f"{amount(seconds)} s"
+    number, rest, large, small = *divmod(round(seconds), 60), "min", "s"
+    if number >= (120 if whole else 60):
+        number, rest, large, small = *divmod(round(seconds / 60), 60), "h", "min"
+        if number >= 48:
+            number, rest, large, small = *divmod(round(seconds / 3_600), 24), "d", "h"
+    if whole:
+        return f"{number + (rest >= (12 if large == 'd' else 30))} {large}"
+    return f"{number:,} {large} {rest} {small}" if rest else f"{number:,} {large}"
+
+
+def amount(number: float) -> str:
+    """Write a measured number with three digits that count.
+
+    >>> amount(1173), amount(12.5), amount(0.00833), amount(999.7)
+    ('1,170', '12.5', '0.01', '1,000')
+    """
+    rounded = float(f"{number:.3g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{round(rounded, 2):g}"
+
+
+def rate(a_second: float) -> str:
+    """Write how often something happens, in the unit in which it is no small fraction.
+
+    >>> rate(1173), rate(0.00833), rate(0.0001), rate(0)
+    ('1,170 a second', '0.5 a minute', '0.36 an hour', '0 a second')
+    """
+    units = {1: "a second", 60: "a minute", 3_600: "an hour", 86_400: "a day"}
+    length = next((each for each in units if a_second * each >= 0.1), 86_400 if a_second else 1)
+    return f"{amount(a_second * length)} {units[length]}"
 
 
 def compact(ms: int) -> str:
@@ -108,20 +134,25 @@ def compact(ms: int) -> str:
     return f"{ms // _UNITS[unit]}{unit}"
 
 
-def span(seconds: float) -> str:
+def span(seconds: float, *, whole: bool = False) -> str:
     """Write a duration in seconds as `readable` does; one below zero, which clocks may show, is zero."""
-    return readable(max(0.0, seconds) * 1000)
+    return readable(max(0.0, seconds) * 1000, whole=whole)
 
 
 def age(at: datetime) -> str:
-    """Write how long ago a time was, by this machine's clock."""
-    return span((datetime.now(UTC) - at).total_seconds())
+    """Write how long ago a time was, by this machine's clock, to a whole unit: "2 min"."""
+    return span((datetime.now(UTC) - at).total_seconds(), whole=True)
+
+
+def ago(at: datetime) -> str:
+    """Write when a time was, by this machine's clock: "2 min ago", "just now"."""
+    return "just now" if (text := age(at)) == "0 s" else f"{text} ago"
 
 
 def until(at: datetime) -> str:
-    """Write when a time is, by this machine's clock: "in 3 min", or "3 min ago"."""
+    """Write when a time is, by this machine's clock: "in 13 h 40 min", or "3 min ago"."""
     seconds = (at - datetime.now(UTC)).total_seconds()
-    return f"in {span(seconds)}" if seconds > 0 else f"{span(-seconds)} ago"
+    return f"in {span(round(seconds))}" if seconds >= 0.5 else ago(at)
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
@@ -136,10 +167,10 @@ def in_units(number: float) -> str:
     '3 MiB'
     """
     for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if abs(number) < 1000:
-            return f"{number:.3g} {unit}"
+        if abs(number) < 999.5:
+            return f"{amount(number)} {unit}"
         number /= 1024
-    return f"{number:.3g} TiB"
+    return f"{amount(number)} TiB"
 
 
 def written(at: datetime, timespec: str = "seconds") -> str:

@@ -15,7 +15,7 @@ from datetime import datetime
 from string import Formatter
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from sqlq.config.durations import age, compact, milliseconds
+from sqlq.config.durations import ago, compact, milliseconds, span
 from sqlq.config.json_text import AsJson
 from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError
 from sqlq.model.checks import Rule, checked_name, checked_whole, checked_word, refusing_by
@@ -319,11 +319,11 @@ class LimitStatus(AsJson):
 
     @property
     def next_start(self) -> str | None:
-        return None if self.next_start_seconds is None else f"in {self.next_start_seconds:.3g} s"
+        return None if self.next_start_seconds is None else f"in {span(self.next_start_seconds)}"
 
     @property
     def set(self) -> str | None:
-        return None if self.set_at is None else f"by an operator {age(self.set_at)} ago"
+        return None if self.set_at is None else f"by an operator {ago(self.set_at)}"
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "says": self.says}

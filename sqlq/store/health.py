@@ -29,7 +29,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from sqlq.config.durations import span
+from sqlq.config.durations import FAR, span
 from sqlq.config.json_text import AsJson
 from sqlq.database.batch import Batch, Condition
 from sqlq.database.database import Database
@@ -218,9 +218,11 @@ class Pace:
 
 
 def pace_of(conn: Connection, length: timedelta, number: int) -> Pace:
-    """Return the pace of the last `length`, in a number of parts."""
-    now = moment(conn)
-    bounds = [now - length + length / number * i for i in range(number + 1)]
+    """Return the pace of the last `length`, in a number of parts, which end at whole multiples of their
+    length. The one that has not ended yet is not among them."""
+    now, part = moment(conn), length / number
+    end = now - (now - FAR) % part
+    bounds = [end - part * i for i in range(number, -1, -1)]
     finished = _samples(conn, finished_jobs, finished_jobs.c.finished_at, bounds)
     failed = _samples(conn, failed_jobs, failed_jobs.c.failed_at, bounds)
     return Pace([_part(*part) for part in zip(bounds, bounds[1:], finished, failed, strict=False)])

@@ -40,6 +40,8 @@ Values: TypeAlias = Mapping[str, Any]
 JOBS_SHOWN = 50
 SEARCHED = 50_000
 """A search on a page reads at most this number of the newest jobs of each table."""
+NAMED = 200
+"""The newest jobs whose tasks and batches are suggested to fill in a filter."""
 HOURS = {"hour": (timedelta(hours=1), 30), "day": (timedelta(days=1), 24)}
 """The times that plots show, and in how many parts."""
 
@@ -72,6 +74,35 @@ READS: Mapping[str, Callable[..., Any]] = {
 
 def read(view: View, name: str, **options: Any) -> Any:
     return view.reading.fresh((name, *options.items()), lambda app: READS[name](app, **options))
+
+
+def shared(view: View) -> Values:
+    """Return what every page has: the queues and workers for its top, or why they could not be read, and the
+    names to suggest."""
+    look = part(view, "summary", lambda app: (app.queues.list(), app.workers.list()), 4.0)
+    return {"summary": look, "names": partial(names, view)}
+
+
+def names(view: View) -> Mapping[str, Sequence[str]]:
+    """Return the names that the code of the App knows, and those of the newest jobs."""
+    rows = view.reading.fresh("names", lambda app: app.jobs.list(limit=NAMED, whole=False), 30.0)
+    return {
+        "task": sorted({*view.app.tasks, *(row.task for row in rows)}),
+        "queue": sorted({*view.app._queue_names(), *(row.queue for row in rows)}),
+        "batch": sorted({row.batch_key for row in rows if row.batch_key}),
+    }
+
+
+def _complete(view: View, fields: dict[str, str]) -> Sequence[str]:
+    """Put the only task that has this part in its name into the fields, or return the tasks that have it.
+    The whole name of a task wins."""
+    part, app = fields.get("task", ""), view.reading.app
+    tasks = [name for name in names(view)["task"] if part.lower() in name.lower()] if part else []
+    if part in tasks or not tasks or app.jobs.list(task=part, limit=1, within=SEARCHED, whole=False):
+        return []
+    if len(tasks) == 1:
+        fields["task"] = tasks[0]
+    return tasks[1:] and tasks
 
 
 def overview(view: View) -> Values:
@@ -156,12 +187,16 @@ def _shown(redact: Callable[[Any], Any], value: Any, parts: Sequence[str]) -> bo
 def _time(text: str, name: str) -> datetime:
     """Return a time with its zone, or how long ago in a duration."""
     with suppress(ValueError):
-        return aware(datetime.fromisoformat(text), name)
+        time = datetime.fromisoformat(text)
+        if time.tzinfo is None:
+            raise ConfigurationError(f"{name} is {text}, which has no time zone: write it as in {text}Z")
+        return aware(time, name)
     return datetime.now(UTC) - timedelta(milliseconds=milliseconds(text, name))
 
 
 def jobs(view: View) -> Values:
     fields = fields_of(view.request.args)
+    alike = _complete(view, fields)
     before = whole(view.request.args.get("before"), "before")
     search = search_of(view, fields) | {"before": before, "limit": JOBS_SHOWN + 1, "within": SEARCHED}
     rows = view.reading.fresh(
@@ -171,6 +206,7 @@ def jobs(view: View) -> Values:
         "jobs": rows[:JOBS_SHOWN],
         "more": len(rows) > JOBS_SHOWN,
         "complete": rows.complete,
+        "alike": alike,
         "searched": SEARCHED,
         "chosen": fields,
         "states": list(State),
@@ -220,12 +256,14 @@ def _flow(view: View, id: int, **options: int) -> tuple[FlowDetails, list[Box]]:
 
 def failures(view: View) -> Values:
     fields = fields_of(view.request.args, ["task", "queue"])
+    alike = _complete(view, fields)
     groups, complete = read(view, "failures", **fields)
     return {
         "groups": groups,
         "complete": complete,
         "deployed": max((worker.started_at for worker in read(view, "alive")), default=None),
         "chosen": fields,
+        "alike": alike,
     }
 
 

@@ -127,7 +127,8 @@ class Site:
                 return pages.act(view)
             if endpoint in pages.API:
                 return pages.API[endpoint](view)
-            return view.page(endpoint, **pages.PAGES[endpoint][1](view))
+            values = pages.PAGES[endpoint][1](view)
+            return view.page(endpoint, **pages.shared(view), **values)
         except HTTPException as error:
             if isinstance(error.response, Response):  # an answer of `authorize`
                 return error.response

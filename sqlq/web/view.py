@@ -20,7 +20,7 @@ from sqlq.admin.verb import Verb
 from sqlq.admin.verbs import VERBS
 from sqlq.app.app import App
 from sqlq.config.command_hint import command, escaped_lines, shortened
-from sqlq.config.durations import age, in_units, span, until, written
+from sqlq.config.durations import age, ago, in_units, rate, span, until, written
 from sqlq.payload.encryption import Unopened
 from sqlq.web.access import FORM_COOKIE
 from sqlq.web.reading import Reading
@@ -145,11 +145,12 @@ def templates() -> Environment:
     )
     environment.filters |= {
         "age": partial(_time, age),
-        "ago": partial(_time, lambda time: f"{age(time)} ago"),
+        "ago": partial(_time, ago),
         "cut": lambda value, limit=120: shortened(str(value), limit),
         "json": as_json,
         "time": partial(_time, written),
         "number": "{:,}".format,
+        "rate": rate,
         "span": span,
         "units": in_units,
         "until": partial(_time, until),

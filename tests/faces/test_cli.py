@@ -414,7 +414,7 @@ def test_enqueue_refuses_arguments_that_do_not_fit_the_task(
 
 WRONG_USAGE = {
     ("shop.send", "7", "--priority", "500"): "--priority is 500",
-    ("shop.send", "7", "--delay", "5"): "--delay is '5': give a duration such as",
+    ("shop.send", "7", "--delay", "5"): "--delay is '5': write it as in",
     ("shop.send", "7", "--queue", ""): "--queue is ''",
     ("shop.send", "7", "--queue", "a,b"): "--queue is 'a,b': a comma separates queues",
     ("shop.send", "7", "--max-attempts", "0"): "--max-attempts is 0",

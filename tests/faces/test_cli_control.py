@@ -253,7 +253,7 @@ MISUSED: list[tuple[tuple[str, ...], str]] = [
     (("queues", "resume"), "name the queues, or give --all"),
     (
         ("queues", "pause", "--all", "--duration", "soon"),
-        "--duration is 'soon': give a duration such as \"30s\"",
+        "--duration is 'soon': write it as in \"30s\"",
     ),
     (("queues", "pause", "mail", "--duration", "0s"), "--duration is zero: a pause has a length"),
     (("work", "-q", "high=many"), "--queue 'high': its weight is 'many': it must be a whole number"),

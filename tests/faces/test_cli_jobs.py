@@ -210,7 +210,7 @@ def test_a_label_progress_and_headers_are_shown(desk: Desk, monkeypatch: pytest.
         '\n  headers       {"tenant": "blue"}\n',
         "\n  progress      25 of 100: writing\n",
         "\n  backoff       10 s\n",
-        "\n  kept          60 min after its end\n",
+        "\n  kept          1 h after its end\n",
     ):
         assert line in said
     found = {job["id"]: job for job in desk.json("jobs")}
@@ -479,7 +479,7 @@ def test_the_result_of_a_job_is_printed(desk: Desk) -> None:
         assert explain(raised.value, Context()) == says
     with pytest.raises(sqlq.WaitTimeoutError, match="and has no result after 10 ms"):
         desk("show", str(waits), "--result", "--wait", "10ms")
-    with pytest.raises(click.UsageError, match=r"^--wait is 'soon': give a duration such as"):
+    with pytest.raises(click.UsageError, match=r"^--wait is 'soon': write it as in"):
         desk("show", str(waits), "--result", "--wait", "soon")
 
 

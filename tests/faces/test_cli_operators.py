@@ -253,8 +253,8 @@ def test_bad_input_is_one_sentence_and_changes_nothing(sqlq_: Command, app: sqlq
         (("cancel", "--force"), "name the jobs, or give --task, --queue, --batch, --flow, --all"),
         (("cancel", "--queue", ""), "--queue is ''"),
         (("cancel", "--task", "x" * 300), "--task has 300 characters"),
-        (("prune", "--finished", "7"), "--finished is '7': give a duration such as"),
-        (("prune", "--finished", "0s", "--failed", "soon"), "--failed is 'soon': give a duration such as"),
+        (("prune", "--finished", "7"), "--finished is '7': write it as in"),
+        (("prune", "--finished", "0s", "--failed", "soon"), "--failed is 'soon': write it as in"),
     ]
     for misused, complaint in misuses:
         assert complaint in sqlq_(*misused).misuse(), misused

@@ -97,10 +97,10 @@ def test_a_drain_on_a_terminal_draws_one_changing_line(terminal: Command, app: s
     assert code == 0
     drawn = re.findall(LINE, shown)
     assert drawn, shown
-    assert any(re.search(r"\d/s, [12] running, \d+ waiting", line) for line in drawn), drawn
+    assert any(re.search(r"\d a (second|minute), [12] running, \d+ waiting", line) for line in drawn), drawn
     assert ") finished in" not in shown
     last = shown.rstrip().rpartition("\x1b[2K")[2]
-    assert re.search(r"stopped: 30 finished in [\d.]+ s \([\d.]+/s\)$", last), shown[-500:]
+    assert re.search(r"stopped: 30 finished in [\d.]+ s \([\d.]+ a (second|minute)\)$", last), shown[-500:]
 
 
 @on_sqlite
@@ -163,11 +163,16 @@ def test_a_drain_without_a_terminal_logs_a_summary(
     caplog.set_level("INFO", "sqlq.worker")
     with progress.Progress(supervisor, None, drawn=False):
         wait_until(lambda: caplog.messages, what="a summary")
-    assert re.fullmatch(r"90 done, [789]\.\d/s, 3 running, 5 waiting, 2 failed", caplog.messages[0])
+    assert re.fullmatch(
+        r"90 done, [789](\.\d+)? a second, 3 running, 5 waiting, 2 failed", caplog.messages[0]
+    )
 
 
 def test_the_last_line_has_the_counts_and_the_rate() -> None:
     counts = Counter(finished=1472, retried=30, failed=31, lost=0, released=1)
-    assert stopped(counts, 192.0) == "1,472 finished, 30 retried, 31 failed, 1 released in 3.2 min (7.7/s)"
+    assert (
+        stopped(counts, 192.0)
+        == "1,472 finished, 30 retried, 31 failed, 1 released in 3 min 12 s (7.67 a second)"
+    )
     assert stopped(Counter(failed=1), 5.0) == "1 failed in 5 s"
     assert stopped(Counter(), 5.0) == "no jobs"

@@ -60,7 +60,7 @@ def test_schedules_add_show_run_and_remove(sqlq_: Command, app: sqlq.App) -> Non
     ("arguments", "said"),
     [
         (["--cron", "61 * * * *"], "--cron is '61 * * * *' (bad minute): it has five fields"),
-        (["--every", "10"], "--every is '10': give a duration such as"),
+        (["--every", "10"], "--every is '10': write it as in"),
         (["--every", "500ms"], "--every is 500 ms: it must be at least 1 s"),
         (
             ["--cron", "* * * * *", "--timezone", "Mars"],

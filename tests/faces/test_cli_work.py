@@ -57,7 +57,7 @@ def test_drain_runs_all_available_jobs_and_logs_a_summary(
         and "cannot lift it" in line
         for line in middle
     )
-    assert re.search(r"stopped: 2 finished, 1 failed in \d.* m?s \(\d+\.\d/s\)$", last)
+    assert re.search(r"stopped: 2 finished, 1 failed in \d.* m?s \([\d.]+ a second\)$", last)
     assert app.jobs.get(done).result == "7 True "
     assert app.jobs.get(here).result == str(sqlq_.directory)
     assert app.jobs.get(failing).state is State.FAILED
@@ -233,7 +233,7 @@ def test_the_second_signal_leaves_at_once(
 
 
 WRONG: dict[tuple[str, ...], str] = {
-    ("--lease", "5"): "--lease is '5': give a duration such as \"30s\"",
+    ("--lease", "5"): "--lease is '5': write it as in \"30s\"",
     ("--lease", "10ms"): "it must lie between 1 s and 24 h",
     ("--grace", "soon"): "--grace is 'soon'",
     ("-c", "0"): "--concurrency is 0",

@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq.config.durations import FAR, MAX_MS, aware, milliseconds, readable
+from sqlq.config.durations import (
+    FAR,
+    MAX_MS,
+    ago,
+    amount,
+    aware,
+    in_units,
+    milliseconds,
+    rate,
+    readable,
+    until,
+)
 from sqlq.errors import ConfigurationError
 from tests.kit import for_each
 
@@ -59,7 +70,9 @@ def test_durations(given: Any, ms: int) -> None:
     ],
 )
 def test_a_bad_duration_is_refused_by_its_name(given: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"^delay is .*: give a timedelta or text such as"):
+    with pytest.raises(
+        ConfigurationError, match=r"^delay is .*: (give a timedelta or text such as|write it as in) \"30s\""
+    ):
         milliseconds(given, "delay")
 
 
@@ -115,13 +128,83 @@ def test_naive_and_distant_times_are_refused(given: Any, reason: str) -> None:
     ("ms", "text"),
     [
         (0, "0 ms"),
+        (0.00833, "0 ms"),
+        (78.63, "78.6 ms"),
         (850, "850 ms"),
+        (999.4, "999.4 ms"),
+        (999.7, "1 s"),
+        (1_250, "1.25 s"),
         (12_500, "12.5 s"),
+        (60_300, "60.3 s"),
+        (99_960, "100 s"),
         (119_000, "119 s"),
+        (119_600, "2 min"),
+        (130_200, "2 min 10 s"),
         (180_000, "3 min"),
-        (9_000_000, "2.5 h"),
+        (3_599_400, "59 min 59 s"),
+        (3_599_600, "1 h"),
+        (5_400_000, "1 h 30 min"),
+        (9_000_000, "2 h 30 min"),
+        (48_960_000, "13 h 36 min"),
+        (172_769_000, "47 h 59 min"),
+        (172_771_000, "2 d"),
         (345_600_000, "4 d"),
+        (356_400_000, "4 d 3 h"),
+        (MAX_MS, "36,600 d"),
     ],
 )
-def test_durations_for_people(ms: int, text: str) -> None:
+def test_durations_are_written_for_people(ms: float, text: str) -> None:
     assert readable(ms) == text
+
+
+@for_each(
+    ("seconds", "past", "future"),
+    [
+        (0.1, "just now", "just now"),
+        (3.2, "3 s ago", "in 3 s"),
+        (60.3, "60 s ago", "in 60 s"),
+        (130.2, "2 min ago", "in 2 min 10 s"),
+        (5_400.2, "90 min ago", "in 1 h 30 min"),
+        (48_960.2, "14 h ago", "in 13 h 36 min"),
+        (345_600.2, "4 d ago", "in 4 d"),
+    ],
+)
+def test_times_are_written_for_people(seconds: float, past: str, future: str) -> None:
+    assert ago(datetime.now(UTC) - timedelta(seconds=seconds)) == past
+    assert until(datetime.now(UTC) - timedelta(seconds=seconds)) == past
+    assert until(datetime.now(UTC) + timedelta(seconds=seconds)) == future
+
+
+@for_each(
+    ("a_second", "text"),
+    [
+        (0, "0 a second"),
+        (1_173.2, "1,170 a second"),
+        (1_234_567, "1,230,000 a second"),
+        (100, "100 a second"),
+        (3.5512, "3.55 a second"),
+        (0.1, "0.1 a second"),
+        (0.05, "3 a minute"),
+        (0.00833, "0.5 a minute"),
+        (0.001, "3.6 an hour"),
+        (0.00001, "0.86 a day"),
+        (0.0000001, "0.01 a day"),
+    ],
+)
+def test_rates_are_written_for_people(a_second: float, text: str) -> None:
+    assert rate(a_second) == text
+
+
+@for_each(
+    ("number", "text"),
+    [(0, "0 bytes"), (999, "999 bytes"), (1_000, "0.98 KiB"), (1023 * 1024, "1 MiB"), (3 << 40, "3 TiB")],
+)
+def test_sizes_are_written_for_people(number: float, text: str) -> None:
+    assert in_units(number) == text
+
+
+@given(st.floats(0, 1e15))
+def test_no_measured_number_has_an_exponent(number: float) -> None:
+    for text in (amount(number), rate(number), readable(number), in_units(number)):
+        assert "e+" not in text
+        assert "e-" not in text

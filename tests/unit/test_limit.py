@@ -146,7 +146,7 @@ def test_a_template_that_names_no_parameter_is_refused_at_the_decorator(
         (lambda: Limit("a", rate="often"), "rate is 'often': it is a number of starts and a period"),
         (lambda: Limit("a", rate="0/1m"), "its number lies between 1"),
         (lambda: Limit("a", rate="5/0s"), "its period is not zero"),
-        (lambda: Limit("a", rate="5/1y"), "the period of rate '5/1y' is '1y': give a timedelta or text"),
+        (lambda: Limit("a", rate="5/1y"), "the period of rate '5/1y' is '1y': write it as in"),
         (lambda: Limit("a", rate=5), "rate is 5"),  # type: ignore[arg-type]
         (lambda: Limit("", running=1), "the key of a limit is '': it must be text that is not blank"),
         (lambda: Limit(7, running=1), "the key of a limit is 7"),  # type: ignore[arg-type]

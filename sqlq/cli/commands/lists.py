@@ -13,7 +13,6 @@ from sqlq.admin.verbs import of, worker_name
 from sqlq.cli.context import Context
 from sqlq.cli.options import flag, limit_option, listing, takes_json, those_of_one
 from sqlq.cli.terminal.output import (
-    ago,
     plain,
     show_fields,
     show_json,
@@ -23,7 +22,7 @@ from sqlq.cli.terminal.output import (
     show_table,
 )
 from sqlq.config.command_hint import command
-from sqlq.config.durations import counted
+from sqlq.config.durations import ago, counted
 from sqlq.model.flow import FlowDetails
 from sqlq.model.job import State
 

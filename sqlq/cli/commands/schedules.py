@@ -11,7 +11,6 @@ from sqlq.cli.commands.enqueue import argument
 from sqlq.cli.context import Context
 from sqlq.cli.options import duration, job_options, listing, number, takes_json, time_option
 from sqlq.cli.terminal.output import (
-    ago,
     answer,
     dated,
     naming_options,
@@ -24,7 +23,7 @@ from sqlq.cli.terminal.output import (
     show_table,
     show_wrapped,
 )
-from sqlq.config.durations import milliseconds, readable, written
+from sqlq.config.durations import ago, milliseconds, readable, written
 from sqlq.model.schedule import Schedule
 from sqlq.model.task import new_from_json
 
@@ -76,7 +75,7 @@ def _fields(details: ScheduleDetails) -> dict[str, object]:
             "overlap": plan.overlap,
         }
     return values | {
-        "error": details.error and f"{details.error} ({ago(details.error_at)})",
+        "error": details.error_at and f"{details.error} ({ago(details.error_at)})",
         "task": details.task,
         "queue": queue_name(details.queue),
         "arguments": details.payload,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from sqlq.config.command_hint import STEERS, escaped
-from sqlq.config.durations import age, in_units, until, written
+from sqlq.config.durations import ago, in_units, until, written
 from sqlq.config.json_text import AsJson, document
 from sqlq.errors import SqlqError
 
@@ -68,11 +68,6 @@ def plain(text: str) -> str:
     return _CONTROL.sub(" ", str(text)).strip()  # SQLite lets in bytes; guard: bytes-are-shown
 
 
-def ago(time: datetime | None) -> str | None:
-    """Return how long ago a time was."""
-    return None if time is None else f"{age(time)} ago"
-
-
 def dated(time: datetime | None) -> str | None:
     """Return a time, and how long ago it was."""
     return None if time is None else f"{written(time)} ({ago(time)})"
@@ -92,7 +87,6 @@ def naming_options(**others: str) -> Iterator[None]:
             names |= dict.fromkeys((str(option.name), words[2:].replace("-", "_")), words)
         if subject not in names:
             raise
-        rest = rest.replace("give a timedelta or text such as", "give a duration such as")
         raise click.UsageError(f"{names[subject]} {rest}") from None
 
 

@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlq.admin.queues import Queues, Waiting
 from sqlq.cli.terminal.logs import ERASE, draw
 from sqlq.cli.terminal.output import console
-from sqlq.config.durations import span
+from sqlq.config.durations import rate, span
 from sqlq.database.database import Database
 from sqlq.database.timeouts import LOOPS
 from sqlq.errors import SqlqError
@@ -76,8 +76,8 @@ class Progress(Loop):
     def _line(self) -> str:
         now, counts = time.monotonic(), self._supervisor.counts
         seconds = now - (self._supervisor.ready_since or now)
-        rate = counts["finished"] / seconds if seconds else 0.0
-        parts = [f"{counts['finished']:,} done", f"{rate:,.1f}/s", f"{self._supervisor.running:,} running"]
+        pace = rate(counts["finished"] / seconds if seconds else 0.0)
+        parts = [f"{counts['finished']:,} done", pace, f"{self._supervisor.running:,} running"]
         if self._waiting is not None:
             parts.append(f"{self._waiting.number:,}{'' if self._waiting.exact else ' or more'} waiting")
         return ", ".join(parts + [f"{counts[name]:,} {name}" for name in FIRST[1:] if counts[name]])
@@ -89,5 +89,5 @@ def stopped(counts: Counter[str], seconds: float | None) -> str:
     ended = ", ".join(f"{counts[name]:,} {name}" for name in names if counts[name])
     if not ended or seconds is None:
         return ended or "no jobs"
-    rate = f" ({counts['finished'] / max(seconds, 0.001):,.1f}/s)" if counts["finished"] else ""
-    return f"{ended} in {span(seconds)}{rate}"
+    pace = f" ({rate(counts['finished'] / max(seconds, 0.001))})" if counts["finished"] else ""
+    return f"{ended} in {span(seconds)}{pace}"

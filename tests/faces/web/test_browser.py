@@ -161,17 +161,52 @@ def test_a_page_shows_that_it_is_stale_while_the_server_is_away(desk: Desk, wind
     browser.console()
 
 
-def test_every_page_fits_a_phone(desk: Desk) -> None:
-    fill(desk.app)
+def crowd(app: sqlq.App) -> None:
+    """Many failed jobs with long errors, a pause, and a batch."""
+    fill(app)
+    app.enqueue_many([shop.export.new(i) for i in range(30)])
+    for i in range(25):
+        end(app, failed(f"order {i} at https://warehouse.example.com/{'orders/' * 12}{i}"), queue="reports")
+    app.enqueue_many([shop.charge.new(i).set(batch="import-42", queue=f"q{i}") for i in range(4)])
+    with app.acting_as("ada"):
+        app.queues.pause("q1", duration="2h")
+    app.jobs.cancel([app.jobs.list(queue="q2")[0].id])
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_every_page_keeps_its_layout(desk: Desk, width: int) -> None:
+    crowd(desk.app)
+    layout = Path(__file__).with_name("layout.js").read_text()
+    driver, id = desk.browser.driver, desk.app.jobs.list(state="failed")[0].id
+    metrics: dict[str, Any] = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width == 390}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    paths = [*PAGES, "database", "jobs?state=failed", f"jobs/{id}", "flows/1", "schedules/nightly"]
+    try:
+        assert {path: faults for path in paths if (faults := layout_faults(desk, path, layout))} == {}
+    finally:
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def layout_faults(desk: Desk, path: str, layout: str) -> list[str]:
+    desk.open(path).find("h1")
+    faults: list[str] = desk.browser.driver.execute_script(layout)
+    return faults
+
+
+def test_the_menu_of_a_phone_folds_without_a_script(desk: Desk) -> None:
     driver = desk.browser.driver
     metrics: dict[str, Any] = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
     try:
-        for path in PAGES:
-            desk.open(path)
-            wide = driver.execute_script("return document.documentElement.scrollWidth")
-            assert wide <= 390, f"{path or 'overview'} is {wide} wide"
+        browser = desk.open("queues")
+        assert browser.find(".top").size["height"] < 100
+        assert not browser.find(".top nav").is_displayed()
+        browser.find("label.menu").click()
+        browser.press("Limits", within="nav")
+        browser.sees("Limits", "h1")
     finally:
+        driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
         driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 

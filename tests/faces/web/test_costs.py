@@ -82,7 +82,11 @@ def received(visitor: Visitor, path: str) -> list[tuple[str, Any]]:
         got.append((statement, parameters))
 
     engine = visitor.site.reading.app.database.engine
-    visitor.site.reading.forget()
+    reading = visitor.site.reading
+    reading.forget()
+    visitor.page("/queues")
+    for key in reading._kept.keys() - {"summary", "names"}:  # which all pages share
+        del reading._kept[key]
     event.listen(engine, "before_cursor_execute", collect)
     visitor.page(path)
     event.remove(engine, "before_cursor_execute", collect)

@@ -8,16 +8,18 @@ import re
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, text, update
 from sqlalchemy.exc import OperationalError
 
 import sqlq
 from sqlq.admin import jobs
 from sqlq.admin.jobs import Jobs
 from sqlq.admin.queues import Queues
+from sqlq.schema.tables import finished_jobs
 from sqlq.store.limits import admit
 from sqlq.web import Role, pages
 from tests.faces.command import Command
@@ -34,18 +36,23 @@ def shop(app: sqlq.App) -> sqlq.App:
 
 def ids(page: str) -> list[int]:
     """The jobs of a list."""
-    return [int(id) for id in re.findall(r'<td class="number"><a href="/jobs/(\d+)">', page)]
+    return [
+        int(id) for id in re.findall(r'<td class="number title" data-label="id"><a href="/jobs/(\d+)">', page)
+    ]
 
 
 def test_the_overview_shows_queues_and_their_pace(shop: sqlq.App) -> None:
     shop.enqueue_many([shop.named("send").new(i) for i in range(3)])
     end(shop, Finished())
     end(shop, failed())
+    with shop.database.begin() as conn:
+        a_while_ago = datetime.now(UTC) - timedelta(minutes=5)
+        conn.execute(update(finished_jobs).values(finished_at=a_while_ago))
     page = Visitor(shop).page()
     assert "No worker is running" in page
-    assert re.search(r'class="plot bars "[^>]*>.*?<rect', page, re.DOTALL), (
-        "a bar for the job that has finished"
-    )
+    assert re.search(
+        r'class="plot bars "[^>]*>.*?<title>\d\d:\d\d to \d\d:\d\d: 0.5 a minute</title>', page, re.DOTALL
+    ), "a bar for the job that has finished"
     assert re.search(r'href="/jobs\?state=failed&amp;queue=default">1<', page)
 
 
@@ -117,6 +124,51 @@ def test_the_page_of_a_job_names_the_reason_why_it_waits(shop: sqlq.App, paused:
     if paused:
         shop.queues.pause("default")
     assert said in Visitor(shop).page(f"/jobs/{id}")
+
+
+def test_a_part_of_a_name_finds_the_task(shop: sqlq.App) -> None:
+    for name in ("shop.send", "shop.resend", "pack.all"):
+        shop.task(name=name, max_attempts=1)(lambda: None)
+    made = {name: shop.enqueue(shop.named(name).new()).id for name in ("send", "shop.send", "pack.all")}
+    visitor = Visitor(shop)
+    for part, name in (("send", "send"), ("ACK.A", "pack.all"), ("p.send", "shop.send")):
+        page = visitor.page(f"/jobs?task={part}")
+        assert ids(page) == [made[name]], part
+        assert f'name="task" value="{name}"' in page
+    for path in ("/jobs", "/failures"):
+        page = html.unescape(visitor.page(f"{path}?task=shop"))
+        alike = set(re.findall(rf'<li><a href="{path}\?task=([\w.]+)"', page))
+        assert alike == {"shop.resend", "shop.send"}
+    assert "No job matches" in visitor.page("/jobs?task=nope")
+
+
+def test_every_page_has_the_counts_on_top_and_jobs_have_them_on_their_tabs(shop: sqlq.App) -> None:
+    shop.enqueue_many([shop.named("send").new(i) for i in range(5)])
+    shop.enqueue(shop.named("pack").new().set(delay="1h"))
+    end(shop, failed())
+    visitor = Visitor(shop)
+    for path in pages.PAGES["jobs"][0], "/limits", "/jobs/1", "/schedules":
+        line = re.search(r'<div id="summary".*?</div>', visitor.page(path), re.DOTALL)
+        assert line is not None, path
+        text = " ".join(re.sub(r"<[^>]*>", "", line[0]).split())
+        assert text == "5 waiting 0 running 1 failed 0 workers", path
+
+    def tabs(query: str) -> list[str]:
+        return re.findall(r'<span class="count [a-z]*">([^<]*)</span>', visitor.page(f"/jobs{query}"))
+
+    assert sorted(tabs("")) == ["0", "0", "1", "1", "4"]
+    assert sorted(tabs("?queue=packing&state=failed")) == ["0", "0", "0", "0", "1"]
+    assert tabs("?task=send") == [], "no count without a scan"
+
+
+def test_a_known_queue_without_jobs_can_be_paused(shop: sqlq.App) -> None:
+    visitor = Visitor(shop)
+    assert '<option value="packing">' in visitor.page("/queues")
+    assert "paused packing for 10m" in visitor.done("queues pause", name="packing", duration="10m")
+    assert visitor.done("queues pause", all="true") == "paused all queues."
+    assert visitor.done("queues resume", all="true") == "resumed all queues."
+    refused = html.unescape(visitor.send("queues pause", name="packing", duration="soon").text)
+    assert 'duration is \'soon\': write it as in "30s", "10m"' in refused
 
 
 def test_failures_are_grouped_by_error_and_place(shop: sqlq.App) -> None:
@@ -236,8 +288,12 @@ def test_the_api_answers_in_json_whatever_sql_has_stored(shop: sqlq.App, engine:
         ("/schedules/nope", 400, "nope"),
         ("/failures/nope", 404, "no failed job has this error"),
         ("/jobs?before=x", 400, "before is 'x': give a whole number"),
-        ("/jobs?since=yesterday", 400, "since"),
-        ("/jobs?since=2026-11-26T12:00:00", 400, "since is 2026-11-26 12:00:00, which has no time zone"),
+        ("/jobs?since=yesterday", 400, 'since is \'yesterday\': write it as in "30s", "10m"'),
+        (
+            "/jobs?since=2026-11-26T12:00:00",
+            400,
+            "since is 2026-11-26T12:00:00, which has no time zone: write it as in 2026-11-26T12:00:00Z",
+        ),
         ("/jobs?until=9999-01-01T00:00:00Z", 400, "until is 9999-01-01 00:00:00+00:00: it must lie"),
         ("/api/v1/jobs?since=2026-11-26T12:00:00", 400, "which has no time zone"),
         ("/api/v1/jobs?limit=0", 400, "limit is 0"),
@@ -300,6 +356,7 @@ def test_a_query_that_was_too_slow_is_not_repeated_by_each_viewer(
 
 def test_viewers_share_one_query(shop: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     visitor = Visitor(shop)
+    monkeypatch.setattr("sqlq.web.reading.time", SimpleNamespace(monotonic=lambda: 0.0))
     visitor.page("/queues")
     looks: list[int] = []
     status = Queues.list
@@ -314,7 +371,9 @@ def test_viewers_share_one_query(shop: sqlq.App, monkeypatch: pytest.MonkeyPatch
     assert looks == []
     visitor.site.reading.forget()
     visitor.page("/queues")
-    assert looks == [1]
+    assert looks == [1, 1], "that of the page, and that of the line on top of every page"
+    visitor.page("/jobs")
+    assert looks == [1, 1]
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

@@ -119,7 +119,7 @@ class Checks(SimpleTestCase):
                 "SQLQ in the settings: concurrency is 0: it must be a whole number from 1 to 1,000",
             ),
             ({"max_rss": "much"}, "SQLQ in the settings: max_rss is 'much': give a size"),
-            ({"wait": "soon"}, "SQLQ in the settings: wait is 'soon': give a timedelta or text"),
+            ({"wait": "soon"}, "SQLQ in the settings: wait is 'soon': write it as in"),
             (
                 {"defaults": {"timeuot": "5m"}},
                 "SQLQ in the settings: defaults has no option 'timeuot'; it has queue",
