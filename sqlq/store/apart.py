@@ -78,8 +78,8 @@ might be refused, too."""
 
 
 def noted(conn: Connection | Engine, why: str) -> Callable[[Any, Exception], None]:
-    """Return a function that notes that the database refuses to store that a job `why`. The job's id is the
-    first value of a refused item. The log has it once."""
+    """Return the `refused` for `apart` that logs a refusal once, and has `lately` leave the row out. An
+    item begins with the id of a job. `why` ends the sentence "job 7 …", as in "has lost its worker"."""
     return partial(_note, _refused.setdefault(conn.engine, {}), why)
 
 

@@ -69,7 +69,7 @@ finally:
         "health",
         "metrics",
         "demo",
-    ]
+    ], "this list has each command, in the order of the help"
     for name in ("SQLQ_DATABASE_URL", "SQLQ_APP", "sqlite:///sqlq.db"):
         assert name in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 100

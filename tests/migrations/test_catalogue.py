@@ -35,8 +35,9 @@ def migrated(empty: Engine, request: pytest.FixtureRequest) -> Iterator[Catalogu
 @pytest.mark.parametrize("empty_database_url", ["sqlite", "postgresql", "mariadb"], indirect=True)
 def test_statements_know_the_tables_of_the_migrations(empty: Engine) -> None:
     migrate.upgrade(empty, None)
-    assert indexes(empty) == dialect_of(empty).health.OWN_INDEXES
-    assert nullable(empty) == {table: set(names.split()) for table, names in NULLABLE.items()}
+    assert indexes(empty) == dialect_of(empty).health.OWN_INDEXES, "OWN_INDEXES in health.py lists each index"
+    known = {table: set(names.split()) for table, names in NULLABLE.items()}
+    assert nullable(empty) == known, "NULLABLE in catalogue.py lists each column that may be NULL"
     made = columns(empty)
     migrate.downgrade(empty, None, "base")
     metadata.create_all(empty.execution_options(schema_translate_map={TOKEN_SCHEMA: None}))

@@ -196,7 +196,9 @@ def test_the_database_receives_the_golden_statement(database: Database, name: st
     if os.environ.get("SQLQ_TEST_WRITE_GOLDEN"):
         golden.parent.mkdir(exist_ok=True)
         golden.write_text(actual)
-    assert actual == golden.read_text(), f"{golden.name} is not what the database receives"
+    assert actual == golden.read_text(), (
+        f"{golden.name} is not what the database receives: SQLQ_TEST_WRITE_GOLDEN=1 writes it again"
+    )
 
 
 # ── How they are run ────────────────────────────────────────────────────────────────────────────────────────

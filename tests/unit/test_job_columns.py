@@ -17,10 +17,12 @@ import sqlq
 from sqlq.model import job_options
 from sqlq.model.job import JobDetails, NewJob
 from sqlq.schema.tables import names_of
+from sqlq.schema.version import HEAD
 from sqlq.store.blockers import BLOCKERS
 from sqlq.store.jobs.rows import FIELDS
 
 ROOT = Path(sqlq.__file__).parents[1]
+NEXT = f"{int(HEAD) + 1:04}"
 
 
 def test_each_option_of_a_column_is_a_field_of_a_new_job() -> None:
@@ -31,6 +33,12 @@ def test_each_option_of_a_column_is_a_field_of_a_new_job() -> None:
 def test_each_column_that_an_enqueue_writes_is_shown_by_details() -> None:
     missing = {*names_of("option", "written")} - {field.name for field in fields(JobDetails)}
     assert not missing, f"model/job.py: JobDetails has no {missing}"
+
+
+def test_each_option_of_a_column_is_shown_by_the_command() -> None:
+    text = (ROOT / "sqlq/cli/commands/show.py").read_text("utf-8")
+    missing = {name for name in names_of("option") if f"job.{name}" not in text}
+    assert not missing, f"cli/commands/show.py: _fields shows no {missing}"
 
 
 def test_each_job_option_has_its_check() -> None:
@@ -47,7 +55,7 @@ def test_each_reason_to_wait_is_explained() -> None:
 # -- a new one -----------------------------------------------------------------------------------------------
 
 MIGRATION = """
-revision, down_revision, branch_labels, depends_on = "0002", "0001", None, None
+revision, down_revision, branch_labels, depends_on = "NEXT", "HEAD", None, None
 
 
 def upgrade(op, schema):
@@ -138,9 +146,12 @@ PLACES: dict[str, tuple[str, Callable[[str], str]]] = {
     "claim": ("sqlq/model/job.py", of_class("ClaimedJob", "note: str | None = None")),
     "HEAD": (
         "sqlq/schema/version.py",
-        lambda text: text.replace('HEAD: Final = "0001"', 'HEAD: Final = "0002"'),
+        lambda text: text.replace(f'HEAD: Final = "{HEAD}"', f'HEAD: Final = "{NEXT}"'),
     ),
-    "migration": ("migrations/versions/0002_note.py", lambda text: MIGRATION),
+    "migration": (
+        f"migrations/versions/{NEXT}_note.py",
+        lambda text: MIGRATION.replace("NEXT", NEXT).replace("HEAD", HEAD),
+    ),
 }
 """The changes for a job option `note`, as the table in CONTRIBUTING.md names them."""
 
@@ -160,7 +171,7 @@ def run(tmp_path: Path, without: str | None) -> subprocess.CompletedProcess[str]
             file = tmp_path / name
             text = file.read_text("utf-8") if file.exists() else ""
             changed = change(text)
-            assert changed != text, name
+            assert changed != text, f"{name}: PLACES finds the place of the {place} there no more"
             file.write_text(changed, "utf-8")
     return subprocess.run(
         [sys.executable, "-c", PROGRAM],
@@ -190,7 +201,7 @@ def test_a_new_job_option_names_what_it_lacks_when_a_place_is_left_out(tmp_path:
 def test_contributing_names_the_places_of_a_job_option() -> None:
     (row,) = _rows("a job option")
     named = {file.removeprefix("sqlq/") for file, _ in PLACES.values() if file.endswith(".py")}
-    assert named - {"migrations/versions/0002_note.py"} <= {*re.findall(r"`([\w/]+\.py)`", row)}
+    assert named - {PLACES["migration"][0]} <= {*re.findall(r"`([\w/]+\.py)`", row)}
     assert "migration" in row
     assert all(f"`{name}`" in row for name in ("JobOptions", "NewJob", "JobDetails", "ClaimedJob", "HEAD"))
 

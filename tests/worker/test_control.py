@@ -17,7 +17,9 @@ from sqlq.admin.doctor.doctor import examine
 from sqlq.errors import ConfigurationError
 from sqlq.schema.types import now
 from sqlq.store.workers import workers
+from sqlq.worker.maintain import services
 from sqlq.worker.maintain.control import Control
+from sqlq.worker.maintain.services import PolledService, Service
 from sqlq.worker.wait import poller
 from tests.kit import working
 from tests.waiting import wait_until
@@ -155,6 +157,13 @@ def test_a_running_job_sees_a_cancel_before_the_next_heartbeat(app: sqlq.App, he
         wait_until(lambda: app.jobs.get(job.id).state == "cancelled")
         assert time.monotonic() - began < OBEYED_SECONDS + BUSY_MACHINE
     assert held.stopped
+
+
+def test_a_worker_runs_each_service_of_the_maintenance(app: sqlq.App) -> None:
+    known = {each for each in vars(services).values() if isinstance(each, type) and issubclass(each, Service)}
+    run = {type(each) for each in app.worker()._maintenance._due}
+    missing = {each.__name__ for each in known - run - {Service, PolledService}}
+    assert not missing, f"worker/maintain/maintenance.py: Maintenance runs no {missing}"
 
 
 def test_a_starting_worker_shows_its_state(app: sqlq.App) -> None:
