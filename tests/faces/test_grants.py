@@ -287,6 +287,15 @@ def test_an_enqueue_and_a_worker_name_their_own_kinds(poor: Poor, tmp_path: Path
 
 
 @on_postgresql
+def test_a_worker_may_run_each_service_of_its_maintenance(owner: Desk, poor: Poor) -> None:
+    grant(owner.url, poor.role, "worker")
+    app = sqlq.App(poor.url)
+    for service in app.worker()._maintenance._due:
+        service.run()  # raises, with the table, where RIGHTS["worker"] lacks a right
+    app.close()
+
+
+@on_postgresql
 def test_commands_that_look_name_the_reader_and_the_audits_end_its_owner(poor: Poor) -> None:
     looks = [["show", "1"], ["show", "1", "--result"], ["why", "1"], ["flows", "show", "1"], ["metrics"]]
     looks += [["schedules", "show", "nightly"]]
