@@ -219,12 +219,6 @@ class Jobs(Facet):
                 job.id for each in lookup.of_error(conn, fingerprint) for job in lookup.handles(conn, each)
             ]
 
-    def fingerprint(self, id: int) -> str | None:
-        """Return the fingerprint of a failed job's error; None where it has not failed."""
-        with self._read() as conn:
-            rows = lookup.failed_rows(conn, Selection((id,)))
-            return next((mark.fingerprint for mark in self._marks.of(conn, rows).values()), None)
-
     def pace(self, length: Duration, parts: Rows) -> Pace:
         """Return how many jobs finished and failed in each part of the last time, and how long they waited
         and ran. Each part is measured on a sample; jobs with a retention of their own are not in it."""

@@ -19,7 +19,6 @@ from django.contrib.admin.views.main import ChangeList
 from django.core.paginator import InvalidPage
 from django.db import transaction
 from django.http import HttpRequest
-from django.urls import NoReverseMatch, reverse
 from django.utils.html import format_html
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -95,23 +94,10 @@ class RowAdmin(admin.ModelAdmin):
     def get_changelist(self, request: HttpRequest, **options: Any) -> type[ChangeList]:
         return RowList
 
-    def _dashboard(self, row: Any = None) -> str | None:
-        """Return the address of the same page of the dashboard; None where the project has none."""
-        path = f"{self.opts.model_name}s"
-        if row is not None and path in ("jobs", "schedules"):
-            path = f"{path}/{row.pk}"
-        with suppress(NoReverseMatch):
-            return str(reverse("sqlq:dashboard", args=[path]))
-        return None
-
-    def render_change_form(self, request: HttpRequest, context: Any, *args: Any, **options: Any) -> Any:
-        context["dashboard"] = self._dashboard(options.get("obj"))
-        return super().render_change_form(request, context, *args, **options)
-
     # A transaction would keep an action waiting, which has the App's own connection.
     @transaction.non_atomic_requests  # guard: no-transaction-around-actions
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> Any:
-        return super().changelist_view(request, {"dashboard": self._dashboard()})
+        return super().changelist_view(request, extra_context)
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Sequence[Any]:
         fields = sorted(self.opts.concrete_fields, key=lambda field: field.name not in self.first)
@@ -228,13 +214,14 @@ class JobAdmin(RowAdmin):
         return self._of(job, "\n".join(reason.text for reason in why(reading.app.database, job)))
 
     def _of(self, job: Any, reasons: str | None = None) -> Any:
+        awaited = job.flow_id if job.blocked_by == "flow" else job.limit_key
         history = (f"{each.outcome}: {each.exception or ''} {each.message or ''}" for each in job.history)
         return self.model.of(
             job,
             id=str(job.id),
             attempts=f"{job.attempts}/{'?' if job.max_attempts is None else job.max_attempts}",
             history="\n".join(each.rstrip(": ") for each in history),
-            why=reasons or (job.blocked_by and f"it waits for its {job.limit_key or job.blocked_by}"),
+            why=reasons or (job.blocked_by and f"it waits for its {job.blocked_by} {awaited}"),
             **{name: _as_json(getattr(job, name)) for name in ("payload", "headers", "result")},
         )
 

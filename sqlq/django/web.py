@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -42,7 +43,7 @@ def dashboard(request: HttpRequest, path: str) -> HttpResponse:
         **request.META,  # which has the headers, under ASGI, too
         USER: user,
         "sqlq.host": {
-            "home": _address("admin:index"),
+            "home": _address("admin:app_list", args=["sqlq"]),
             "logout": _address("admin:logout", "logout"),
             "token": get_token(request),
         },
@@ -79,9 +80,9 @@ def _site() -> Any:
     return wsgi(project_app(), authorize=lambda request: request.environ[USER])
 
 
-def _address(*names: str) -> str | None:
+def _address(*names: str, args: Sequence[str] = ()) -> str | None:
     """Return the path of the first of these views that the project has."""
     for name in names:
         with suppress(NoReverseMatch):
-            return str(reverse(name))
+            return str(reverse(name, args=args))
     return None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlq.model.flow import StepDetails
 
@@ -12,7 +12,7 @@ BOXES = 16
 """A flow of more steps is folded."""
 NEIGHBOURS = 8
 _BY_HARM = ("failed", "running", "available", "scheduled", "blocked", "cancelled", "finished")
-_OVER = _BY_HARM.index("cancelled")
+_FOLDED = (True, True, _BY_HARM.index("cancelled"))
 
 
 class Box(NamedTuple):
@@ -20,7 +20,6 @@ class Box(NamedTuple):
 
     steps: list[StepDetails]
     column: int
-    row: int
     after: set[int]
 
 
@@ -36,24 +35,26 @@ def outline(steps: Sequence[StepDetails], at: int | None = None, limit: int = BO
     near |= {step.id for step in steps if not core.isdisjoint(step.after)}
     if at:
         steps, limit = [step for step in steps if step.id in core | near], NEIGHBOURS
-    harm = {step.id: _BY_HARM.index(step.state) for step in steps}
-    ranks = {id: (id not in core, id not in near, harm[id], id) for id in harm}
-    folds = (True, True, _OVER) if len(steps) > limit else (True, True, len(_BY_HARM))
-    shown = {id for id in sorted(ranks, key=ranks.__getitem__)[:limit] if ranks[id] < folds}
+    ranks = {
+        step.id: (step.id not in core, step.id not in near, _BY_HARM.index(step.state), step.id)
+        for step in steps
+    }
+    ranked = sorted(steps, key=lambda step: ranks[step.id])
+    shown = {step.id for step in ranked[:limit] if len(steps) <= limit or ranks[step.id] < _FOLDED}
     columns = _columns(steps, shown)
-    folded: dict[tuple[int, int], list[StepDetails]] = {}
-    for step in sorted(steps, key=lambda step: ranks[step.id]):
-        group = step.id if step.id in shown else -harm[step.id]
-        folded.setdefault((columns[step.id], group), []).append(step)
+    folded: dict[Any, list[StepDetails]] = defaultdict(list)
+    for step in ranked:
+        folded[columns[step.id], step.id if step.id in shown else step.state].append(step)
     numbers = {step.id: number for number, some in enumerate(folded.values()) for step in some}
-    rows: Counter[int] = Counter()
-    boxes = []
-    for (column, _), some in folded.items():
+    return [
         # steps of a fold may wait for each other
-        after = {numbers[id] for step in some for id in step.after if columns.get(id, column) < column}
-        boxes.append(Box(some, column, rows[column], after))
-        rows[column] += 1
-    return boxes
+        Box(
+            some,
+            column,
+            {numbers[id] for step in some for id in step.after if columns.get(id, column) < column},
+        )
+        for (column, _), some in folded.items()
+    ]
 
 
 def _columns(steps: Sequence[StepDetails], shown: set[int]) -> dict[int, int]:

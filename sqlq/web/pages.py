@@ -220,12 +220,10 @@ def job(view: View) -> Values:
     if job.flow_id is not None:
         with suppress(JobNotFoundError):
             _, boxes = _flow(view, job.flow_id, at=id)
-    is_failed = job.state is State.FAILED
     return {
         "job": job,
         "why": list(why(app.database, job)),
-        "fingerprint": app.jobs.fingerprint(id) if is_failed else None,
-        "groups": part(view, "groups", lambda app: app.jobs.failures()[0], 10.0) if is_failed else [],
+        "groups": part(view, "groups", lambda app: app.jobs.failures()[0], 10.0) if job.fingerprint else [],
         "arguments": app.flows.arguments(job),
         "boxes": boxes,
         "runs": app.audit.list(action="schedules run") if job.schedule else [],

@@ -12,6 +12,7 @@ from django.test import TransactionTestCase
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
+import sqlq
 from shop.tasks import fail, pay, remind
 from sqlq.admin.verbs import VERBS, on_jobs, verb
 from sqlq.django import app
@@ -138,6 +139,41 @@ class Looking(InTheAdmin):
         page = self.page(address(Job, "change", id))
         self.assertIn('raise LookupError("no such order")', page)
         self.assertRegex(page, r"<pre>Traceback[^<]*\n  File")
+
+    def test_error_and_reason_come_first(self):
+        self.log_in(is_superuser=True)
+        failed = app.enqueue(fail.new()).id
+        drain(app)
+        app.enqueue(pay.new(7).set(limit=sqlq.Limit("bank", running=1)))
+        blocked = app.enqueue(pay.new(7).set(limit=sqlq.Limit("bank", running=1))).id
+        page = self.page(address(Job))
+        columns = re.findall(r'class="field-(\w+)[^>]*>', page)[:4]
+        self.assertEqual(columns, ["id", "state", "note", "task"])
+        self.assertIn('field-note">LookupError: no such order<', page)
+        self.assertIn('field-note">it waits for its limit bank<', page)
+        for id in (failed, blocked):
+            page = self.page(address(Job, "change", id))
+            fields = re.findall(r"<label>(\w+):</label>", page)
+            self.assertEqual(fields[:3], ["Error", "Why", "Id"])
+
+    def test_pages_lead_to_those_of_the_dashboard(self):
+        self.log_in(is_superuser=True)
+        id = app.enqueue(pay.new(7)).id
+        for url, target in (
+            (address(Job), "/ops/sqlq/jobs"),
+            (address(Job, "change", id), f"/ops/sqlq/jobs/{id}"),
+            (address(Queue, "change", "mail"), "/ops/sqlq/queues"),
+            (address(Worker), "/ops/sqlq/workers"),
+        ):
+            (link,) = re.findall(r'<a href="([^"]+)">Dashboard<', self.page(url))
+            self.assertEqual(link, target)
+            self.assertEqual(self.client.get(link).status_code, 200)
+
+    def test_flags_are_icons(self):
+        self.log_in(is_superuser=True)
+        app.enqueue(pay.new(7))
+        for url in (address(Queue), address(Queue, "change", "mail")):
+            self.assertEqual(self.page(url).count("admin/img/icon-no.svg"), 2, "neither paused nor served")
 
     def test_schedules_queues_and_workers_are_listed(self):
         self.log_in(is_superuser=True)

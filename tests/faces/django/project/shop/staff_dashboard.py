@@ -130,7 +130,8 @@ class OfStaff(TransactionTestCase):
         self.log_in("delete_job")
         answer = self.client.get(ROOT)
         links = re.findall(r'(?:href|src|action)="([^"#?][^"#]*)"', answer.content.decode())
-        self.assertEqual([link for link in links if not link.startswith(ROOT)], [])
+        outside = [link for link in links if not link.startswith(ROOT)]
+        self.assertEqual(outside, ["/admin/sqlq/", "/admin/logout/"])
         cookie = answer.cookies["sqlq_form"]
         self.assertEqual((cookie["path"], cookie["httponly"], cookie["samesite"]), (ROOT, True, "Strict"))
         self.assertEqual(answer["X-Frame-Options"], "DENY")
@@ -138,6 +139,18 @@ class OfStaff(TransactionTestCase):
         self.assertEqual(reverse("sqlq:dashboard", args=["jobs"]), f"{ROOT}jobs")
         self.assertRedirects(self.client.get(ROOT[:-1]), ROOT, 301)
         self.assertEqual(self.client.get(f"{ROOT}no/such").status_code, 404)
+
+    def test_a_page_logs_out_and_leads_to_the_admin(self):
+        self.log_in("view_job")
+        page = self.page(f"jobs/{self.job.id}")
+        self.assertEqual(self.client.get(re.search(r'href="([^"]+)">job', page)[1]).status_code, 200)
+        token = re.search(
+            r'action="/admin/logout/"><input type="hidden" name="csrfmiddlewaretoken" value="(\w+)"', page
+        )
+        self.assertEqual(
+            self.client.post("/admin/logout/", {"csrfmiddlewaretoken": token[1]}).status_code, 200
+        )
+        self.assertEqual(self.client.get(ROOT).status_code, 302)
 
     def test_the_prefix_is_under_that_of_the_server(self):
         self.log_in("view_job")
