@@ -283,9 +283,9 @@ class Intake:
         arguments. Return the others with their outcomes."""
         database = self._app.database.for_loops
         unready: list[tuple[ClaimedJob, Outcome]] = []
-        if database.encryption is not None or any(str(job.payload).startswith(HEAD) for job in claimed):
+        if database.encryption is not None or [job for job in claimed if str(job.payload).startswith(HEAD)]:
             claimed, unready = opened_by(database.encryption, claimed)
-        if any(job.flow_id is not None for job in claimed):
+        if [job for job in claimed if job.flow_id is not None]:
             try:
                 claimed, failed = filled(database, claimed)
             except Exception as error:  # without them no step may start, and the other jobs may

@@ -11,7 +11,7 @@ import os
 import random
 import re
 import socket
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
@@ -245,7 +245,7 @@ class Settler(Loop):
         One transaction writes them if a job follows one of them, or joins a waiting list. Otherwise each
         statement commits by itself, since each job is in one of them only."""
         # guard: callback-commits-with-the-settle
-        followed = any(settlement.is_one for settlement in settlements)
+        followed = [settlement for settlement in settlements if settlement.is_one]
         with self._database.begin() if followed else self._database.single_statements() as conn:
             return settling.settle(conn, settlements)
 
@@ -295,21 +295,24 @@ class Settler(Loop):
 
     def _let_go(self, items: Sequence[Item]) -> None:
         """Drop the leases of jobs whose outcomes are committed. Have others start that waited for them."""
-        waited_for: defaultdict[Unblocker, set[Any]] = defaultdict(set)
         leaves_jobs = False
         for job, outcome in items:
             claimed = job.claimed
-            for unblocker in self._unblockers:
-                if claimed[unblocker.waited_for] is not None and (
-                    not unblocker.until_end or not isinstance(outcome, CONTINUES)
-                ):  # also one that was lost: the worker that has ended it may be gone
-                    waited_for[unblocker].add(claimed[unblocker.key])
             # guard: release-wakes-other-workers
             released = isinstance(outcome, Released) and outcome.delay_ms is None
             if released or claimed.on_success is not None or claimed.on_failure is not None:
                 leaves_jobs = True
-        for unblocker, keys in waited_for.items():
-            unblocker.ended(keys)  # guard: blocked-jobs-are-freed-after-the-settle
+        for unblocker in self._unblockers:
+            waited_for, key = unblocker.waited_for, unblocker.key
+            # also of jobs that were lost: the worker that has ended them may be gone
+            keys = {
+                job.claimed[key]
+                for job, outcome in items
+                if job.claimed[waited_for] is not None
+                and not (unblocker.until_end and isinstance(outcome, CONTINUES))
+            }
+            if keys:
+                unblocker.ended(keys)  # guard: blocked-jobs-are-freed-after-the-settle
         self._leases.drop([job.right for job, _ in items])
         self._signals.settled()
         self._reporter.flush()
