@@ -46,6 +46,10 @@ class Context(CommandLine):
     """Whether `run` runs it, so that its actions are recorded."""
     json_log: Mapping[str, Any] | None = None
     """How it logs, where that is as JSON: its error is a line of this log then."""
+    _environment_url: str | None = field(
+        default_factory=lambda: os.environ.get("SQLQ_DATABASE_URL"), repr=False
+    )
+    """As it was at the start: an App that is imported may find the URL of -d there."""
     _app: App | None = field(default=None, repr=False)
     _replica: App | None = field(default=None, repr=False)
 
@@ -74,19 +78,23 @@ class Context(CommandLine):
         """The path of the App: -a, else SQLQ_APP, else pyproject.toml."""
         if self.app_option is not None:
             return self.app_option
+        return self._standing_app
+
+    @property
+    def _standing_app(self) -> str | None:
         return os.environ.get("SQLQ_APP") or (self.project.app if self.project else None)
 
     def names_nothing(self) -> bool:
         """Whether neither an App nor a database is named anywhere."""
         named_url = self.project and self.project.database_url
-        return not (self.database_url or self.app_path or os.environ.get("SQLQ_DATABASE_URL") or named_url)
+        return not (self.database_url or self.app_path or self._environment_url or named_url)
 
     def url(self) -> URL | None:
         return None if self._app is None else self._app.database.engine.url
 
     def options(self, *, needs_app: bool) -> list[str]:
         # the next command reads the same environment and pyproject.toml
-        app = self.app_option
+        app = None if self.app_option == self._standing_app else self.app_option
         if app is None and needs_app and self.app_path is None:
             app = "module:attribute"
         return [*([] if app is None else ["-a", shlex.quote(app)]), *self._database_option()]
@@ -97,7 +105,8 @@ class Context(CommandLine):
 
         from sqlq.config.urls import has_secret, masked
 
-        if self.database_url is None:
+        is_standing = self.database_url == self._environment_url and self.app_path is None
+        if self.database_url is None or is_standing:
             return []
         try:
             url = make_url(self.database_url)
@@ -117,17 +126,22 @@ class Context(CommandLine):
 
     # -- the App ---------------------------------------------------------------------------------------------
 
-    def app(self, *, needs_code: bool = False) -> App:
+    def app(self, *, needs_code: bool = False, looks: bool = False) -> App:
         """Return the App that is named, else one without tasks; in either case on the database of -d, if
         given. With -d and without -a the App's module is imported only for a command that `needs_code`: its
-        tasks, keys or hooks.
+        tasks, keys or hooks. A reader, or one that `looks`, does without a module that cannot be imported.
 
         Raises `ConfigurationError` for an App that cannot be imported, and for a URL that cannot be used.
         """
         if self._app is None:
             # guard: database-url-imports-no-app
             path = self.app_path if needs_code or self.database_url is None else self.app_option
-            self._app = self._find(path)
+            try:
+                self._app = self._find(path)
+            except ConfigurationError as error:
+                if needs_code or path is None:
+                    raise
+                self._app = self._without_code(error, looks=looks or self.kind == "reader")
             if self.is_a_command and self.kind != "worker":  # which is no operator
                 _record_as_this_user()
         return self._app
@@ -170,6 +184,19 @@ class Context(CommandLine):
         """Close the connections of the App. The end of the process does not: `main` leaves what was made."""
         if self._app is not None:
             self._app.close()
+
+    def _without_code(self, error: ConfigurationError, *, looks: bool) -> App:
+        """Return an App without tasks on the database that is known without the module. Raises the error of
+        its import where none is, or where it might be another one, for a command that changes something."""
+        from sqlq.config.urls import masked
+
+        named = self._environment_url or (self.project and self.project.database_url)
+        if self.database_url is None and not (looks and named):
+            raise ConfigurationError(f"{error}; this command needs no code: name its database with -d")
+        app = self._find(None)
+        text = f"{self.name}: {error}; going on without the App, with {masked(app.database.engine.url)}"
+        click.echo(escaped_lines(text), err=True)
+        return app
 
     def _find(self, path: str | None) -> App:
         from sqlq.app.app import App

@@ -57,7 +57,7 @@ def _run(
     for name in names & {"flow", "error"}:
         if subjects or len(names) > 1:
             raise click.UsageError(f"--{name} chooses the jobs: leave out the rest")
-    app = context.app(needs_code=verb.needs_code)
+    app = context.app(needs_code=verb.needs_code, looks=verb.group == "workers")
     if error := options.pop("error", None):
         named = tuple(app.jobs.failed_alike(error))
         if not named:

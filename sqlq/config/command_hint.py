@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from dataclasses import dataclass
@@ -53,8 +54,14 @@ def command(words: str, url: URL | None = None, *, schema: str | None = None, ne
         # the next command reads the same environment
         name, options, schema = current.name, current.options(needs_app=needs_app), None
     else:
-        options = ["-a", "module:attribute"] if needs_app else []
-        if url is not None and has_secret(url):
+        from sqlq.config import pyproject
+
+        standing, project = os.environ.get("SQLQ_DATABASE_URL"), pyproject.find()
+        names_app = os.environ.get("SQLQ_APP") or (project and project.app)
+        options = ["-a", "module:attribute"] if needs_app and not names_app else []
+        if url is not None and standing in (str(url), url.render_as_string(hide_password=False)):
+            pass  # the next command reads the same environment
+        elif url is not None and has_secret(url):
             variables["SQLQ_DATABASE_URL"] = shown(url)
         elif url is not None:
             options += ["-d", shlex.quote(shown(url))]

@@ -345,7 +345,7 @@ class StepDetails:
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class FlowStatus(AsJson):
     """How far a flow is: how many of its steps are in which state. Steps whose rows were pruned count as
     nothing."""
@@ -355,6 +355,9 @@ class FlowStatus(AsJson):
     name: str | None
     created_at: datetime
     counts: Mapping[State, int]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self.name!r} {self.state}: {self.steps_by_state}>"
 
     @property
     def steps_by_state(self) -> str:
@@ -381,7 +384,7 @@ class FlowStatus(AsJson):
         return {**asdict(self), "state": self.state, "done": progress.done, "of": progress.of}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class FlowDetails(FlowStatus):
     """A flow with its steps, in the order of their ids, which is that in which they were added."""
 

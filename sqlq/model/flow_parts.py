@@ -85,6 +85,9 @@ class EnqueuedFlow(NamedTuple):
     ends: tuple[int, ...] = ()
     is_list: bool = False
 
+    def __repr__(self) -> str:
+        return f"<EnqueuedFlow {self.id} {self.name!r}: {len(self.jobs):,} jobs>"
+
     def job(self, step: Step[R]) -> Job[R]:
         """Return the job that a step has become."""
         return self.jobs[step.number]

@@ -31,6 +31,11 @@ class Handle:
 
     __slots__ = ("_origin",)
     id: int
+    task: str
+    state: Any
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.id} {self.task!r} {self.state}>"
 
     def enqueued_in(self, origin: Origin) -> None:
         object.__setattr__(self, "_origin", origin)

@@ -61,7 +61,7 @@ class JobOrFlow(Protocol[J_co]):
     def _becomes(self) -> J_co: ...
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class NewJob(HasArguments, Generic[R_co]):
     """A job that is not enqueued yet: made by `task.new(…)`, given options by `.set(…)`.
 
@@ -116,6 +116,9 @@ class NewJob(HasArguments, Generic[R_co]):
 
         @property
         def _becomes(self) -> Job[R_co]: ...
+
+    def __repr__(self) -> str:
+        return f"<NewJob {self.task!r}>"
 
     @property
     def headers(self) -> Mapping[str, Any]:
@@ -198,7 +201,7 @@ class NewJob(HasArguments, Generic[R_co]):
         return new
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Job(Handle, Generic[R_co]):
     """The answer of `enqueue`: the job's id, and whether this call created it.
 
@@ -249,7 +252,7 @@ class Progress:
         return f"{text}: {self.note}" if self.note else text
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class JobDetails(HasArguments, AsJson, Handle):
     """Everything about one job, in whichever table it is. Times carry their time zone. `errors` are those of
     earlier attempts, oldest first. `history` has a line for each attempt, and for each retry by an operator.

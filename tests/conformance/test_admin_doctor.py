@@ -576,9 +576,9 @@ def test_the_doctor_reports_a_role_without_rights(poor: Callable[[str], sqlq.App
     with engine.connect() as conn:
         conn.execute(text("SELECT 1"))
         found = examine(poor("").database)
-    last = found[0]
-    assert (last.check, last.verdict) == ("migrations", Verdict.CHECK)
-    assert "may not read" in last.said
+    first = next(finding for finding in found if finding.verdict is Verdict.CHECK)
+    assert first.check == "migrations"
+    assert "may not read" in first.said
     assert any("sessions of other roles" in finding.said for finding in found)
 
 

@@ -509,3 +509,17 @@ def test_queues_are_counted_alone(play: Play) -> None:
     play.enqueue(1, queue="others")
     with play.app.database.begin() as conn:
         assert lookup.counts(conn, MINE) == {"failed": 1, "finished": 2, "available": 1, "scheduled": 1}
+
+
+def test_the_repr_of_a_job_and_of_a_flow_is_one_short_line(app: sqlq.App) -> None:
+    task = app.task(name="shop.send")(lambda: None)
+    flow = app.enqueue(sqlq.group(task.new(), task.new()))
+    first = flow.jobs[0]
+    shown = {
+        f"<Job {first.id} 'shop.send' available>": first,
+        f"<JobDetails {first.id} 'shop.send' available>": app.jobs.get(first.id),
+        f"<EnqueuedFlow {flow.id} None: 2 jobs>": flow,
+        f"<FlowDetails {flow.id} None running: 2 available>": app.flows.get(flow.id),
+        "<NewJob 'shop.send'>": task.new(),
+    }
+    assert {repr(each) for each in shown.values()} == shown.keys()

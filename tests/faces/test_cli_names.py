@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
+from sqlq.cli.context import Context
+from sqlq.config import command_hint
+from sqlq.config.command_hint import command
 from tests.faces.command import Command
 from tests.kit import for_each
 
@@ -49,6 +52,64 @@ def test_an_option_comes_before_the_variable(bare: Command) -> None:
     assert "no module 'nowhere'" in said
 
 
+LOOKS = (
+    *("status", "doctor", "queues", "workers", "jobs", "failed", "schedules", "flows", "limits", "audit"),
+    *("show 1", "why 1", "workers pause --all", "workers restart --all"),
+)
+
+
+@for_each("words", LOOKS)
+def test_a_command_that_looks_goes_on_without_an_app_that_is_broken(bare: Command, words: str) -> None:
+    named = {"SQLQ_APP": "shop:app", "SQLQ_DATABASE_URL": "sqlite:///a.db"}
+    if not (bare.directory / "a.db").exists():
+        bare.ok("migrate", "-d", "sqlite:///a.db")
+        bare.ok("enqueue", "shop.where", env=named)
+        (bare.directory / "shop.py").write_text("import nowhere")
+    done = bare(*words.split(), env=named)
+    assert done.out
+    (line,) = done.err.splitlines()
+    assert line.startswith("sqlq: the App's module 'shop' cannot be imported: ModuleNotFoundError")
+    assert line.endswith(f"; going on without the App, with sqlite:///{bare.directory}/a.db")
+    assert done.code == (words == "doctor"), "it has found that no worker is alive"
+    assert bare(*words.split(), "-d", "sqlite:///a.db", env=named).err == ""
+
+
+@for_each("words", ["cancel 1", "queues pause mail", "retry 1", "prune --finished 1d"])
+def test_a_command_that_acts_wants_its_database_where_the_app_is_broken(bare: Command, words: str) -> None:
+    """The App may have another database than the variable."""
+    (bare.directory / "shop.py").write_text("import nowhere")
+    named = {"SQLQ_APP": "shop:app", "SQLQ_DATABASE_URL": "sqlite:///a.db"}
+    assert bare(*words.split(), env=named).sentence().endswith("name its database with -d")
+    assert bare("status", env={"SQLQ_APP": "shop:app"}).sentence().endswith("name its database with -d")
+    assert "cannot be imported" in bare("work", env=named).err
+    assert "name its database" not in bare("work", env=named).err
+
+
+def test_commands_leave_out_what_the_environment_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = make_url("postgresql+psycopg://u:secret@h/shop")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SQLQ_DATABASE_URL", url.render_as_string(hide_password=False))
+    assert command("work", url, needs_app=True) == "sqlq work -a module:attribute"
+    monkeypatch.setenv("SQLQ_APP", "shop:app")
+    assert command("work", url, needs_app=True) == "sqlq work"
+    assert command("status", url.set(database="other")).endswith("@h/other' sqlq status")
+    for typed, standing, words in (
+        ("shop:app", "shop:app", "work"),
+        ("other:app", "shop:app", "work -a other:app"),
+        (None, "shop:app", "work"),
+    ):
+        monkeypatch.setenv("SQLQ_APP", standing)
+        monkeypatch.setattr(command_hint, "current", Context(app_option=typed))
+        assert command("work", needs_app=True) == f"sqlq {words}"
+    monkeypatch.delenv("SQLQ_APP")
+    for typed, words in (("sqlite:///a.db", "status"), ("sqlite:///b.db", "status -d sqlite:///b.db")):
+        monkeypatch.setenv("SQLQ_DATABASE_URL", "sqlite:///a.db")
+        monkeypatch.setattr(command_hint, "current", Context(database_url=typed))
+        assert command("status") == f"sqlq {words}"
+
+
 # -- pyproject.toml ------------------------------------------------------------------------------------------
 
 
@@ -65,7 +126,7 @@ def test_pyproject_names_app_and_database_from_a_directory_below(tmp_path: Path)
     assert "1 finished" in worked.err
     assert f"sqlite:///{tmp_path}/dev.db" in worked.err
     assert "start one with sqlq work\n" in run.ok("status"), "which finds the App, too"
-    assert "no module 'nowhere'" in run("status", env={"SQLQ_APP": "nowhere:app"}).sentence()
+    assert "no module 'nowhere'" in run("status", env={"SQLQ_APP": "nowhere:app"}).err
 
 
 def test_a_wrong_pyproject_is_reported_in_one_sentence(bare: Command) -> None:

@@ -518,7 +518,7 @@ GUARDS = [
     Guard("cancel-notifies-the-worker", None, "pass", "tests/worker/test_control.py::test_a_running_job_sees_a_cancel_before_the_next_heartbeat[postgresql]"),
     Guard("a-replacement-is-paused-too", None, "pass", "tests/faces/test_cli_control.py::test_a_signal_pauses_a_worker_and_replacements_of_its_children[12-sqlite]"),
     Guard("a-restart-starts-another-first", "not self._supervision.restart()", "True", DEPLOY),
-    Guard("a-broken-deploy-ends-no-worker", None, "pass", DEPLOY),
+    Guard("a-failed-restart-is-given-up", None, "pass", DEPLOY),
     Guard("the-old-one-leaves-last", "is Stage.OUTDATED", "is Stage.LEAVING", DEPLOY),
     Guard("failed-starts-end-no-other-process", "if others:", "if False:", "tests/unit/test_restart_policy.py::test_starts_that_fail_end_no_process_that_works"),
     Guard("pause-postgresql", "WHERE q.queue = wanted.queue AND q.paused_at IS NOT NULL)", "WHERE false)", QUEUES + "test_a_claim_skips_paused_queues[postgresql]"),

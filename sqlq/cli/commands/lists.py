@@ -94,8 +94,9 @@ def limits(context: Context, prefix: str, limit: int, as_json: bool) -> None:
     Running are the jobs that hold a slot: they run, or are claimed next. Waiting are those without a slot.
     """
     of = f" with the prefix {prefix!r}" if prefix else ""
+    rows = context.looking().limits.list(prefix or None, limit=limit)
     nothing = f"no limits{of} in {context.shown_url()}: a worker that sees a job of a key adds it"
-    show_list(context.looking().limits.list(prefix or None, limit=limit), nothing=nothing, as_json=as_json)
+    show_list(rows, nothing=nothing, as_json=as_json)
 
 
 @click.command()

@@ -361,8 +361,8 @@ class Supervisor:
     def _failed_to_start(self, how: str, status: int, error: str | None) -> None:
         self._heartbeat.note_start(error or f"a worker process {how} before it was ready")
         if outdated := [child for child in self._children if child.stage is Stage.OUTDATED]:
-            for child in outdated:  # guard: a-broken-deploy-ends-no-worker
-                child.stage = Stage.WORKING
+            for child in outdated:
+                child.stage = Stage.WORKING  # guard: a-failed-restart-is-given-up
             text = "the restart is given up: a new worker process %s before it was ready; the old ones go on"
             log.error(text, how, event="restart_failed")
             return
