@@ -16,7 +16,7 @@ from sqlq.database.database import Database
 from sqlq.database.values import Burden
 from sqlq.errors import ConfigurationError
 from sqlq.model.checks import Rows
-from sqlq.store import health
+from sqlq.store import health, schedules
 from sqlq.store.health import QUEUE_LIMIT, QueueStatus, vitals
 from sqlq.store.jobs import lookup, operate
 from sqlq.store.jobs.lookup import Waiting
@@ -64,10 +64,10 @@ class Queues(Facet):
         statuses.others = others + len(rows) - len(statuses)
         return statuses
 
-    def _vitals(self) -> tuple[dict[str, int], Burden]:
+    def _vitals(self) -> tuple[dict[str, int], Burden, int]:
         """Return what a scrape of metrics needs beside `list` and `workers`."""
         with self._read(within_ms=health.STATEMENT_TIMEOUT_MS) as conn:
-            return vitals(conn)
+            return *vitals(conn), schedules.late(conn)
 
     def _unknown(self, names: Collection[str], *, but_for_twins: bool = False) -> builtins.list[str]:
         """Return the queues that neither the App's code nor a job, a pause or an alive worker names. With

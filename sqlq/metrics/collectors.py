@@ -21,10 +21,10 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlq.app.app import App
 from sqlq.config.command_hint import escaped
 from sqlq.config.constants import VERSION
-from sqlq.config.listen import listen
+from sqlq.config.listen import listen, with_health
 from sqlq.database.dialects import refusal
 from sqlq.errors import SqlqError
-from sqlq.worker.report.meter import BOUNDS
+from sqlq.worker.report.meter import BOUNDS, REASONS
 from sqlq.worker.supervise.supervisor import Supervisor
 
 
@@ -115,6 +115,7 @@ OF_THE_DATABASE = (
         ("state",),
     ),
     Described("sqlq_worker_slots", "gauge", "How many jobs live workers run at a time"),
+    Described("sqlq_schedules_overdue", "gauge", "Schedules that have been due for more than 60 s"),
     Described(
         "sqlq_failed_jobs", "gauge", "Rows of failed_jobs by reason, among the newest 10,000", ("reason",)
     ),
@@ -241,7 +242,7 @@ class DatabaseCollector(Collector):
 
     def _query(self) -> list[Any]:
         queues, workers = self._app.queues.list(), self._app.workers.list(silent=True)
-        failed, burden = self._app.queues._vitals()
+        failed, burden, overdue = self._app.queues._vitals()
         alive = [worker for worker in workers if worker.alive]
         values: dict[str, float | Labelled | None] = {
             "database_up": 1,
@@ -252,7 +253,10 @@ class DatabaseCollector(Collector):
             "queue_served": [((q.queue,), q.served) for q in queues],
             "workers": [(("alive",), len(alive)), (("silent",), len(workers) - len(alive))],
             "worker_slots": sum(worker.concurrency for worker in alive),
-            "failed_jobs": [((reason,), n) for reason, n in failed.items()],
+            "schedules_overdue": overdue,
+            "failed_jobs": [
+                ((reason,), n) for reason, n in ({**dict.fromkeys(REASONS, 0), **failed}).items()
+            ],
             "oldest_transaction": burden.oldest_transaction_seconds,
             "unpurged_transactions": burden.unpurged_transactions,
             "wal_bytes": burden.wal_bytes,
@@ -267,15 +271,17 @@ class DatabaseCollector(Collector):
 # -- the endpoint that Prometheus scrapes -------------------------------------------------------------------
 
 
-def serve(collector: Collector, port: int, host: str) -> str:
+def serve(collector: Collector, port: int, host: str, app: App | None = None) -> str:
     """Show a collector over HTTP, in threads of its own, until this process ends; return the URL.
+    `/healthz` shows whether the database of `app` answers.
 
     Raises `ConfigurationError` for a port or host that cannot be used."""
     logging.getLogger("waitress").setLevel(logging.ERROR)  # a queue of scrapes is no news
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
+    metrics = make_wsgi_app(registry)
     server, url = listen(
-        make_wsgi_app(registry),
+        metrics if app is None else with_health(metrics, lambda: app.database.read(within_ms=2_000)),
         host,
         port,
         threads=2,

@@ -385,9 +385,12 @@ def get(conn: Any, name: str, *, locks: bool = False) -> Row[Any]:
     return rows[0]
 
 
-def late(conn: Connection, *, longer_than_ms: int) -> int:
-    """Return the number of schedules that were due longer ago than that."""
-    return int(conn.scalar(select(func.count()).where(_table.next_at < ago(longer_than_ms))) or 0)
+LATE_MS = 60_000
+
+
+def late(conn: Connection) -> int:
+    """Return the number of schedules that have been due for more than a minute."""
+    return int(conn.scalar(select(func.count()).where(_table.next_at < ago(LATE_MS))) or 0)
 
 
 def failing(conn: Connection) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlq.app.app import App
-from sqlq.config.listen import listen
+from sqlq.config.listen import listen, with_health
 from sqlq.errors import ConfigurationError
 from sqlq.web import THREADS
 from sqlq.web.access import ROLES, RefusedError, User, same
@@ -166,7 +166,8 @@ class Server:
             app, login, hosts=names if hosts or host not in ("0.0.0.0", "::") else None, **options
         )
         self.server, self.url = listen(
-            self.site,
+            # before the check of the host: a probe names an address
+            with_health(self.site, self.site.reading.own.database.read),
             host,
             port,
             threads=THREADS,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import configparser
 import importlib
+import os
 import re
 import shlex
 import shutil
@@ -16,13 +17,16 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from sqlalchemy import NullPool, create_engine, make_url
 
 from sqlq.cli.context import Context
 from sqlq.cli.root import sqlq as command_line
 from sqlq.metrics.collectors import OF_THE_DATABASE
 from tests.faces.pages import Desk
+from tests.servers import PostgreSQL
 
 DEPLOY = Path(__file__).parents[2] / "examples" / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
@@ -31,7 +35,7 @@ yaml: Any = importlib.import_module("yaml")
 SERVICES = yaml.safe_load((DEPLOY / "compose.yml").read_text())["services"]
 OBJECTS = {
     (found["kind"], found["metadata"]["name"]): found
-    for path in sorted((DEPLOY / "kubernetes").glob("*.yml"))
+    for path in (*sorted((DEPLOY / "kubernetes").glob("*.yml")), DEPLOY / "keda" / "scaledobject.yml")
     for found in yaml.safe_load_all(path.read_text())
 }
 PODS = {
@@ -39,6 +43,9 @@ PODS = {
     for (kind, name), found in OBJECTS.items()
     if kind in ("Deployment", "Job")
 }
+SCRIPT = (DEPLOY / "migrate.sh").read_text()
+ROLES = {"migrate": "owner", "worker": "worker", "metrics": "reader", "web": "operator"}
+"""The role of each process."""
 CONTAINERS = [each for pod in PODS.values() for each in pod.get("initContainers", []) + pod["containers"]]
 
 
@@ -59,30 +66,119 @@ def parse(words: list[str]) -> dict[str, Any]:
 
 
 def test_each_command_is_parsed_by_sqlq() -> None:
-    programs = [unit(path)["Service"]["ExecStart"] for path in UNITS]
-    words = [["sqlq", *shlex.split(program)[1:]] for program in programs]
+    programs = [shlex.split(unit(path)["Service"]["ExecStart"].replace("%i", "1")) for path in UNITS]
+    words = [[Path(program).name, *rest] for program, *rest in programs]
     words += [each["command"] for each in SERVICES.values() if "command" in each]
     words += [each["command"] for each in CONTAINERS]
     dockerfile = (DEPLOY / "Dockerfile").read_text()
     words += [yaml.safe_load(line) for line in re.findall(r"^CMD (.+)$", dockerfile, re.MULTILINE)]
-    assert len(words) == 16
-    for each in words:
+    assert len(words) == 17
+    scripts = [Path(each.pop()).name for each in words if each[0] == "sh"]
+    assert scripts == ["migrate.sh"] * 3
+    words = [each for each in words if each[0] == "sqlq"]
+    in_script = [
+        shlex.split(line) for line in SCRIPT.replace("$role", "worker").splitlines() if "sqlq" in line
+    ]
+    assert [each[1] for each in in_script] == ["migrate", "grants"]
+    for each in words + in_script:
         parse(each)
     assert {each[1] for each in words} == {"migrate", "work", "web", "metrics"}
+
+
+def test_each_process_has_the_environment_of_its_role() -> None:
+    """The superuser's is for the database's own container alone, and no other file names a user."""
+    files = {name: each["env_file"] for name, each in SERVICES.items()}
+    assert files == {
+        "database": "superuser.env",
+        **{name: f"{role}.env" for name, role in ROLES.items()},
+        "worker-eu": "worker.env",
+        "worker-us": "worker.env",
+    }
+    for path in UNITS:
+        name = path.name.removeprefix("shop-").partition(".")[0].rstrip("@")
+        role = {"shard": "worker-%i"}.get(name) or ROLES[name]
+        assert unit(path)["Service"]["EnvironmentFile"] == f"/etc/shop/{role}.env"
+    for name, pod in PODS.items():
+        role = ROLES[name.removeprefix("shop-").removesuffix("-1")]
+        for each in pod.get("initContainers", []) + pod["containers"]:
+            assert each["envFrom"] == [{"secretRef": {"name": f"shop-{role}"}}]
+    texts = [path.read_text() for path in DEPLOY.rglob("*") if path.suffix in (".yml", ".service", ".md")]
+    assert not [text for text in texts if "://postgres" in text or "://shop_" in text]
+
+
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_each_role_does_its_own_work_and_no_other(
+    desk: Desk, database_url: str, postgresql: PostgreSQL
+) -> None:
+    """By the files of this example: passwords, roles, the migration; then by the commands of each role."""
+    psql = shutil.which("psql", path=f"{getattr(postgresql, '_binaries', '')}:{os.environ['PATH']}")
+    if psql is None:
+        pytest.skip("there is no psql: apt-get install postgresql-client")
+    bare = make_url(postgresql.create_database())
+    mark = uuid4().hex[:12]  # roles belong to the whole server
+    for path in (DEPLOY / "environments.sh", DEPLOY / "roles.sql", DEPLOY / "migrate.sh"):
+        text = path.read_text().replace("shop_$role", f"shop_{mark}_$role")
+        text = re.sub("shop_(owner|worker|reader|operator)", rf"shop_{mark}_\1", text)
+        (desk.directory / path.name).write_text(text)
+    desk.run(f"sh environments.sh {bare.host}:{bare.port}")
+    assert {path.stat().st_mode & 0o777 for path in desk.directory.glob("*.env")} == {0o600}
+    urls = {}
+    for role in (*ROLES.values(), "superuser"):
+        lines = dict(line.split("=", 1) for line in (desk.directory / f"{role}.env").read_text().splitlines())
+        urls[role] = lines.get("SQLQ_DATABASE_URL", "").removesuffix("shop") + str(bare.database)
+        assert role == "superuser" or make_url(urls[role]).username == f"shop_{mark}_{role}"
+    url = bare.set(drivername="postgresql").render_as_string(hide_password=False)
+    desk.run(f"set -a; . ./superuser.env; {psql} -v ON_ERROR_STOP=1 -q -d '{url}' -f roles.sql")
+    (desk.directory / "apart.py").write_text(
+        "import sqlq\n\napp = sqlq.App()\n\n\n@app.task(queue='mail')\ndef send(n: int) -> None: ...\n"
+    )
+    try:
+        desk.run("sh migrate.sh; sh migrate.sh", SQLQ_DATABASE_URL=urls["owner"])
+
+        def run(role: str, command: str, ends_with: int = 0) -> str:
+            return desk.run(f"sqlq {command}", ends_with, SQLQ_DATABASE_URL=urls[role], SQLQ_APP="apart:app")
+
+        for role in ROLES.values():
+            run(role, "migrate --check")
+        run("operator", "enqueue apart.send 7")
+        assert 'sqlq_jobs{queue="mail",state="available"} 1.0' in run("reader", "metrics")
+        run("worker", "work --drain")
+        assert "finished" in run("reader", "jobs --json")
+        run("operator", "queues pause mail")
+        for role, refused in (
+            ("reader", "queues resume mail"),
+            ("reader", "enqueue apart.send 7"),
+            ("worker", f"grants shop_{mark}_reader --as worker --apply"),
+            ("operator", "migrate --down base --force"),
+        ):
+            run(role, refused, ends_with=1)
+    finally:
+        owned = create_engine(postgresql.url("postgres"), isolation_level="AUTOCOMMIT", poolclass=NullPool)
+        with owned.connect() as conn:
+            conn.exec_driver_sql(f"DROP DATABASE {bare.database} WITH (FORCE)")
+            for role in ROLES.values():
+                conn.exec_driver_sql(f"DROP ROLE shop_{mark}_{role}")
 
 
 def test_each_shard_has_a_worker() -> None:
     of_shards = [each["command"] for each in SERVICES.values() if "profiles" in each]
     assert of_shards == [["sqlq", "work", "--app", f"shards:apps.{name}"] for name in ("eu", "us")]
-    (worker,) = [unit(path)["Service"] for path in UNITS if path.name.startswith("shard-worker")]
+    (worker,) = [unit(path)["Service"] for path in UNITS if path.name.startswith("shop-shard")]
     assert "sqlq work --app shards:apps.%i --name %i" in worker["ExecStart"]
 
 
 def test_a_worker_has_time_to_stop_and_a_probe() -> None:
-    (worker,) = [unit(path)["Service"] for path in UNITS if path.name.startswith("shop-worker")]
-    assert worker["ExecStartPre"] == "/srv/shop/.venv/bin/sqlq migrate"
-    assert worker["Restart"] == "always"
-    stops = [worker["TimeoutStopSec"], SERVICES["worker"]["stop_grace_period"].removesuffix("s")]
+    workers = [unit(path) for path in UNITS if "sqlq work " in path.read_text()]
+    assert len(workers) == 2
+    for each in workers:
+        worker = each["Service"]
+        assert (worker["Restart"], worker["Type"], worker["WatchdogSec"]) == ("always", "notify", "60")
+        (health,) = re.findall("--health-file (\\S+)/alive", worker["ExecStart"])
+        assert health == f"/run/{worker['RuntimeDirectory']}"
+    (first,) = [each["Unit"] for each in workers if "shop-migrate.service" in each["Unit"]["After"]]
+    assert "shop-migrate.service" in first["Wants"]
+    stops = [each["Service"]["TimeoutStopSec"] for each in workers]
+    stops += [SERVICES["worker"]["stop_grace_period"].removesuffix("s")]
     stops.append(PODS["shop-worker"]["terminationGracePeriodSeconds"])
     assert all(int(seconds) >= GRACE_SECONDS + 10 for seconds in stops)
     (pod,) = PODS["shop-worker"]["containers"]
@@ -138,13 +234,112 @@ def test_workers_start_and_stop(desk: Desk) -> None:
         assert process.returncode == 0
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_prometheus_scrapes_the_ports_that_processes_serve() -> None:
+    jobs = yaml.safe_load((DEPLOY.parent / "monitoring" / "prometheus.yml").read_text())["scrape_configs"]
+    scraped = {
+        target.split(":")[1] for job in jobs for each in job["static_configs"] for target in each["targets"]
+    }
+    published = {port.split(":")[1] for name in ("worker", "metrics") for port in SERVICES[name]["ports"]}
+    assert scraped == published == {"9464", "9465"}
+    options = [
+        parse(SERVICES["worker"]["command"])["metrics_port"],
+        parse(SERVICES["metrics"]["command"])["port"],
+    ]
+    assert published == {*map(str, options)}
+
+
+def test_probes_read_the_health_of_the_dashboard_and_the_metrics() -> None:
+    """Those of the dashboard and of the metrics, which need no login."""
+    for name in ("shop-web", "shop-metrics"):
+        (container,) = PODS[name]["containers"]
+        (port,) = container["ports"]
+        assert container["readinessProbe"]["httpGet"] == {"path": "/healthz", "port": port["name"]}
+        service = SERVICES[name.removeprefix("shop-")]
+        assert service["ports"] == [f"127.0.0.1:{port['containerPort']}:{port['containerPort']}"]
+        assert f"//127.0.0.1:{port['containerPort']}/healthz" in service["healthcheck"]["test"][-1]
+
+
+def test_no_container_has_more_rights_than_it_needs() -> None:
+    for pod in PODS.values():
+        assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+        assert pod["automountServiceAccountToken"] is False
+    for container in CONTAINERS:
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+    user = re.findall("^USER (\\d+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    assert user == ["65534"], "not root, and a number"
+    for name, service in SERVICES.items():
+        if name != "database":
+            assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
+            assert service["security_opt"] == ["no-new-privileges:true"]
+
+
+def test_kubernetes_objects_need_no_keda() -> None:
+    """`kubectl apply -f kubernetes/` fails at a kind that the cluster does not know."""
+    kinds = {
+        found["kind"]
+        for path in (DEPLOY / "kubernetes").iterdir()
+        for found in yaml.safe_load_all(path.read_text())
+    }
+    assert kinds == {"Deployment", "Service", "Job"}
+
+
+@pytest.mark.parametrize("broken", [None, "shop-worker@2.service"])
+def test_a_rolling_restart_ends_when_a_worker_does_not_work_again(tmp_path: Path, broken: str | None) -> None:
+    """systemctl fails where a unit is not ready in time; it is played here."""
+    names = [f"shop-worker@{number}.service" for number in (1, 2, 3)]
+    listed = "".join(f"{name} loaded active running sqlq worker\n" for name in names)
+    (tmp_path / "list").write_text(listed)
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(
+        f'#!/bin/sh\nif [ "$1" = list-units ]; then cat {tmp_path}/list; exit; fi\n'
+        f'echo "$*" >> {tmp_path}/did; [ "$2" != "{broken}" ]\n'
+    )
+    systemctl.chmod(0o755)
+    done = subprocess.run(
+        ["sh", DEPLOY / "systemd" / "rolling-restart.sh"],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        check=False,
+    )
+    restarted = names[: names.index(broken) + 1] if broken else names
+    assert done.returncode == bool(broken)
+    assert (tmp_path / "did").read_text().splitlines() == [f"restart {name}" for name in restarted]
+
+
+def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["systemd-analyze", *arguments], capture_output=True, text=True, check=False)
+
+
+needs_systemd = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
+)
+
+
+@needs_systemd
 def test_systemd_verifies_the_units(tmp_path: Path) -> None:
-    for path in UNITS:
+    place = tmp_path / "units"
+    shutil.copytree(DEPLOY / "systemd", place)
+    for path in [*place.glob("*.service"), *place.glob("*/*.conf")]:
         text = path.read_text().replace("/srv/shop/.venv/bin/sqlq", "/bin/true")
-        place = tmp_path / path.name.replace("@", "@1")
-        place.write_text(text.replace("User=shop", "User=root").replace("/srv/shop", "/"))
-        done = subprocess.run(
-            ["systemd-analyze", "verify", "--man=no", str(place)], capture_output=True, text=True, check=False
-        )
+        text = text.replace("User=shop", "User=root").replace("=/srv/shop\n", "=/\n")
+        path.write_text(text)
+    for path in sorted(place.glob("*.service")):
+        name = str(path).replace("@", "@1")
+        if name != str(path):
+            path.rename(name)
+        done = analyze("verify", "--man=no", name)
         assert (done.returncode, done.stderr) == (0, ""), path.name
+
+
+@needs_systemd
+def test_units_are_hardened(tmp_path: Path) -> None:
+    shutil.copytree(DEPLOY / "systemd", tmp_path / "etc" / "systemd" / "system")
+    names = [path.name.replace("@", "@1") for path in UNITS]
+    done = analyze("security", "--offline=true", "--threshold=30", f"--root={tmp_path}", *names)
+    levels = re.findall(r"exposure level for (\S+): (\S+)", done.stdout)
+    assert sorted(name for name, _ in levels) == sorted(names), done.stderr
+    assert max(float(level) for _, level in levels) < 3
+    assert done.returncode == 0

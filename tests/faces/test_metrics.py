@@ -3,8 +3,11 @@ names, dashboard, alerts and guide, names what they show."""
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import psutil
 import pytest
@@ -26,10 +30,12 @@ from sqlq.metrics import DatabaseCollector
 from sqlq.metrics.collectors import CONNECTIONS, OF_THE_DATABASE, OF_WORKERS, Described, serve
 from sqlq.metrics.collectors import text as shown
 from tests.faces.command import Command
+from tests.kit import span
 from tests.preloaded import Forked
 from tests.servers import OwnPostgreSQL
 from tests.waiting import wait_until
 
+yaml: Any = importlib.import_module("yaml")
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "examples" / "monitoring"
 METRICS = {metric.name: metric for metric in (*OF_WORKERS, *OF_THE_DATABASE)}
@@ -316,6 +322,9 @@ def test_the_database_is_shown_once_or_served(sqlq_: Command, app: sqlq.App) -> 
         url = wait_until(lambda: url_in((sqlq_.directory / "metrics.out").read_text()), what="the URL")
         seen(url, 1, "sqlq_failed_jobs", reason="error")
         found = seen(url, 1, "sqlq_workers", state="alive")
+        assert value(found, "sqlq_schedules_overdue") == 0
+        assert value(found, "sqlq_failed_jobs", reason="timeout") == 0, "each reason begins at 0"
+        assert ("sqlq_failed_jobs", frozenset({("reason", "timeout")})) in found
         assert value(found, "sqlq_database_up") == 1
         assert value(found, "sqlq_worker_slots") == 10
         assert value(found, "sqlq_queue_served", queue="mail") == 1
@@ -376,6 +385,47 @@ def test_a_scrape_shows_the_database_as_down_while_it_is_away(
     seen(url, 1, "sqlq_database_up")
 
 
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+def test_health_names_the_database_while_it_is_away(
+    restartable_postgresql: OwnPostgreSQL, app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sqlq.config.listen.HEALTH_SECONDS", 0.0)
+    url = serve(DatabaseCollector(app), 0, "127.0.0.1", app).replace("/metrics", "/healthz")
+    assert health(url) == (200, "ok")
+    restartable_postgresql.stop()
+    try:
+        assert health(url) == (503, "database")
+    finally:
+        restartable_postgresql.start()
+    wait_until(lambda: health(url) == (200, "ok"), what="the database")
+
+
+def test_health_queries_the_database_once_a_second_at_most(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sqlq.config.listen.HEALTH_SECONDS", 60.0)
+    url = serve(DatabaseCollector(app), 0, "127.0.0.1", app).replace("/metrics", "/healthz")
+    assert health(url) == (200, "ok")
+    monkeypatch.setattr(app.database, "read", None)
+    assert health(url) == (200, "ok")
+
+
+def health(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_overdue_schedules_are_counted(app: sqlq.App) -> None:
+    app.schedules.add("report", app.task(name="report")(lambda: None).new(), every="1h")
+    with app.database.begin() as conn:
+        conn.exec_driver_sql(f"UPDATE sqlq_schedules SET next_at = next_at - {span(conn, 3_700)}")
+    assert value(parsed(shown(DatabaseCollector(app))), "sqlq_schedules_overdue") == 1
+
+
 def test_a_database_without_tables_is_reported_in_one_sentence(bare: Command) -> None:
     said = bare("metrics", "-d", f"sqlite:///{bare.directory}/none.db").sentence()
     assert "sqlq" in said
@@ -401,6 +451,15 @@ def test_a_scrape_works_with_a_name_that_is_not_utf_8(app: sqlq.App) -> None:
 # -- what rests on the names ---------------------------------------------------------------------------------
 
 
+PROMTOOL = os.environ.get("SQLQ_TEST_PROMTOOL") or shutil.which("promtool") or ""
+
+
+def alerts() -> list[dict[str, Any]]:
+    (group,) = yaml.safe_load((MONITORING / "alerts.yml").read_text())["groups"]
+    rules: list[dict[str, Any]] = group["rules"]
+    return rules
+
+
 def named_in(expression: str) -> set[str]:
     return set(re.findall(r"\bsqlq_[a-z_]+\b", expression))
 
@@ -416,16 +475,14 @@ def expressions() -> dict[str, str]:
     for variable in dashboard["templating"]["list"]:
         if variable["type"] == "query":
             found[variable["name"]] = variable["query"]["query"]
-    alerts = (MONITORING / "alerts.yml").read_text()
-    for alert, body in re.findall(r"- alert: (\w+)\n(.*?)(?=\n\n|\Z)", alerts, re.DOTALL):
-        (expression,) = re.findall(r"expr: (?:>-\n)?(.*?)\n +(?:for|labels):", body, re.DOTALL)
-        found[alert] = expression
-    return found
+    return found | {rule["alert"]: rule["expr"] for rule in alerts()}
 
 
 def test_dashboard_and_alerts_use_existing_metrics() -> None:
     known = {name: metric for metric in METRICS.values() for name in shown_as(metric)}
     for where, expression in expressions().items():
+        if where == "SqlqEndpointIsDown":  # Prometheus makes `up`
+            continue
         assert named_in(expression), "an expression of no metric of sqlq's"
         for name in named_in(expression):
             assert name in known
@@ -435,6 +492,41 @@ def test_dashboard_and_alerts_use_existing_metrics() -> None:
         if grouped := re.search(r"by \(([\w, ]+)\)", expression):
             has = {label for name in named_in(expression) for label in known[name].labels}
             assert set(grouped[1].split(", ")) <= {*has, "le", "instance"}
+
+
+def test_each_alert_is_tested_firing_and_silent() -> None:
+    tests = yaml.safe_load((MONITORING / "alerts_test.yml").read_text())["tests"]
+    fires, silent = (
+        {
+            rule["alertname"]
+            for each in tests
+            for rule in each["alert_rule_test"]
+            if bool(rule.get("exp_alerts")) == is_firing
+        }
+        for is_firing in (True, False)
+    )
+    assert fires == silent == {rule["alert"] for rule in alerts()}
+
+
+@pytest.mark.debian
+@pytest.mark.skipif(not Path(PROMTOOL).is_file(), reason="there is no promtool: apt-get install prometheus")
+def test_alerts_fire_when_they_should() -> None:
+    for arguments in (
+        ("check", "config", "prometheus.yml"),
+        ("check", "rules", "alerts.yml"),
+        ("test", "rules", "alerts_test.yml"),
+    ):
+        done = subprocess.run(
+            [PROMTOOL, *arguments], cwd=MONITORING, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_prometheus_scrapes_jobs_that_the_alerts_name() -> None:
+    jobs = yaml.safe_load((MONITORING / "prometheus.yml").read_text())["scrape_configs"]
+    (selector,) = re.findall(r'up\{job=~"([^"]+)"\}', expressions()["SqlqEndpointIsDown"])
+    assert jobs
+    assert all(re.fullmatch(selector, job["job_name"]) for job in jobs)
 
 
 def test_alerts_and_panels_are_found() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from sqlalchemy import NullPool, create_engine, text
 
 import sqlq
 from sqlq.model.job import JobDetails, NewJob
+from sqlq.worker.supervise.supervisor import notify
 from tests.faults.processes import WorkerProcess, worker_process
 from tests.faults.scorecard import record
 from tests.waiting import wait_until
@@ -566,6 +568,44 @@ def test_the_health_file_shows_whether_the_supervisor_runs(play: Play) -> None:
         wait_until(lambda: healthy("--max-age", "1s") == 1, what="the lack of it noticed")
         worker.process.send_signal(signal.SIGCONT)
         wait_until(lambda: healthy("--max-age", "2s") == 0, what="life again")
+
+
+@pytest.mark.parametrize("address", ["notify", "@sqlq-test"])
+@on_sqlite
+def test_systemd_learns_when_the_workers_work_and_that_the_supervisor_lives(
+    play: Play, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        name = f"{address}-{os.getpid()}" if address[0] == "@" else str(play.folder / address)
+        manager.bind(f"\0{name[1:]}" if name[0] == "@" else name)
+        manager.settimeout(60)
+        monkeypatch.setenv("NOTIFY_SOCKET", name)
+
+        def said(wanted: bytes) -> list[bytes]:
+            states = [manager.recv(99)]
+            while states[-1] != wanted:
+                states.append(manager.recv(99))
+            return states
+
+        with play.working("-p", "2") as worker:
+            assert b"STOPPING=1" not in said(b"READY=1")
+            assert len(play.app.workers.list()) == 2, "both work when it is ready"
+            said(b"WATCHDOG=1")
+            said(b"WATCHDOG=1")
+            worker.process.send_signal(signal.SIGTERM)
+            assert b"READY=1" not in said(b"STOPPING=1")
+
+
+def test_a_manager_that_does_not_listen_holds_nothing_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        for _ in range(10_000):  # more than the socket holds
+            notify("WATCHDOG=1")
+        assert manager.recv(99) == b"WATCHDOG=1"
+    notify("READY=1")  # nobody is there
 
 
 def exactly_once(play: Play, monkeypatch: pytest.MonkeyPatch, jobs: int, kills: int, seed: int = 7) -> None:

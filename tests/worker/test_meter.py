@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import sqlq
-from sqlq.events import JobEvent
+from sqlq.events import EventName, JobEvent
 from sqlq.model.job import ClaimedJob
+from sqlq.model.job_options import FailureReason
 from sqlq.worker.ipc.parent import NoParent
 from sqlq.worker.report import meter as metering
 from sqlq.worker.report.meter import OTHER, QUEUE_NAMES, Meter, Totals
 from tests.kit import span, worker_of
 
-KNOWN = {"send": SimpleNamespace(name="send", aliases=("mail.send",))}
+KNOWN = {"send": SimpleNamespace(name="send", aliases=("mail.send",), queue="mail")}
 
 
 def claimed(task: str = "send", queue: str = "mail") -> ClaimedJob:
@@ -29,7 +31,7 @@ def test_counts_are_sent_once() -> None:
         counting.flush()
     counting.flush()
     counts, times = totals.now()
-    assert counts == {("claimed", "mail"): 6}
+    assert +Counter(counts) == {("claimed", "mail"): 6}
     buckets, seconds = times["claim", "jobs"]
     assert sum(buckets) == 3
     assert buckets[metering.BOUNDS.index(0.025)] == 3
@@ -51,7 +53,28 @@ def test_counts_that_the_supervisor_did_not_take_are_sent_later() -> None:
     takes = True
     counting.claimed([claimed()], 0.02)
     counting.flush()
-    assert totals.now()[0] == {("claimed", "mail"): 2}
+    assert +Counter(totals.now()[0]) == {("claimed", "mail"): 2}
+
+
+def test_counters_begin_at_zero_when_a_worker_has_counted_nothing_of_a_task() -> None:
+    """Prometheus sees no increase in a series that begins at another number."""
+    totals = Totals()
+    counting = Meter(totals.add, KNOWN)
+    counting.claimed([], 0.02)
+    counting.flush()
+    outcomes = {*get_args(EventName)} - {"enqueued", "started"}
+    labels = [
+        *(("attempts", each) for each in outcomes),
+        *(("failed", each) for each in get_args(FailureReason)),
+    ]
+    expected = {(kind, task, "mail", label) for kind, label in labels for task in ("send", "mail.send")}
+    counts = totals.now()[0]
+    assert counts.keys() == {("claimed", "mail"), *expected}
+    assert not any(counts.values())
+    totals.event(died("send"))
+    counting.claimed([claimed()], 0.02)
+    counting.flush()
+    assert totals.now()[0]["failed", "send", "mail", "worker_lost"] == 1, "once begun it is not begun again"
 
 
 def test_a_time_counts_in_the_bucket_of_its_upper_bound() -> None:
@@ -143,7 +166,7 @@ def test_a_worker_counts_how_its_attempts_end(app: sqlq.App) -> None:
     asked = WorkerRequest()
     worker_of(app, drain=True, supervision=asked).run()
     counts, times = asked.totals.now()
-    assert {key[1:]: n for key, n in counts.items() if key[0] == "attempts"} == {
+    assert {key[1:]: n for key, n in counts.items() if key[0] == "attempts" and n} == {
         ("send", "mail", "finished"): 5,
         ("fail", "default", "retried"): 1,
         ("fail", "default", "failed"): 1,

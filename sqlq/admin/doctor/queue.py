@@ -23,7 +23,6 @@ from sqlq.store.workers.workers import PAUSED, STUCK
 
 LONG_MS = 300_000
 """The doctor reports waits of at least this length."""
-LATE_TICK_MS = 60_000
 NAMED = 5
 """The doctor reports at most this many of a kind."""
 STUCK_MS = 2 * RESCUE_MS
@@ -163,10 +162,10 @@ def schedules(case: Case) -> Answers:
     for name, error in case.query(schedule_rows.failing)[:NAMED]:
         remedy = f"see {command(f'schedules show {word(name)}')}, and mend what it names"
         yield to_do(f"the schedule {name} cannot be ticked: {error}", remedy)
-    if late := case.query(schedule_rows.late, longer_than_ms=LATE_TICK_MS):
+    if late := case.query(schedule_rows.late):
         are = counted(late, "schedule is", "schedules are")
         remedy = "see the workers' logs" if case.workers else "start a worker: any ticks them"
-        yield to_do(f"{are} due for more than {readable(LATE_TICK_MS)}", remedy)
+        yield to_do(f"{are} due for more than {readable(schedule_rows.LATE_MS)}", remedy)
 
 
 def limits(case: Case) -> Answers:

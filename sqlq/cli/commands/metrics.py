@@ -40,7 +40,8 @@ def metrics(context: Context, port: int | None, host: str) -> None:
     require_client("sqlq metrics")
     from sqlq.metrics.collectors import DatabaseCollector, serve, text
 
-    collector = DatabaseCollector(context.looking())
+    app = context.looking()
+    collector = DatabaseCollector(app)
     collector.look()
     if port is None:
         click.echo(text(collector), nl=False)
@@ -48,6 +49,6 @@ def metrics(context: Context, port: int | None, host: str) -> None:
     over = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, frame: over.set())
-    url = serve(collector, port, host)
+    url = serve(collector, port, host, app)
     click.echo(f"metrics of {context.shown_url()} at {url}; Ctrl-C stops")
     over.wait()

@@ -15,10 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from operator import add
 from time import monotonic
-from typing import Any
+from typing import Any, get_args
 
-from sqlq.events import JobEvent
+from sqlq.events import NAMES, JobEvent
 from sqlq.model.job import ClaimedJob
+from sqlq.model.job_options import FailureReason
 from sqlq.model.outcome import Failed, Outcome
 from sqlq.worker.attempt.attempt import Attempt
 
@@ -30,6 +31,8 @@ BOUNDS = (
 OTHER = "other"
 """The label of queues after the bound, and of unknown tasks: SQL may insert any number of names."""
 QUEUE_NAMES = 100
+OUTCOMES = NAMES[2:]
+REASONS: tuple[str, ...] = get_args(FailureReason)
 
 ATTEMPTS, FAILED, CLAIMED = "attempts", "failed", "claimed"
 RUN, WAIT, SETTLE, CLAIM = "run", "wait", "settle", "claim"
@@ -84,7 +87,7 @@ class Meter(Numbers):
 
     def __init__(self, send: Callable[[dict[str, Any]], object], tasks: Mapping[str, Any]) -> None:
         """`send` takes numbers without waiting, and returns False where it does not take them. The names of
-        `tasks` are sent, so that they count as known."""
+        `tasks` are sent with their queues, so that they count as known, and begin at 0."""
         super().__init__()
         self._send = send
         self._tasks = tasks
@@ -124,7 +127,9 @@ class Meter(Numbers):
                 "times": [[*key, times] for key, times in self._times.items()],
             }
             if tasks != self._named:  # guard: new-tasks-are-named
-                new["tasks"] = sorted({name for task in tasks for name in (task.name, *task.aliases)})
+                new["tasks"] = sorted(
+                    {(name, task.queue) for task in tasks for name in (task.name, *task.aliases)}
+                )
             if (send or self._send)(new) is not False:
                 self._named = tasks
                 self._counts, self._times = Counter(), {}  # guard: numbers-are-sent-once
@@ -142,7 +147,13 @@ class Totals(Numbers):
     def add(self, message: Mapping[str, Any]) -> None:
         """Add the numbers that a `Meter` has sent."""
         with self._lock:
-            self._known.update(message.get("tasks", ()))
+            for task, queue in message.get("tasks", ()):
+                self._known.add(task)
+                self._count(CLAIMED, queue, by=0)
+                # a series that begins at another number has no increase; guard: counters-begin-at-zero
+                for kind, labels in ((ATTEMPTS, OUTCOMES), (FAILED, REASONS)):
+                    for label in labels:
+                        self._count(kind, task, queue, label, by=0)
             for *key, number in message["counts"]:
                 self._count(*key, by=number)
             for *key, times in message["times"]:

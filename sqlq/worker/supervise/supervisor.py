@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import os
 import queue
+import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -49,6 +50,15 @@ def touch(file: Path) -> None:
         os.utime(fd)
     finally:
         os.close(fd)
+
+
+def notify(state: str) -> None:
+    """Send systemd the state of this service, where systemd waits for it."""
+    if address := os.environ.get("NOTIFY_SOCKET"):
+        name = f"\0{address[1:]}" if address[0] == "@" else address
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            # guard: no-manager-holds-up-the-supervisor
+            sender.sendto(state.encode(), socket.MSG_DONTWAIT, name)
 
 
 class Watchdog:
@@ -292,6 +302,8 @@ class Supervisor:
         self.ready_since = self.ready_since or monotonic()
         self.location = (facts.url, facts.schema)
         self._restarts.ready()
+        if self.ready == self._options.processes:
+            notify("READY=1")
         self._heartbeat.keep(facts, child.link)
         self._heartbeat.note_start(None)
         if self._missing() < 0:
@@ -388,6 +400,7 @@ class Supervisor:
     def _begin_to_stop(self) -> None:
         if self._stopping_since is None:  # at a second message a child leaves at once
             self._stops, self._stopping_since = True, monotonic()
+            notify("STOPPING=1")
             for child in list(self._children):
                 child.link.offer(stop=None)
 
@@ -398,14 +411,15 @@ class Supervisor:
             child.link.flush()
             if child.has_left():
                 self._calls.put(partial(self._gone, child))
-        if self._stopping_since is not None:
-            if monotonic() > self._stopping_since + self._options.grace_ms / 1000 + LAST_SECONDS:
-                log.error("worker processes did not end in time and are killed; their jobs are given back")
-                self.kill()
-        elif self._health_file is not None and monotonic() >= self._touch_at:
-            self._touch_at = monotonic() + 1.0
-            if self._watchdog.all_is_well(self._children):
+        now = monotonic()
+        if now >= self._touch_at:
+            self._touch_at = now + 1.0
+            notify("WATCHDOG=1")
+            if self._health_file and not self._stopping_since and self._watchdog.all_is_well(self._children):
                 self._touch(self._health_file)
+        if self._stopping_since and now > self._stopping_since + self._options.grace_ms / 1000 + LAST_SECONDS:
+            log.error("worker processes did not end in time and are killed; their jobs are given back")
+            self.kill()
         if os.getpid() == 1:
             bury_orphans()
 

@@ -479,6 +479,25 @@ def test_a_login_url_works_once(app: sqlq.App) -> None:
     assert len(links) == 2, "the terminal shows the next one"
 
 
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_health_needs_no_login_and_names_no_more_than_the_database(
+    app: sqlq.App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sqlq.config.listen.HEALTH_SECONDS", 0.0)
+    server = Server(app, host="127.0.0.1", port=0, link=lambda _: None)
+    server.server.close()
+    probe = Client(server.server.application)
+    at = {"base_url": "http://10.0.0.7:8787"}  # as a probe of Kubernetes names it
+    assert probe.get("/", **at).status_code == 403
+    assert [(answer.status_code, answer.text) for answer in (probe.get("/healthz", **at),)] == [(200, "ok")]
+    file = Path(str(app.database.engine.url.database))
+    file.rename(tmp_path / "away")
+    away = probe.get("/healthz", **at)
+    assert (away.status_code, away.text) == (503, "database")
+    (tmp_path / "away").rename(file)
+    assert probe.get("/healthz", **at).status_code == 200
+
+
 @pytest.fixture
 def users(tmp_path: Path) -> Path:
     file = tmp_path / "users"
