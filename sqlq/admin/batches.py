@@ -1,21 +1,30 @@
-"""Cancels and changes live jobs, and moves failed ones back: in batches, each in its own transaction.
-Waits a limited time for rows that other transactions have locked."""
+"""The verbs on many jobs, in batches, each in its own transaction. It waits a limited time for rows that
+other transactions have locked.
+
+Each batch goes on with the ids behind the last one, up to the newest at the begin. So an action ends however
+fast jobs arrive, and the same action once more finds what an interrupted one has left.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import Any, TypeVar
 
+from sqlalchemy import Table
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.database.database import Database
+from sqlq.schema.tables import failed_jobs, finished_jobs, jobs
 from sqlq.store.blockers import free_after
 from sqlq.store.jobs import lookup, operate
 from sqlq.store.jobs.lookup import Selection
-from sqlq.store.jobs.operate import JobChange
+from sqlq.store.jobs.operate import JobChange, Replay
 from sqlq.store.jobs.rows import OVER
 from sqlq.store.workers import notify
 
@@ -25,6 +34,39 @@ LOCK_TIMEOUT_SECONDS = 5.0
 """How long an operation waits for rows that other transactions have locked, all in all. Claims and settles
 last milliseconds; a handler's own transaction after complete() may last longer, and then its job is about to
 end anyway."""
+
+
+@dataclass
+class Watch:
+    """Somebody who follows an action: `see` is called with the number of jobs that each batch has changed,
+    and stops it by False."""
+
+    see: Callable[[int], bool]
+    is_stopped: bool = False
+    """Whether the action has been stopped, by whomever."""
+
+
+_watches: ContextVar[tuple[Watch, ...]] = ContextVar("sqlq_watches", default=())
+
+
+@contextmanager
+def watched(see: Callable[[int], bool]) -> Iterator[Watch]:
+    """Follow the actions of the block."""
+    watch = Watch(see)
+    token = _watches.set((*_watches.get(), watch))
+    try:
+        yield watch
+    finally:
+        _watches.reset(token)
+
+
+def may_proceed(changed: int) -> bool:
+    """Report what a batch has changed to those who follow the action; return whether to go on."""
+    watches = _watches.get()
+    stops = [watch for watch in watches if not watch.see(changed)]
+    for watch in watches:
+        watch.is_stopped = bool(stops)
+    return not stops
 
 
 class Cancellation(StrEnum):
@@ -56,12 +98,17 @@ def cancel(
         }
 
     effects = _apply(database, selections, partial(operate.cancel, force=force, reason=reason), effects_of)
+    locked = [id for id, effect in effects.items() if effect is None]
+    with database.read() as conn:
+        live = {job.id for job in lookup.of_ids(conn, locked) if job.state not in OVER}
+    for id in {*locked}.difference(live, *(each.ids for each in selections)):
+        del effects[id]  # it has ended meanwhile, and nobody named it
     for selection in selections:
         if left := tuple(id for id in selection.ids if id not in effects):
             with database.read() as conn:
-                jobs = lookup.handles(conn, Selection(left))
+                kept = lookup.handles(conn, Selection(left))
             effects |= dict.fromkeys(left, Cancellation.UNKNOWN)
-            for job in jobs:
+            for job in kept:
                 effects[job.id] = Cancellation.ENDED if job.state in OVER else Cancellation.PASSED_OVER
     return {id: effect or Cancellation.LOCKED for id, effect in effects.items()}
 
@@ -87,7 +134,7 @@ def _apply(
     deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
     effects: dict[int, E | None] = {}
     with database.read() as conn:
-        newest = operate.newest(conn)
+        newest = operate.newest(conn, jobs)
     for selection in selections:
         last = 0
         while True:
@@ -96,11 +143,14 @@ def _apply(
             if not batch:
                 break
             last = batch[-1]
+            before = len(effects)
             effects |= effects_of(database.run(partial(work, ids=batch)))
             for id in batch:
                 if id not in effects:  # locked at that time, claimed or ended meanwhile
                     done = _with_lock_timeout(database, work, id, deadline)
                     effects |= {id: None} if done is None else effects_of(done)
+            if not may_proceed(len(effects) - before):
+                return effects
     return effects
 
 
@@ -123,7 +173,7 @@ def move_back(database: Database, selections: Iterable[Selection]) -> tuple[list
     a live job holds their unique key."""
     moved: list[int] = []
     blocked: list[int] = []
-    for selection in selections:
+    for selection in _until_now(database, selections, failed_jobs):
         last = 0
         while True:
             batch, keyed = database.run(partial(operate.retry_failed, selection=selection, after_id=last))
@@ -132,7 +182,53 @@ def move_back(database: Database, selections: Iterable[Selection]) -> tuple[list
             moved += batch
             blocked += keyed
             last = max(batch + keyed)
+            if not may_proceed(len(batch)):
+                return moved, blocked
     return moved, blocked
+
+
+def delete(database: Database, selections: Iterable[Selection]) -> list[int]:
+    """Delete the failed jobs that are selected, and ended ones by their ids; return the ids."""
+    deleted: list[int] = []
+    for selection in _until_now(database, selections, failed_jobs, finished_jobs):
+        for source in (failed_jobs, finished_jobs) if selection.ids else (failed_jobs,):
+            while batch := database.run(partial(operate.forget, selection=selection, source=source)):
+                deleted += freed_after(database, batch)
+                if not may_proceed(len(batch)):
+                    return deleted
+    return deleted
+
+
+def replay(database: Database, selections: Sequence[Selection]) -> Iterator[list[Replay]]:
+    """Copy the ended jobs that are selected, and yield the copies: those of ids at once, others by batches.
+    Without ids it leaves out jobs of which a copy is kept. So the same replay again copies nothing twice."""
+    if any(each.ids for each in selections):
+        yield database.run(
+            lambda conn: operate.replay(conn, [id for each in selections for id in operate.ended(conn, each)])
+        )
+        return
+    with database.read() as conn:
+        done = operate.replayed(conn)
+    for selection in _until_now(database, selections, finished_jobs, failed_jobs):
+        last = 0
+        while True:
+            with database.read() as conn:
+                batch = operate.ended(conn, selection, after_id=last)
+            if not batch:
+                break
+            last = batch[-1]
+            # guard: nothing-is-replayed-twice
+            copies = database.run(partial(operate.replay, ids=[id for id in batch if id not in done]))
+            yield copies
+            if not may_proceed(len(copies)):
+                return
+
+
+def _until_now(database: Database, selections: Iterable[Selection], *tables: Table) -> Iterator[Selection]:
+    """Yield the selections without the jobs that are added to the tables from now on."""
+    with database.read() as conn:
+        newest = operate.newest(conn, *tables)
+    return (replace(selection, before=newest + 1) for selection in selections)
 
 
 def freed_after(database: Database, ended: Sequence[Any]) -> list[int]:

@@ -14,6 +14,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
+from sqlq.admin.batches import may_proceed, watched
 from sqlq.config.command_hint import word
 from sqlq.config.durations import Duration, milliseconds
 from sqlq.database.caller.session import asynchronous
@@ -55,7 +56,7 @@ class Facet:
     def _to_the_end(self, work: Callable[[Connection], int], batch: int) -> int:
         """Do the work in transactions of at most a `batch` of rows each; return the number of all rows."""
         total = number = self._database.run(work)
-        while number >= batch:
+        while number >= batch and may_proceed(number):
             number = self._database.run(work)
             total += number
         return total
@@ -103,10 +104,18 @@ def audited(words: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
                     database.require_tables()
                 run = database.run if session is None else partial(facet._do, session)  # noqa: SLF001 - likewise
                 id = _record(run, lambda conn: audit.begin(conn, actor, words.partition(" --")[0], line))
+                changed: list[int] = []
+
+                def see(number: int) -> bool:
+                    changed.append(number)
+                    # one that cannot be recorded goes on
+                    return _record(run, lambda conn: audit.advance(conn, id, sum(changed))) is not False
+
                 try:
-                    result = method(*args, **options)
+                    with watched(see):
+                        result = method(*args, **options)
                 except SqlqError:  # refused, which is no interruption
-                    _record(run, lambda conn: audit.end(conn, id, 0))
+                    _record(run, lambda conn: audit.end(conn, id, sum(changed)))
                     raise
                 if _record(run, lambda conn: audit.end(conn, id, _number(result))) is None:
                     log.warning("%s is done, and not recorded: the database refuses that", words)
@@ -117,10 +126,7 @@ def audited(words: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     return decorate
 
 
-def _record(
-    run: Callable[[Callable[[Connection], int | None]], int | None],
-    work: Callable[[Connection], int | None],
-) -> int | None:
+def _record(run: Callable[[Callable[[Connection], T]], T], work: Callable[[Connection], T]) -> T | None:
     """Write into the record; return None where the database refuses it, which keeps nobody from acting."""
     try:
         return run(work)
@@ -194,6 +200,15 @@ class Audit(Facet):
         return [*self._query(audit.listing, limit=limit, before=before, actor=actor, action=action)]
 
     alist = for_asyncio(list)
+
+    @audited("audit stop")
+    def stop(self, id: int) -> bool:
+        """Have an action stop after the batch that it is at; return False for one that has ended.
+
+        >>> app.audit.stop(17)  # doctest: +SKIP
+        True
+        """
+        return self._database.run(partial(audit.stop, id=id))
 
     def prune(self, older_than: Duration) -> int:
         """Delete the actions that began longer ago than that, as in "90d"; return how many. On PostgreSQL

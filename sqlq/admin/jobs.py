@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple, Unpack
 
 from sqlalchemy import Connection
 
-from sqlq.admin.batches import Cancellation, cancel, change, freed_after, move_back
+from sqlq.admin.batches import Cancellation, cancel, change, delete, move_back, replay
 from sqlq.admin.facet import Facet, audited, for_asyncio
 from sqlq.admin.failures import Failures, Marks, grouped
 from sqlq.admin.selections import (
@@ -20,10 +21,8 @@ from sqlq.admin.selections import (
     Search,
     checked_state,
     delay_ms_of,
-    ended,
     ids_of,
     no_job,
-    portions,
     selection,
     selections,
 )
@@ -39,7 +38,6 @@ from sqlq.model.task import Registry
 from sqlq.payload.encryption import Encryption
 from sqlq.results.results import Results
 from sqlq.schema import version
-from sqlq.schema.tables import failed_jobs, finished_jobs
 from sqlq.schema.types import milliseconds_since_epoch
 from sqlq.store import health
 from sqlq.store.health import Pace, pace_of
@@ -212,13 +210,6 @@ class Jobs(Facet):
             is_complete = within is None or not lookup.more_failed_than(conn, within)
             return grouped(rows, self._marks.of(conn, rows)), is_complete
 
-    def failed_alike(self, fingerprint: str) -> builtins.list[int]:
-        """Return the ids of the failed jobs with the error of a fingerprint."""
-        with self._read() as conn:
-            return [
-                job.id for each in lookup.of_error(conn, fingerprint) for job in lookup.handles(conn, each)
-            ]
-
     def pace(self, length: Duration, parts: Rows) -> Pace:
         """Return how many jobs finished and failed in each part of the last time, and how long they waited
         and ran. Each part is measured on a sample; jobs with a retention of their own are not in it."""
@@ -244,13 +235,26 @@ class Jobs(Facet):
 
     awhy = for_asyncio(why)
 
+    def _counts(self, states: Sequence[str], **chosen: Unpack[Chosen]) -> dict[State, int]:
+        """Return how many jobs an action means, by state, of each table at most 100,000."""
+        counts: Counter[State] = Counter()
+        for some in self._meant((), "jobs", **chosen):
+            counts.update(self._query(lookup.counted, some, states, SEARCH_LIMIT))
+        return dict(counts)
+
     # -- cancel ----------------------------------------------------------------------------------------------
 
     def _meant(self, ids: AnyJobs, noun: str, **chosen: Unpack[Chosen]) -> Sequence[Selection]:
         """Return the jobs that a call means, once it is known that the tables are there."""
         meant = selections(ids_of(ids, self._read), noun, **chosen)
         self._database.require_tables()
-        return meant
+        if (error := chosen.get("error")) is None:
+            return meant
+        with self._read() as conn:
+            alike = lookup.of_error(conn, error, queue=chosen.get("queue"), task=chosen.get("task"))
+        if not alike:
+            raise JobNotFoundError(f"no failed job has the error {error!r}: see sqlq failed")
+        return [replace(some, queue=each.queue, task=each.task) for some in meant for each in alike]
 
     @audited("cancel")
     def cancel(
@@ -358,40 +362,27 @@ class Jobs(Facet):
     def replay(
         self,
         ids: AnyJob | AnyJobs = (),
-        *,
-        task: str | None = None,
-        queue: str | None = None,
-        batch: str | None = None,
-        since: datetime | Duration | None = None,
-        until: datetime | Duration | None = None,
+        **chosen: Unpack[Chosen],
     ) -> dict[int, int]:
-        """Enqueue copies of ended jobs, all or none; return the new ids by those of the originals.
+        """Enqueue copies of ended jobs; return the new ids by those of the originals.
 
-        By ids, task, queue, batch, or the time of their end; those given together must all fit. `since` and
-        `until` are times with a time zone, or ages, as in "2h". Cancelled jobs are copied by id only, steps
-        of flows never. A replay has the task, arguments, queue, options, headers, label, batch and limit of
-        its original (`app.jobs.get(id).replay_of`). It has no unique key, no time limit for its start, and no
+        By ids, all or none; or in batches by task, queue, batch, error or time of their end. Those given
+        together must all fit. `since` and `until` are times with a time zone, or ages, as in "2h". A
+        job of which a copy is kept is copied again by its id only, unless that copy was cancelled. So an
+        interrupted replay goes on where it was. Cancelled jobs are copied by id or `state`, steps of flows
+        never. A replay has the task, arguments, queue, options, headers, label, batch and limit of its
+        original (`app.jobs.get(id).replay_of`). It has no unique key, no time limit for its start, and no
         cursor.
 
         >>> app.jobs.replay(task="shop.send_receipt", since="2h")  # doctest: +SKIP
         {42: 97, 43: 98}
         """
-        numbers = sorted(set(ids_of(ids, self._read)))
-        if not numbers and all(each is None for each in (task, queue, batch, since, until)):
-            raise ConfigurationError(
-                "name the jobs to replay: by id, task, queue or batch, or by when they ended (since=, until=)"
-            )
-        self._database.require_tables()
-        replays = self._database.run(
-            partial(
-                operate.replay,
-                selections=portions(numbers, task, queue, batch),
-                since=ended(since, "since"),
-                until=ended(until, "until"),
-            )
-        )
-        self._database.after_commit(partial(self._events.replayed, replays))  # guard: replays-are-told
-        return {each.replay_of: each.id for each in replays}
+        jobs = [ids] if isinstance(ids, int | Handle) else ids
+        new: dict[int, int] = {}
+        for copies in replay(self._database, self._meant(jobs, "ended jobs", **chosen)):
+            self._database.after_commit(partial(self._events.replayed, copies))  # guard: replays-are-told
+            new |= {each.replay_of: each.id for each in copies}
+        return new
 
     areplay = for_asyncio(replay)
 
@@ -401,12 +392,7 @@ class Jobs(Facet):
     def delete(self, ids: AnyJobs = (), **chosen: Unpack[Chosen]) -> builtins.list[int]:
         """Delete ended jobs by their ids, or failed ones by task, queue or batch, or `all=True`. Return the
         ids deleted. A finished step stays while another step of its flow may take its result."""
-        deleted: builtins.list[int] = []
-        for some in self._meant(ids, "failed jobs", **chosen):
-            for source in (failed_jobs, finished_jobs) if some.ids else (failed_jobs,):
-                while batch := self._database.run(partial(operate.forget, selection=some, source=source)):
-                    deleted += freed_after(self._database, batch)
-        return sorted(deleted)
+        return sorted(delete(self._database, self._meant(ids, "failed jobs", **chosen)))
 
     @audited("prune")
     def prune(self, *, finished: Duration | None = None, failed: Duration | None = None) -> Pruned:

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, TypedDict
 
-from sqlalchemy import BigInteger, ColumnElement, Connection, literal
+from sqlalchemy import Connection
 
-from sqlq.config.durations import Duration, aware, milliseconds
+from sqlq.config.durations import Duration, milliseconds
 from sqlq.errors import ConfigurationError, JobNotFoundError
-from sqlq.model.checks import checks_arguments
+from sqlq.model.checks import checked_bool, checks_arguments
 from sqlq.model.handle import AnyJob, AnyJobs, Handle, id_of
 from sqlq.model.job import JobDetails, State
-from sqlq.schema.types import Moment, after
 from sqlq.store.jobs import lookup
 from sqlq.store.jobs.lookup import Selection, look
 
 
 class Search(TypedDict, total=False):
     """Which jobs to look for; all that is given must fit. `header` is a name, or "name=value"; `text` stands
-    in the arguments or the error; `since` and `until` are times of creation. `visible` is called with each
-    job, and leaves it out by False. Without `ids` all are meant."""
+    in the arguments or the error. `since` and `until` are times of the end, and for jobs that have not ended,
+    of their creation. `visible` is called with each job, and leaves it out by False. Without `ids` all are
+    meant."""
 
     ids: tuple[int, ...]
     task: str | None
@@ -33,49 +34,47 @@ class Search(TypedDict, total=False):
     limit_key: str | None
     header: str | None
     text: str | None
-    since: datetime | None
-    until: datetime | None
+    since: datetime | Duration | None
+    until: datetime | Duration | None
     before: int | None
     visible: Callable[[JobDetails], bool] | None
 
 
 class Chosen(TypedDict, total=False):
-    """Which jobs are meant, beside ids: those of a task, queue or batch, which must all fit, or `all`."""
+    """Which jobs are meant, beside ids: those of a task, queue, batch, error or state, which must all fit,
+    or `all`. `error` is the fingerprint of an error of failed jobs. `since` and `until` are times of their
+    end; for jobs that have not ended, of their creation."""
 
     task: str | None
     queue: str | None
     batch: str | None
+    label: str | None
+    key: str | None
+    limit_key: str | None
+    error: str | None
+    state: str | None
+    since: datetime | Duration | None
+    until: datetime | Duration | None
     all: bool
 
 
 selection = checks_arguments(Selection)
 
 
-@checks_arguments
-def selections(
-    ids: Sequence[int],
-    noun: str,
-    *,
-    task: str | None = None,
-    queue: str | None = None,
-    batch: str | None = None,
-    all: bool = False,
-) -> Sequence[Selection]:
-    is_named = bool(ids) or any(value is not None for value in (task, queue, batch))
-    if is_named == all:
+def selections(ids: Sequence[int], noun: str, *, all: bool = False, **fields: Any) -> Sequence[Selection]:
+    """Return the selected jobs in portions: a statement takes some ten thousand parameters at most."""
+    is_named = bool(ids) or any(value is not None for value in fields.values())
+    if is_named == checked_bool(all, "all"):
         both = ", and not both" if all else ""
         raise ConfigurationError(
             f"name the {noun} that are meant: by id, task, queue or batch, or all of them{both}"
         )
-    return portions(sorted(set(ids)), task, queue, batch)
-
-
-def portions(
-    ids: Sequence[int], task: str | None, queue: str | None, batch: str | None
-) -> Sequence[Selection]:
-    """Return the selected jobs in portions: a statement takes some ten thousand parameters at most."""
-    starts = range(0, max(len(ids), 1), lookup.BATCH)
-    return [Selection(tuple(ids[i : i + lookup.BATCH]), task, queue, batch=batch) for i in starts]
+    if fields.get("state") is not None:
+        checked_state(fields["state"])
+    meant = selection(**fields)
+    numbers = sorted(set(ids))
+    starts = range(0, max(len(numbers), 1), lookup.BATCH)
+    return [replace(meant, ids=tuple(numbers[i : i + lookup.BATCH])) for i in starts]
 
 
 def checked_state(state: str) -> State:
@@ -111,12 +110,3 @@ def ids_of(jobs: AnyJob | AnyJobs, read: Callable[[], AbstractContextManager[Con
             if row is None:
                 raise no_job(job.id)
     return [id_of(job) for job in jobs]
-
-
-def ended(time: datetime | Duration | None, noun: str) -> ColumnElement[Any] | None:
-    """Return a time, or the time an age ago by the database's clock."""
-    if time is None:
-        return None
-    if isinstance(time, datetime):
-        return literal(aware(time, noun), Moment)
-    return after(literal(-milliseconds(time, noun), BigInteger))

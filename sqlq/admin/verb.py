@@ -70,6 +70,7 @@ SUBJECTS = {
     "workers": "[NAME...]",
     "schedules": "NAME",
     "limits": "KEY",
+    "audit": "ID",
 }
 """The arguments of verbs by their groups."""
 
@@ -121,6 +122,14 @@ class Verb:
     def style(self) -> str:
         """The class of its button."""
         return "danger" if self.asks and self.role == "admin" else ""
+
+    def filter_of(self, fields: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the options that choose all jobs of a search; None where there are none, as for a text."""
+        names = {each.name for each in self.selectors}
+        fields = {name: each for name, each in fields.items() if name != "state" or name in names}
+        if "all" not in names or not fields.keys() <= names:
+            return None
+        return fields or {"all": True}
 
     def fits(self, state: str | None) -> bool:
         """Whether it is for subjects of this state, or of some state."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from sqlq.admin.verb import Option, Outcome, Verb
+from sqlq.admin.verb import Option, Outcome, Verb, whole
 from sqlq.config.durations import counted
 
 WAITING = ("blocked", "scheduled", "available")
@@ -21,7 +21,16 @@ TASK = Option("task", "Jobs of this task.")
 QUEUE = Option("queue", "Jobs of this queue.")
 BATCH = Option("batch", "Jobs of this batch.")
 ONES = (TASK, QUEUE, BATCH)
-"""Options that choose jobs. Ids, task, queue and batch given together must all fit."""
+SEARCH = (
+    *ONES,
+    Option("label", "Jobs with this label."),
+    Option("key", "Jobs with this unique key."),
+    Option("limit_key", "Jobs under this limit.", metavar="KEY"),
+    Option("since", "Jobs that ended, or live ones enqueued, since this time; or an age, as in 2h.", "age"),
+    Option("until", "Jobs that ended, or live ones enqueued, before this time; or an age.", "age"),
+)
+"""Options that choose jobs. Those given together must all fit, and so must ids."""
+STATE = Option("state", "Jobs in this state.")
 OTHER_QUEUE = Option("queue", "Queue, in place of the task's own.")
 PRIORITY = Option("priority", "Priority from -100 to 100; larger runs first.", "number")
 ERROR = Option("error", "Jobs with this error, by its id in sqlq failed.", metavar="FINGERPRINT")
@@ -55,6 +64,8 @@ def listed(ids: Sequence[int | str]) -> str:
 def of(options: Mapping[str, Any]) -> str:
     """Return " of task … in queue … of batch … of flow …" for the jobs that the options choose."""
     names = {"task": "of task", "queue": "in queue", "batch": "of batch", "flow": "of flow"}
+    names |= {"label": "with the label", "key": "with the unique key", "limit_key": "under the limit"}
+    names |= {"error": "with the error", "state": "that are", "since": "since", "until": "until"}
     return "".join(f" {words} {options[name]}" for name, words in names.items() if options.get(name))
 
 
@@ -94,7 +105,7 @@ def on_jobs(
 @verb(
     "retry",
     selectors=(
-        *ONES,
+        *SEARCH,
         ERROR,
         Option("flow", "Failed steps of this flow, which then continues.", "number", metavar="ID"),
         ALL_FAILED,
@@ -105,9 +116,9 @@ def on_jobs(
 def retry(app: Any, ids: Sequence[int], *, flow: int | None = None, **options: Any) -> Outcome:
     """Run failed jobs again.
 
-    Choose them by id, --task, --queue, --batch, --error, --flow, or --all. They keep their ids and get
-    all their attempts anew. A job whose unique key a live job holds stays failed. Exits with 1 if one of
-    the ids was not moved back.
+    Choose them by id, --task, --queue, --batch, --error, --since, --flow, or --all. They keep their ids
+    and get all their attempts anew. A job whose unique key a live job holds stays failed. Exits with 1 if
+    one of the ids was not moved back.
     """
     moved = app.jobs.retry(ids, **options) if flow is None else app.flows.retry(flow)
     held: Sequence[int] = getattr(moved, "held", ())
@@ -123,7 +134,8 @@ def retry(app: Any, ids: Sequence[int], *, flow: int | None = None, **options: A
 @verb(
     "cancel",
     selectors=(
-        *ONES,
+        *SEARCH,
+        STATE,
         Option("flow", "Steps of this flow that have not ended.", "number", metavar="ID"),
         Option("all", "All jobs that have not ended; asks for confirmation.", "flag"),
     ),
@@ -139,7 +151,7 @@ def retry(app: Any, ids: Sequence[int], *, flow: int | None = None, **options: A
 def cancel(app: Any, ids: Sequence[int], *, flow: int | None = None, **options: Any) -> Outcome:
     """Cancel jobs: by id, --task, --queue, --batch, --flow or --all.
 
-    Ids, task, queue and batch given together must all fit. A job that waits is cancelled at once. One
+    Those given together must all fit, and so must ids. A job that waits is cancelled at once. One
     that runs gets a request to stop, which its worker sees within 2 seconds. With --force it is cancelled
     at once, too; its handler may go on, but nothing it returns or raises counts. Exits with 1 if one of
     the ids could not be cancelled.
@@ -166,7 +178,7 @@ def cancel(app: Any, ids: Sequence[int], *, flow: int | None = None, **options: 
 
 @verb(
     "reschedule",
-    selectors=(*ONES, Option("all", "All waiting jobs.", "flag")),
+    selectors=(*SEARCH, STATE, Option("all", "All waiting jobs.", "flag")),
     options=(Option("available_at", "New due time.", "time"), DELAY),
     states=WAITING,
     button="Run now",
@@ -213,43 +225,39 @@ _NOT_CHANGED = {
 
 @verb(
     "delete",
-    selectors=(*ONES, ERROR, ALL_FAILED),
+    selectors=(*SEARCH, ERROR, ALL_FAILED),
     role="admin",
     states=("failed",),
     button="Delete…",
     asks=True,
-    confirms=("all", "task", "queue", "batch", "error"),
+    confirms=("all", "error", *(each.name for each in SEARCH)),
     steps="another step of its flow may still take its result",
 )
 def delete(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
     """Delete failed jobs for good, and ended ones by id.
 
-    Choose failed jobs by id, --task, --queue, --batch, --error, or --all. Unless they are named by their
-    ids, it counts them, and wants a yes. An id may also be that of a finished or cancelled job.
+    Choose failed jobs by id, --task, --queue, --batch, --error, --since, or --all. Unless they are named by
+    their ids, it counts them, and wants a yes. An id may also be that of a finished or cancelled job.
     """
-
     return on_jobs("deleted", ids, app.jobs.delete(ids, **options), options)
 
 
 @verb(
     "replay",
-    selectors=(
-        *ONES,
-        Option("since", "Jobs that ended at this time or later; or an age, as in 2h.", "age"),
-        Option("until", "Jobs that ended before this time; or an age.", "age"),
-    ),
+    selectors=(*SEARCH, ERROR, STATE, Option("all", "All ended jobs; asks for confirmation.", "flag")),
     states=ENDED,
     button="Replay…",
     asks=True,
+    confirms=("all",),
     needs_code=True,
     steps="it is a step of a flow: sqlq retry --flow runs failed steps again",
 )
 def replay(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
     """Enqueue copies of ended jobs, as new jobs.
 
-    By id, --task, --queue, --batch, --since and --until; all that is given must fit. Each copy has an id of
-    its own, and no unique key. Cancelled jobs are copied by id only, steps of flows never. Exits with 1
-    if one of the ids was not copied.
+    By id, --task, --queue, --batch, --error, --since and --until; all that is given must fit. Each copy has
+    an id of its own, and no unique key. A job whose copy is kept is copied again by its id only. Cancelled
+    jobs are copied by id or --state, steps of flows never. Exits with 1 if one of the ids was not copied.
 
     \b
     sqlq replay --task shop.send_receipt --since 2h
@@ -465,3 +473,18 @@ def clear_limit(app: Any, names: Sequence[str]) -> Outcome:
     return Outcome(
         limit.as_json(), [f"{key}: {limit.says}, until a job is enqueued that says something else"]
     )
+
+
+# -- the audit -----------------------------------------------------------------------------------------------
+
+
+@verb("audit stop", states=("running",), button="Stop")
+def stop_action(app: Any, names: Sequence[str]) -> Outcome:
+    """Have an action on many jobs stop after its batch.
+
+    ID is that of sqlq audit. The rest stays as it is; the same command once more goes on with it.
+    """
+    (name,) = names
+    stopped = app.audit.stop(whole(name, "the id"))
+    line = f"action {name} stops after its batch" if stopped else f"action {name} has ended, or stops already"
+    return Outcome({"id": name, "stopped": stopped}, [line])

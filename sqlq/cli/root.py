@@ -44,7 +44,7 @@ _COMMANDS: Final = {
     "limits": "List the keys of limits; set a limit, and clear it.",
     "schedules": "List schedules; add, pause and run them.",
     "web": "Look and act in a browser: the dashboard.",
-    "audit": "Show what operators did, the newest first.",
+    "audit": "Show what operators did, the newest first; stop an action.",
     "keys": "Make keys that sign or encrypt arguments and results.",
     "grants": "Print the GRANTs that ROLE needs, or run them.",
     "doctor": "Examine the database and the queue in it.",

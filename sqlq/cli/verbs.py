@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import click
 
-from sqlq.admin.verb import Verb, states_of
+from sqlq.admin.batches import Watch, watched
+from sqlq.admin.jobs import SEARCH_LIMIT
+from sqlq.admin.verb import Verb
 from sqlq.admin.verbs import of
 from sqlq.cli.context import Context
 from sqlq.cli.options import confirm, json_flag, option_of, yes_option
-from sqlq.cli.terminal.output import answer, naming_options, plain
-from sqlq.config.command_hint import command as quoted
+from sqlq.cli.terminal.output import answer, console, naming_options, on_terminal, plain
+from sqlq.config.constants import INTERRUPTED
 from sqlq.config.durations import counted
-from sqlq.errors import ConfigurationError, JobNotFoundError
+from sqlq.errors import JobNotFoundError
 
 EXPLAINED = 20
 """The number of jobs that are explained one by one."""
-COUNT_LIMIT = 100_000
-"""Jobs are counted up to here before a command wants a yes."""
 
 
 def command_of(verb: Verb) -> click.Command:
@@ -54,24 +57,25 @@ def _run(
     if verb.selectors and not subjects and not names:
         choices = ", ".join(option.words for option in verb.selectors)
         raise click.UsageError(f"name the {verb.group or 'jobs'}, or give {choices}")
-    for name in names & {"flow", "error"}:
-        if subjects or len(names) > 1:
-            raise click.UsageError(f"--{name} chooses the jobs: leave out the rest")
+    if "flow" in names and (subjects or len(names) > 1):
+        raise click.UsageError("--flow chooses the jobs: leave out the rest")
     app = context.app(needs_code=verb.needs_code, looks=verb.group == "workers")
-    if error := options.pop("error", None):
-        named = tuple(app.jobs.failed_alike(error))
-        if not named:
-            raise ConfigurationError(f"no failed job has the error {error!r}: see {quoted('failed')}")
-    if not yes and not subjects and not names.isdisjoint(verb.confirms):
-        search = {name: options[name] for name in ("task", "queue", "batch")}
-        number = len(states_of(app, verb.states, COUNT_LIMIT, ids=named, **search))
-        if number:
-            more = "at least " if number >= COUNT_LIMIT else ""
-            noun = "failed job" if verb.states == ("failed",) else "job"
-            confirm(plain(f"{verb.words} {more}{counted(number, noun)}{of(search)}"))
+    number = len(named)
+    to_confirm = not yes and not subjects and not names.isdisjoint(verb.confirms)
     with naming_options():
-        outcome = verb.do(app, named, **options)
+        if to_confirm or (verb.is_of_jobs and not subjects and names != {"flow"} and on_terminal()):
+            search = {name: options[name] for name in names}
+            number = sum(app.jobs._counts(verb.states, **search).values())  # noqa: SLF001 - of this package
+        if to_confirm and number:
+            more = "at least " if number >= SEARCH_LIMIT else ""
+            noun = "failed job" if verb.states == ("failed",) else "job"
+            confirm(plain(f"{verb.words} {more}{counted(number, noun)}{of(options)}"))
+        with _followed(verb, number) as watch:
+            outcome = verb.do(app, named, **options)
     answer(outcome.value, *outcome.lines, as_json=as_json)
+    if watch.is_stopped:
+        click.echo("sqlq: stopped after this batch: the same command goes on with the rest", err=True)
+        raise SystemExit(INTERRUPTED)
     for id in outcome.unchanged[:EXPLAINED]:
         try:
             reason = verb.why_not(outcome, app.jobs.get(id))
@@ -82,3 +86,34 @@ def _run(
         click.echo(f"sqlq: {counted(others, 'more job')} not changed", err=True)
     if outcome.unchanged:
         raise SystemExit(1)
+
+
+@contextmanager
+def _followed(verb: Verb, total: int) -> Iterator[Watch]:
+    """Draw a bar on a terminal. The first Ctrl-C ends the action after its batch, the second one at once."""
+    from rich.progress import Progress
+
+    has_batches, stops = verb.is_of_jobs and not verb.group, False
+    with Progress(
+        console=console(err=True), transient=True, disable=not (has_batches and on_terminal())
+    ) as bar:
+        row = bar.add_task(verb.words, total=total)
+
+        def see(changed: int) -> bool:
+            bar.advance(row, changed)
+            return not stops
+
+        def stop(*_: object) -> None:
+            nonlocal stops
+            stops = True
+            signal.signal(signal.SIGINT, before)
+
+        before = signal.getsignal(signal.SIGINT)
+        with suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGINT, stop if has_batches else before)
+        try:
+            with watched(see) as watch:
+                yield watch
+        finally:
+            with suppress(ValueError):
+                signal.signal(signal.SIGINT, before)

@@ -239,10 +239,14 @@ audit = Table(
         target=Text,
         number=BigInteger,
         database_user=Text,
+        seen_at=Moment,
+        stopped_at=Moment,
+        ended_at=Moment,
     ),
 )
-"""The actions of operators. `target` is the command that does the same. `number` is NULL until the action
-has ended. `database_user` is written by the database: an operator's role may not."""
+"""The actions of operators. `target` is the command that does the same. An action in batches writes its
+`number` and `seen_at` after each, and ends where `stopped_at` is set. `database_user` is written by the
+database: an operator's role may not."""
 
 schedules = Table(
     "sqlq_schedules",

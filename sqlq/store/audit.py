@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import ClassVar
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, case, select, update
 
 from sqlq.config.json_text import AsJson
 from sqlq.database.batch import Change, insert_returning
 from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import audit
-from sqlq.schema.types import ago
+from sqlq.schema.types import ago, now
 
 BATCH = 1_000
+SILENT_MS = 60_000
+"""An action that has written nothing for this time is not running any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action(AsJson):
     """An action of an operator. `target` is the command that does the same. `number` is the number of rows
-    that it changed; None for an action that has not ended, or was interrupted. `database_user` is the user
-    of the database connection, as the database has it; None on SQLite."""
+    that it changed until now, None before its first batch. `state` is running, stopping, stopped, ended or
+    interrupted: without a sign for a minute. `database_user` is the user of the database connection, as the
+    database has it; None on SQLite."""
 
     COLUMNS: ClassVar = (
         *("id", "when=at", "who=actor", "database user=database_user"),
-        *("number", "command=target"),
+        *("state", "number", "command=target"),
     )
     id: int
     at: datetime
@@ -35,6 +38,17 @@ class Action(AsJson):
     target: str
     number: int | None
     database_user: str | None
+    ended_at: datetime | None
+    state: str
+
+
+_STATE = case(
+    (audit.c.ended_at.is_not(None) & audit.c.stopped_at.is_(None), "ended"),
+    (audit.c.ended_at.is_not(None), "stopped"),
+    (audit.c.seen_at < ago(SILENT_MS), "interrupted"),
+    (audit.c.stopped_at.is_not(None), "stopping"),
+    else_="running",
+)
 
 
 def begin(conn: Connection, actor: str, action: str, target: str) -> int:
@@ -47,19 +61,36 @@ def end(conn: Connection, id: int | None, number: int) -> int | None:
     """Record that an action has ended; None for one that could not be recorded."""
     if id is None:
         return None
-    conn.execute(update(audit).where(audit.c.id == id).values(number=number))
+    conn.execute(update(audit).where(audit.c.id == id).values(number=number, ended_at=now()))
     return id
+
+
+def advance(conn: Connection, id: int | None, number: int) -> bool:
+    """Record how many rows an action has changed by now. Return False for one that is to stop."""
+    if id is None:
+        return True
+    row = update(audit).where(audit.c.id == id, audit.c.stopped_at.is_(None))
+    return (
+        conn.execute(row.values(number=number, seen_at=now())).rowcount > 0
+    )  # guard: actions-can-be-stopped
+
+
+def stop(conn: Connection, id: int) -> bool:
+    """Have an action stop after its batch; return False for one that has ended."""
+    row = update(audit).where(audit.c.id == id, audit.c.ended_at.is_(None), audit.c.stopped_at.is_(None))
+    return conn.execute(row.values(stopped_at=now())).rowcount > 0
 
 
 def listing(
     conn: Connection, *, limit: int, before: int | None, actor: str | None, action: str | None
 ) -> Sequence[Action]:
     """Return the newest actions, at most `limit`, with ids below `before`, of one actor or action."""
-    query = select(audit).order_by(audit.c.id.desc()).limit(limit)
+    columns = (_STATE if each.name == "state" else audit.c[each.name] for each in fields(Action))
+    query = select(*columns).order_by(audit.c.id.desc()).limit(limit)
     if before is not None:
         query = query.where(audit.c.id < before)
-    values = {"actor": actor, "action": action}
-    query = query.filter_by(**{name: value for name, value in values.items() if value is not None})
+    for name, value in (("actor", actor), ("action", action)):
+        query = query if value is None else query.where(audit.c[name] == value)
     return [Action(*row) for row in conn.execute(query)]
 
 

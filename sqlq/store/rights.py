@@ -56,7 +56,7 @@ RIGHTS = {
         "UPDATE ON sqlq_workers",
         "INSERT, UPDATE ON sqlq_queues, sqlq_limits",
         "SELECT, INSERT ON sqlq_wakes",
-        "INSERT (actor, action, target), UPDATE (number) ON sqlq_audit",
+        "INSERT (actor, action, target), UPDATE (number, seen_at, stopped_at, ended_at) ON sqlq_audit",
     ),
     "reader": _LOOKS,
 }

@@ -1,9 +1,8 @@
-"""The pages that look, the forms that act, and the JSON API, by way of the App's parts for operators."""
+"""The pages that look, and the JSON API, by way of the App's parts for operators."""
 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,11 +17,9 @@ from sqlq.admin.doctor.doctor import by_harm, examine_queue, examine_server
 from sqlq.admin.doctor.finding import Verdict
 from sqlq.admin.jobs import SEARCH_LIMIT
 from sqlq.admin.storage import Storage, storage
-from sqlq.admin.verb import Option, Verb, states_of, whole
-from sqlq.admin.verbs import VERBS
+from sqlq.admin.verb import whole
 from sqlq.admin.why import why
 from sqlq.app.app import App
-from sqlq.config.durations import aware, milliseconds
 from sqlq.config.json_text import document
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.model.checks import checked_whole
@@ -155,7 +152,7 @@ def search_of(view: View, fields: Mapping[str, str]) -> dict[str, Any]:
     """Return the options of `app.jobs.list`. Raises `ConfigurationError` for a field that cannot be read, and
     `RefusedError` where the search would reveal hidden arguments."""
     search: dict[str, Any] = {
-        name: _time(value, name) if name in ("since", "until") else value for name, value in fields.items()
+        name: time_of(value, name) if name in ("since", "until") else value for name, value in fields.items()
     }
     if "text" in fields or "header" in fields:
         if view.hides:  # guard: no-search-tells-what-is-hidden
@@ -184,14 +181,14 @@ def _shown(redact: Callable[[Any], Any], value: Any, parts: Sequence[str]) -> bo
     return all(part in text for part in parts)
 
 
-def _time(text: str, name: str) -> datetime:
-    """Return a time with its zone, or how long ago in a duration."""
+def time_of(text: str, name: str) -> datetime | str:
+    """Return the time that a field has, or the age, which the library reads."""
     with suppress(ValueError):
         time = datetime.fromisoformat(text)
         if time.tzinfo is None:
             raise ConfigurationError(f"{name} is {text}, which has no time zone: write it as in {text}Z")
-        return aware(time, name)
-    return datetime.now(UTC) - timedelta(milliseconds=milliseconds(text, name))
+        return time
+    return text
 
 
 def jobs(view: View) -> Values:
@@ -322,80 +319,6 @@ PAGES: Mapping[str, tuple[str, Callable[[View], Values]]] = {
     "audit": ("/audit", audit),
 }
 """The pages by their names, which are those of their templates, too, with their paths."""
-
-
-# -- the forms that act: the command line's verbs, each with the command that does the same ------------------
-
-ACTION_LIMIT = 10_000
-"""The most jobs that one form acts on."""
-
-
-def act(view: View) -> Response:
-    """Carry out a form, or show the page that confirms it; then return to where it came from."""
-    form, words = view.request.form, view.values["verb"]
-    verb = VERBS.get(words)
-    if verb is None:
-        raise ConfigurationError(f"there is no action {words[:40]!r} here")
-    if not view.user.may(verb.role):  # guard: each-verb-has-its-role
-        raise RefusedError(f"your role, {view.user.role}, may not do that: {verb.role} is needed")
-    known = _options(verb)
-    options = {name: option.read(form[name]) for name, option in known.items() if form.get(name)}
-    subjects: list[Any] = [form["name"]] if form.get("name") else []
-    states: dict[int, str] = {}
-    changed = 0
-    if verb.is_of_jobs and "flow" not in options:
-        states, changed = _jobs(view, verb)
-        subjects = sorted(states)
-        if not subjects:
-            return view.back("No job is chosen, or none is in a state for that any more: nothing was done.")
-    # guard: a-filter-is-counted-before-it-acts
-    if form.get("matching") or (verb.asks and form.get("confirmed") != "yes"):
-        error = form.get("error")
-        return view.page(
-            "confirm",
-            words=words,
-            options=known,
-            flags=[option for option in verb.options if option.kind == "flag"],
-            subjects=subjects,
-            states=Counter(states.values()),
-            command=view.command(words, *([] if error else subjects), error=error, **options),
-            form=form,
-            limit=ACTION_LIMIT,
-        )
-    with view.app.acting_as(view.user.name):
-        outcome = verb.do(view.app, subjects, **options)
-    view.reading.forget()
-    return view.back(f"{outcome.sentence(changed)}.")
-
-
-def _options(verb: Verb) -> Mapping[str, Option]:
-    """Return the options that a form may have. A filter has the fields of those that choose jobs."""
-    others = (*FIELDS, "error", *(["all"] if verb.is_of_jobs else []))
-    return {
-        each.name: each
-        for each in (*verb.selectors, *verb.options)
-        if each.name not in others and each.kind != "time"
-    }
-
-
-def _jobs(view: View, verb: Verb) -> tuple[dict[int, str], int]:
-    """Return the states of the jobs of a form, and the number of those that are in no state for the verb.
-
-    It names jobs, all of an error, or all that match a filter."""
-    form, app = view.request.form, view.reading.own  # guard: a-replica-decides-nothing
-    # guard: an-action-keeps-to-the-states-shown
-    states = [state for state in verb.states if state in (form.get("state") or state).split()]
-    if form.get("matching") and not form.get("error"):
-        search = search_of(view, fields_of(form, [name for name in FIELDS if name != "state"]))
-        return states_of(app, states, ACTION_LIMIT, within=SEARCHED, **search), 0
-    if form.get("error"):
-        ids = app.jobs.failed_alike(form["error"])
-    else:
-        ids = [id for text in form.getlist("id") if (id := whole(text, "the id"))]
-    if not ids:  # an empty selection would mean all
-        return {}, 0
-    jobs = states_of(app, states, ACTION_LIMIT, within=SEARCHED, ids=tuple(ids))
-    return jobs, len(set(ids) - jobs.keys())
 
 
 # -- the JSON API, which only reads: the objects that the command line prints with --json --------------------

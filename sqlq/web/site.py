@@ -43,7 +43,7 @@ from werkzeug import Request, Response  # noqa: E402 - the sentence above comes 
 from werkzeug.exceptions import HTTPException  # noqa: E402
 from werkzeug.routing import Map, Rule  # noqa: E402
 
-from sqlq.web import pages  # noqa: E402
+from sqlq.web import actions, pages  # noqa: E402
 from sqlq.web.view import View  # noqa: E402
 
 log = logging.getLogger("sqlq.web")
@@ -124,7 +124,7 @@ class Site:
                 check_form(request)
             view.user = self._user(request)
             if endpoint == "act":
-                return pages.act(view)
+                return actions.act(view)
             if endpoint in pages.API:
                 return pages.API[endpoint](view)
             values = pages.PAGES[endpoint][1](view)

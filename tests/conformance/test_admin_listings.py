@@ -145,7 +145,7 @@ def test_jobs_of_one_error_are_found_in_each_queue_and_task(play: Play) -> None:
         assert [each.queue for each in lookup.of_error(conn, fingerprint, queue="mail")] == ["mail"]
         assert [each.queue for each in lookup.of_error(conn, fingerprint, task="pack")] == ["other"]
         assert lookup.of_error(conn, "") == []
-    assert play.app.jobs.failed_alike(fingerprint)[-1] == other
+    assert play.app.jobs.retry(error=fingerprint)[-1] == other
 
 
 # -- listing -------------------------------------------------------------------------------------------------

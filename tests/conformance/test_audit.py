@@ -12,6 +12,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import sqlq
+from sqlq.admin.batches import watched
 from sqlq.errors import ConfigurationError
 from sqlq.store.audit import Action
 from sqlq.store.jobs import operate
@@ -97,6 +98,19 @@ def test_an_interrupted_action_has_no_number(app: sqlq.App, monkeypatch: pytest.
     with pytest.raises(KeyboardInterrupt), app.acting_as("ada"):
         app.jobs.prune(finished="7d")
     assert said(app) == [("ada", "prune", "prune --finished 7d", None)]
+
+
+def test_a_stopped_action_ends_after_its_batch(app: sqlq.App) -> None:
+    app.enqueue_many([app.task(name="t")(lambda: None).new()] * 1_200)
+    with app.acting_as("ada"), watched(lambda changed: app.audit.stop(app.audit.list()[0].id)) as watch:
+        assert len(app.jobs.cancel(all=True)) == 500
+    assert watch.is_stopped
+    (row,) = app.audit.list()
+    assert (row.number, row.state) == (500, "stopped")
+    assert not app.audit.stop(row.id), "it has ended"
+    with app.acting_as("ada"):
+        assert len(app.jobs.cancel(all=True)) == 700
+    assert [(row.number, row.state) for row in app.audit.list()] == [(700, "ended"), (500, "stopped")]
 
 
 def test_a_refused_action_changed_nothing(app: sqlq.App) -> None:

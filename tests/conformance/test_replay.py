@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import Engine, event, text, update
 
 import sqlq
+from sqlq.admin.batches import watched
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Outcome, Settlement
@@ -206,9 +207,11 @@ def test_jobs_are_chosen_by_task_queue_and_time(play: Play, engine: Engine) -> N
     assert chosen(ids=cancelled) == cancelled
 
 
-def test_a_replay_writes_nothing_when_it_is_interrupted(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_of_ids_writes_nothing_when_it_is_interrupted(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lookup, "BATCH", 2)
-    play.ended(5, Finished())
+    ids = play.ended(5, Finished())
     batches: list[str] = []
 
     def stop(conn: Any, cursor: Any, statement: str, *_: Any) -> None:
@@ -219,8 +222,22 @@ def test_a_replay_writes_nothing_when_it_is_interrupted(play: Play, monkeypatch:
 
     event.listen(play.app.database.engine, "before_cursor_execute", stop)
     with pytest.raises(KeyboardInterrupt):
-        play.app.jobs.replay(task="send")
+        play.app.jobs.replay(ids)
     assert (len(batches), play.number()) == (2, 5)
+
+
+def test_a_replay_by_task_goes_on_where_it_was(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookup, "BATCH", 2)
+    ids = play.ended(5, Finished())
+    with watched(lambda changed: False) as watch:
+        assert [*play.app.jobs.replay(task="send")] == ids[:2]
+    assert watch.is_stopped
+    copies = play.app.jobs.replay(task="send")
+    assert [*copies] == ids[2:], "nothing is copied twice"
+    play.app.jobs.cancel([copies[ids[4]]])
+    assert [*play.app.jobs.replay(task="send")] == ids[4:], "nothing came of a copy that was cancelled"
+    play.end()
+    assert [*play.app.jobs.replay(ids[0])] == ids[:1], "but by its id"
 
 
 def test_new_ids_follow_the_order_of_the_old_ones(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +261,7 @@ def test_a_bad_replay_is_refused_in_one_sentence_and_writes_nothing(play: Play) 
             app.jobs.replay(*args, **options)
         assert "\n" not in str(caught.value)
 
-    refused("name the jobs to replay")
+    refused("name the ended jobs that are meant")
     refused("since is '2 hours'", since="2 hours")
     refused("no time zone", since=datetime(2026, 1, 1))  # noqa: DTZ001
     refused("not the id of a job", [True])

@@ -92,7 +92,7 @@ def test_delete_needs_a_confirmation_unless_ids_are_given(sqlq_: Command, app: s
         ("--queue", "mail"): "delete 2 failed jobs in queue mail",
         ("--task", "export"): "delete 3 failed jobs of task export",
         ("--all",): "delete 5 failed jobs",
-        ("--error", fingerprint): "delete 3 failed jobs",
+        ("--error", fingerprint): f"delete 3 failed jobs with the error {fingerprint}",
     }
     for words, action in asked.items():
         said = sqlq_("delete", *words).sentence()

@@ -17,7 +17,7 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.model.job import State
-from tests.faces.command import Command
+from tests.faces.command import SEARCH, Command
 from tests.waiting import wait_until
 
 FAILED_KEYS = {
@@ -239,9 +239,7 @@ def test_retry_by_id_task_queue_or_all(sqlq_: Command, engine: Engine) -> None:
         (105, "c", "z"),
     ):
         _failed(engine, id, queue=queue, task=task)
-    assert (
-        sqlq_("retry").misuse() == "name the jobs, or give --task, --queue, --batch, --error, --flow, --all"
-    )
+    assert sqlq_("retry").misuse() == f"name the jobs, or give {SEARCH}, --error, --flow, --all"
     assert "or all of them, and not both" in sqlq_("retry", "101", "--all").sentence()
     nothing: dict[str, list[int]] = {"held": [], "not_retried": []}
     assert sqlq_("retry", "101", "--json").json() == {"retried": [101], **nothing}
@@ -282,7 +280,7 @@ def test_delete_by_id_task_queue_or_all(sqlq_: Command, engine: Engine, app: sql
         (105, "c", "z"),
     ):
         _failed(engine, id, queue=queue, task=task)
-    assert sqlq_("delete").misuse() == "name the jobs, or give --task, --queue, --batch, --error, --all"
+    assert sqlq_("delete").misuse() == f"name the jobs, or give {SEARCH}, --error, --all"
     assert sqlq_("delete", "101", "--json").json() == {"deleted": [101], "not_deleted": []}
     assert sqlq_.ok("delete", "--task", "x", "--yes") == "deleted 1 job of task x: 103\n"
     assert sqlq_("delete", "102", "--queue", "b").code == 1, "ids and queue must both fit"

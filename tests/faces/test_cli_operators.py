@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, make_url, text
 
 import sqlq
-from tests.faces.command import Command
+from tests.faces.command import SEARCH, Command
 from tests.waiting import wait_until
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -249,8 +249,8 @@ def test_bad_input_is_one_sentence_and_changes_nothing(sqlq_: Command, app: sqlq
     ):
         assert complaint in sqlq_(*arguments).sentence(), arguments
     misuses: list[tuple[tuple[str, ...], str]] = [
-        (("cancel",), "name the jobs, or give --task, --queue, --batch, --flow, --all"),
-        (("cancel", "--force"), "name the jobs, or give --task, --queue, --batch, --flow, --all"),
+        (("cancel",), f"name the jobs, or give {SEARCH}, --state, --flow, --all"),
+        (("cancel", "--force"), f"name the jobs, or give {SEARCH}, --state, --flow, --all"),
         (("cancel", "--queue", ""), "--queue is ''"),
         (("cancel", "--task", "x" * 300), "--task has 300 characters"),
         (("prune", "--finished", "7"), "--finished is '7': write it as in"),

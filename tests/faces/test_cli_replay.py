@@ -127,7 +127,7 @@ def test_replay_explains_each_id_that_it_leaves_out(sqlq_: Command) -> None:
 
 
 def test_a_wrong_command_line_of_replay_is_reported_in_one_sentence(sqlq_: Command) -> None:
-    assert "name the jobs, or give --task, --queue, --batch, --since, --until" in sqlq_("replay").misuse()
+    assert "name the jobs, or give --task, --queue, --batch, --label" in sqlq_("replay").misuse()
     assert "--since is 'yesterday'" in sqlq_("replay", "--since", "yesterday").misuse()
     assert "has no time zone" in sqlq_("replay", "--since", "2026-01-01").misuse()
 

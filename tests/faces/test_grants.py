@@ -125,7 +125,7 @@ def town(postgresql: PostgreSQL, migrated_postgresql: str) -> Iterator[dict[str,
             conn.exec_driver_sql(f"""CREATE ROLE "{role}" LOGIN PASSWORD '{mark}'""")
         grant(url, role, kind)
         engines[kind] = create_engine(make_url(url).set(username=role, password=mark))
-    yield engines
+    yield {**engines, "owner": owner}
     for kind, engine in engines.items():
         engine.dispose()
         with owner.begin() as conn:
@@ -154,6 +154,19 @@ def test_the_audit_has_the_database_user_of_an_operator(town: dict[str, Engine])
         app.queues.pause("mail")
         (action,) = app.audit.list()
     assert (action.actor, action.database_user) == ("ceo", town["operator"].url.username)
+
+
+def test_an_action_goes_on_when_its_role_may_not_record_how_far_it_came(town: dict[str, Engine]) -> None:
+    column, role = "UPDATE (seen_at) ON sqlq_audit", town["operator"].url.username
+    with closing(sqlq.App(engine=town["operator"])) as app:
+        app.enqueue_many([app.named("t").new()] * 600)
+        for statement in (f'REVOKE {column} FROM "{role}"', f'GRANT {column} TO "{role}"'):
+            with town["owner"].begin() as conn:
+                conn.exec_driver_sql(statement)
+            if statement.startswith("REVOKE"):
+                with app.acting_as("ada"):
+                    assert len(app.jobs.cancel(all=True)) == 600
+                assert [(each.number, each.state) for each in app.audit.list(limit=1)] == [(600, "ended")]
 
 
 def test_an_untrusted_producer_writes_no_row_that_is_too_large_to_claim(town: dict[str, Engine]) -> None:

@@ -120,7 +120,7 @@ NULLABLE = {
     "jobs": f"{_CARRIED} blocked_by cancel_requested_at due_at lease_expires_at unknown_since",
     "finished_jobs": f"{_CARRIED} expires_at reason result start_ms",
     "failed_jobs": f"{_CARRIED} exception expires_at message start_ms traceback",
-    "sqlq_audit": "database_user number",
+    "sqlq_audit": "database_user ended_at number stopped_at",
     "sqlq_edges": "",
     "sqlq_flows": "name",
     "sqlq_limits": "max_running next_free_at period_ms pinned_at rate",

@@ -97,7 +97,7 @@ def settle_with(outcome: Outcome) -> Callable[[Connection, list[Any]], Any]:
 
 def replay_all(conn: Connection, held: list[Any]) -> Any:
     settle_with(Finished("1"))(conn, held)
-    return operate.replay(conn, [Selection(task="shop.send_receipt")], None, None)
+    return operate.replay(conn, operate.ended(conn, Selection(task="shop.send_receipt")))
 
 
 STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {

@@ -232,8 +232,14 @@ CREATE TABLE IF NOT EXISTS {prefix}sqlq_audit (
     target LONGTEXT NOT NULL,
     number BIGINT,
     database_user LONGTEXT DEFAULT USER(),
+    seen_at DATETIME(6) NOT NULL DEFAULT UTC_TIMESTAMP(6),
+    stopped_at DATETIME(6),
+    ended_at DATETIME(6),
     CONSTRAINT sqlq_audit_moments_in_range CHECK (
-        at >= '1970-01-01' AND at < '9999-01-01')
+        at >= '1970-01-01' AND at < '9999-01-01'
+        AND seen_at >= '1970-01-01' AND seen_at < '9999-01-01'
+        AND stopped_at >= '1970-01-01' AND stopped_at < '9999-01-01'
+        AND ended_at >= '1970-01-01' AND ended_at < '9999-01-01')
 ) ENGINE = InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin;
 
 CREATE TABLE IF NOT EXISTS {prefix}sqlq_schedules (

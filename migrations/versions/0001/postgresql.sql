@@ -213,7 +213,10 @@ CREATE TABLE {prefix}sqlq_audit (
     action TEXT NOT NULL,
     target TEXT NOT NULL,
     number BIGINT,
-    database_user TEXT DEFAULT SESSION_USER
+    database_user TEXT DEFAULT SESSION_USER,
+    seen_at {prefix}sqlq_moment DEFAULT statement_timestamp() NOT NULL,
+    stopped_at {prefix}sqlq_moment,
+    ended_at {prefix}sqlq_moment
 );
 
 CREATE TABLE {prefix}sqlq_schedules (

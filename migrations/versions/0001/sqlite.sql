@@ -289,8 +289,19 @@ CREATE TABLE sqlq_audit (
     target TEXT NOT NULL,
     number BIGINT,
     database_user TEXT DEFAULT NULL,
-    CONSTRAINT sqlq_audit_moments_in_range CHECK (at >= 0 AND at < 253370764800000),
-    CONSTRAINT sqlq_audit_times_are_integers CHECK ((at IS NULL OR typeof(at) = 'integer')),
+    seen_at INTEGER DEFAULT (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) NOT NULL,
+    stopped_at INTEGER,
+    ended_at INTEGER,
+    CONSTRAINT sqlq_audit_moments_in_range CHECK (
+        at >= 0 AND at < 253370764800000
+        AND seen_at >= 0 AND seen_at < 253370764800000
+        AND stopped_at >= 0 AND stopped_at < 253370764800000
+        AND ended_at >= 0 AND ended_at < 253370764800000),
+    CONSTRAINT sqlq_audit_times_are_integers CHECK (
+        (at IS NULL OR typeof(at) = 'integer')
+        AND (seen_at IS NULL OR typeof(seen_at) = 'integer')
+        AND (stopped_at IS NULL OR typeof(stopped_at) = 'integer')
+        AND (ended_at IS NULL OR typeof(ended_at) = 'integer')),
     CONSTRAINT sqlq_audit_numbers_are_integers CHECK ((number IS NULL OR typeof(number) = 'integer')),
     CONSTRAINT sqlq_audit_texts_are_text CHECK (
         (actor IS NULL OR typeof(actor) = 'text')

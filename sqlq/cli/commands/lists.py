@@ -99,17 +99,18 @@ def limits(context: Context, prefix: str, limit: int, as_json: bool) -> None:
     show_list(rows, nothing=nothing, as_json=as_json)
 
 
-@click.command()
+@listing
 @click.option("--actor", help="Actions of this person.")
 @click.option("--action", help="Actions of this kind, as in 'queues pause'.")
 @click.option("--before", type=int, metavar="ID", help="Actions older than this id.")
 @limit_option(100, "Maximum number of rows.")
 @takes_json
 def audit(context: Context, /, as_json: bool, **fields: Any) -> None:
-    """Show what operators did, the newest first.
+    """Show what operators did, the newest first; stop an action.
 
-    Each command that changes something leaves a row: who, when, what, and on how many rows. One without a
-    number has not ended, or was interrupted. sqlq prune --audit AGE deletes old rows.
+    Each command that changes something leaves a row: who, when, what, and on how many rows until now. An
+    action on many jobs that is interrupted goes on by the same command. sqlq prune --audit AGE deletes old
+    rows.
     """
     show_list(context.looking().audit.list(**fields), nothing="no actions recorded", as_json=as_json)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
@@ -36,7 +37,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.selectable import FromClause
 
 from sqlq.config.constants import LAST_ID
-from sqlq.config.durations import FAR
+from sqlq.config.durations import FAR, Duration, aware, milliseconds
 from sqlq.database.batch import Batch, Condition, Expression
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
@@ -46,7 +47,7 @@ from sqlq.model.job import LARGE, Job, JobDetails, NewJob, Progress, State
 from sqlq.payload.codec import decoded
 from sqlq.payload.encryption import Encryption, Unopened, readable
 from sqlq.schema.tables import IS_RESERVED, IS_UNRESERVED, failed_jobs, finished_jobs, jobs
-from sqlq.schema.types import last_of, now, stands_in
+from sqlq.schema.types import Moment, ago, last_of, now, stands_in
 from sqlq.store.jobs.rows import COLUMNS, ENDED_AT, FIELDS, OVER, TABLES, in_all_tables, slices
 
 BATCH = 1_000
@@ -60,9 +61,10 @@ def possible(ids: Iterable[int]) -> list[int]:
 @dataclass(frozen=True, slots=True)
 class Selection:
     """A selection of jobs; without any part of it, all. `before` bounds the ids, `since` and `until` the
-    times at which the jobs were created. `header` is a name, or a name and value as in
-    "tenant=7". `text` stands in the arguments, the message of the error or the reason. `error` is the
-    fingerprint of failed jobs. `visible` leaves jobs out, for who may not see all of them."""
+    times at which the jobs ended; those that have not ended count from when they were created. Both are
+    times or ages, as in "2h". `header` is a name, or a name and value as in "tenant=7". `text` stands in the
+    arguments, the message of the error or the reason. `error` is the fingerprint of failed jobs. `visible`
+    leaves jobs out, for who may not see all of them. A `state` is for the tables alone."""
 
     ids: tuple[int, ...] = ()
     task: str | None = None
@@ -75,9 +77,10 @@ class Selection:
     header: str | None = None
     text: str | None = None
     error: str | None = None
-    since: datetime | None = None
-    until: datetime | None = None
+    since: datetime | Duration | None = None
+    until: datetime | Duration | None = None
     before: int | None = None
+    state: str | None = None
     visible: Callable[[JobDetails], bool] | None = None
 
     def where(self, source: FromClause) -> Condition:
@@ -95,10 +98,14 @@ class Selection:
             parts.append(or_(*(stands_in(literal(self.text), text) for text in texts)))
         if self.error is not None:
             parts.append(columns.fingerprint == self.error if "fingerprint" in columns else false())
+        time = next(columns[name] for name in ("failed_at", "finished_at", "created_at") if name in columns)
         if self.since is not None:
-            parts.append(columns.created_at >= self.since)
+            parts.append(time >= _time(self.since))
         if self.until is not None:
-            parts.append(columns.created_at < self.until)
+            parts.append(time < _time(self.until))
+        if self.state is not None:
+            table, belongs = _SOURCES[State(self.state)]
+            parts.append(belongs if source is table else false())
         return and_(true(), *parts, *self.bound(source))
 
     def bound(self, source: FromClause) -> list[Condition]:
@@ -115,6 +122,13 @@ class Selection:
 
 
 EVERY = Selection()
+
+
+def _time(value: datetime | Duration) -> Expression:
+    """Return a time, or the time an age ago by the database's clock."""
+    if isinstance(value, datetime):
+        return literal(aware(value, "time"), Moment)
+    return ago(milliseconds(value, "age"))
 
 
 # -- looking -------------------------------------------------------------------------------------------------
@@ -296,6 +310,17 @@ def waiting(conn: Connection, queues: Collection[str] | None, limit: int) -> Wai
         query = query.where(jobs.c.queue.in_(queues))
     due = conn.scalars(query.limit(limit)).all()
     return Waiting(sum(map(bool, due)), len(due) < limit)
+
+
+def counted(conn: Connection, selection: Selection, states: Collection[str], limit: int) -> dict[State, int]:
+    """Return the number of the selected jobs in some states, of each table at most the limit."""
+    counts: Counter[State] = Counter()
+    for table in dict.fromkeys(_SOURCES[State(state)][0] for state in states):
+        state = dict(TABLES)[table].label("state")
+        rows = select(state).where(selection.where(table)).limit(limit).subquery()
+        query = select(rows.c.state, func.count()).group_by(rows.c.state)
+        counts.update({State(state): number for state, number in conn.execute(query) if state in states})
+    return dict(counts)
 
 
 def counts(conn: Connection, selection: Selection) -> dict[State, int]:

@@ -66,9 +66,9 @@ BATCH = 500
 """Jobs in one transaction: their rows stay locked until it ends."""
 
 
-def newest(conn: Connection) -> int:
-    """Return the largest id of a live job; 0 where there are none."""
-    return conn.scalar(select(func.max(jobs.c.id))) or 0
+def newest(conn: Connection, *tables: Table) -> int:
+    """Return the largest id of a job in these tables; 0 where there are none."""
+    return max(conn.scalar(select(func.max(table.c.id))) or 0 for table in tables)
 
 
 def live(
@@ -299,36 +299,33 @@ class Replay(NamedTuple):
     limit_key: str | None
 
 
-def replay(
-    conn: Connection,
-    selections: Sequence[Selection],
-    since: Expression | None,
-    until: Expression | None,
-) -> list[Replay]:
-    """Enqueue copies of the selected jobs that ended within a time; return them in the order of their ids.
-
-    Without ids it leaves out cancelled jobs. A replay under a limit waits in its line, as any new job.
-    """
+def ended(conn: Connection, selection: Selection, *, after_id: int = 0) -> list[int]:
+    """Return the next ended jobs of a selection by their ids, ascending, at most a batch. No steps of flows
+    are among them, and without ids or a state no cancelled jobs."""
     ids: list[int] = []
-    for selection in selections:
-        for table, ended_at in ENDED_AT.items():
-            query = (
-                select(table.c.id)
-                .where(
-                    selection.where(table),
-                    table.c.flow_id.is_(None),  # guard: steps-are-not-replayed
-                    *([] if selection.ids or table is failed_jobs else [table.c.outcome == "finished"]),
-                    *([] if since is None else [ended_at >= since]),
-                    *([] if until is None else [ended_at < until]),
-                )
-                .order_by(table.c.id)
-                .limit(lookup.BATCH)
-            )
-            some: Sequence[int] = [0]
-            while some:
-                rows = conn.scalars(query.where(table.c.id > some[-1])).all()
-                ids += rows
-                some = rows if len(rows) == lookup.BATCH else []
+    for table in ENDED_AT:
+        query = select(table.c.id).where(
+            selection.where(table),
+            table.c.flow_id.is_(None),  # guard: steps-are-not-replayed
+            table.c.id > after_id,
+        )
+        if table is finished_jobs and not selection.ids and selection.state is None:
+            query = query.where(table.c.outcome == "finished")
+        ids += conn.scalars(query.order_by(table.c.id).limit(lookup.BATCH))
+    return sorted(ids)[: lookup.BATCH]
+
+
+def replayed(conn: Connection) -> set[int]:
+    """Return the jobs of which a copy is kept that was not cancelled."""
+    queries = (select(table.c.replay_of).where(table.c.replay_of.is_not(None)) for table, _ in TABLES)
+    live, finished, failed = queries
+    finished = finished.where(finished_jobs.c.outcome == "finished")
+    return {*conn.scalars(union_all(live, finished, failed))}
+
+
+def replay(conn: Connection, ids: Sequence[int]) -> list[Replay]:
+    """Enqueue copies of ended jobs; return them in the order of their ids. A replay under a limit waits in
+    its line, as any new job."""
     # several statements, since the time for an answer is bounded
     replays = [copy for part in slices(sorted(ids), lookup.BATCH) for copy in _copy(conn, part)]
     wake_lines(conn, replays)  # guard: a-limited-replay-is-looked-at

@@ -51,5 +51,7 @@ document.addEventListener("change", (event) => {
     }
   }
 });
+// the bar of actions sticks below the header, whose height depends on the width
+new ResizeObserver(([top]) => document.documentElement.style.setProperty("--top", `${top.target.offsetHeight}px`)).observe(document.querySelector(".top"));
 document.addEventListener("visibilitychange", () => { wait = SECONDS; });
 setTimeout(refresh, wait * 1000);

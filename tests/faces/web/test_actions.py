@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import html
+import threading
 from typing import Any
 
 import pytest
 
 import sqlq
+from sqlq.admin import batches
 from sqlq.admin.verbs import VERBS
 from sqlq.model.job import State
+from sqlq.web import actions
 from tests import claims as claim
 from tests.faces.web.visitor import Finished, Visitor, end, failed
+from tests.waiting import wait_until
 
 FOR_TEN_MINUTES: dict[str, Any] = {"duration": "10m"}
 IN_TWO_HOURS: dict[str, Any] = {"delay": "2h"}
 
 
 @pytest.fixture
-def shop(app: sqlq.App) -> sqlq.App:
+def shop(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> sqlq.App:
+    monkeypatch.setattr(actions, "ANSWER_SECONDS", 60.0)
     app.task(name="send", max_attempts=1)(lambda n=0: None)
     return app
 
@@ -61,11 +66,14 @@ def test_all_matching_jobs_are_changed_after_a_confirmation(shop: sqlq.App) -> N
     admin = Visitor(shop)
     form: dict[str, Any] = {"matching": "yes", "label": "red"}
     page, answer = admin.asked("retry", **form)
-    assert "<b>60</b> jobs would be acted on (60 failed)" in page
+    assert "<b>60 failed jobs with the label red</b> would be acted on" in page
+    assert "sqlq retry --label red" in page
+    assert "id" not in answer
     enqueue(shop, 1, label="red", queue="later")
     end(shop, failed(), 1, queue="later")
-    assert "retried 60 jobs" in admin.done("retry", **answer)
-    assert len(shop.jobs.list(state="failed")) == 3, "who came after the question is left alone"
+    assert "retried 61 jobs with the label red" in admin.done("retry", **answer)
+    assert len(shop.jobs.list(state="failed")) == 2
+    assert shop.audit.list()[0].target == "retry --label red"
 
 
 def test_a_group_of_failures_is_retried_as_a_whole(shop: sqlq.App) -> None:
@@ -76,10 +84,45 @@ def test_a_group_of_failures_is_retried_as_a_whole(shop: sqlq.App) -> None:
     admin = Visitor(shop)
     form: dict[str, Any] = {"error": group.fingerprint, "matching": "yes"}
     page, answer = admin.asked("retry", **form)
-    assert "<b>4</b> jobs" in page
-    enqueue(shop, 1)
-    end(shop, failed("box 7 is gone"), 2)
-    assert "retried 4 jobs" in admin.done("retry", **answer), "those that were counted"
+    assert f"<b>4 failed jobs with the error {group.fingerprint}</b> would be acted on" in page
+    assert f"sqlq retry --error {group.fingerprint}" in page
+    assert f"retried 4 jobs with the error {group.fingerprint}" in admin.done("retry", **answer)
+    (action,) = shop.audit.list()
+    assert (action.target, action.number) == (f"retry --error {group.fingerprint}", 4)
+    assert "nothing was done" in admin.done("retry", **form)
+
+
+def test_an_action_on_many_jobs_goes_on_behind_its_answer(
+    shop: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue(shop, 350)
+    end(shop, failed(), 350)
+    stopped, may_proceed = threading.Event(), batches.may_proceed
+
+    def slow(changed: int) -> bool:
+        may_go_on = may_proceed(changed)
+        assert stopped.wait(300)
+        return may_go_on
+
+    monkeypatch.setattr(batches, "may_proceed", slow)
+    monkeypatch.setattr(actions, "ANSWER_SECONDS", 0.01)
+    admin = Visitor(shop)
+    _, answer = admin.asked("retry", matching="yes", state="failed", queue="default")
+    assert "Retry goes on, and each page shows how far it came." in admin.done("retry", **answer)
+    (action,) = wait_until(lambda: [each for each in shop.audit.list() if each.number])
+    admin.site.reading.forget()
+    page = admin.page("/jobs")
+    assert "<b>100</b> until now" in page
+    assert (
+        '<code class="line" title="the command line that does the same">retry --queue default</code>' in page
+    )
+    assert "stops after its batch" in admin.done("audit stop", name=action.id)
+    assert "stopping" in admin.page("/audit")
+    stopped.set()
+    wait_until(lambda: [each.state for each in shop.audit.list()] == ["ended", "stopped"])
+    assert len(shop.jobs.list(state="failed", limit=350)) == 150
+    assert shop.audit.list()[-1].number == 200
+    assert "stopped" in admin.page("/audit")
 
 
 def test_the_second_operator_sees_that_a_job_was_retried(shop: sqlq.App) -> None:
@@ -103,24 +146,25 @@ def test_an_action_on_a_filter_keeps_to_the_state_of_the_tab(shop: sqlq.App) -> 
     tried = set()
     for state in State:
         chosen = [job.id for job in shop.jobs.list(state=state)]
-        for words in (words for words, verb in VERBS.items() if state in verb.states):
+        for words in (words for words, verb in VERBS.items() if state in verb.states and verb.is_of_jobs):
             page, answer = admin.asked(words, state=state, matching="yes")
-            assert f"({len(chosen)} {state})" in page
-            assert sorted(map(int, answer["id"])) == sorted(chosen)
+            assert f"<b>{len(chosen)} {state} job" in page or f"({len(chosen)} {state})" in page
+            assert ("id" in answer) == (VERBS[words].filter_of({}) is None)
             tried.add(state)
     assert tried == {*State}, "each state has a job and a verb"
     assert "nothing was done" in admin.done("cancel", state="failed", matching="yes")
-    _, answer = admin.asked("cancel", state="scheduled", matching="yes")
+    page, answer = admin.asked("cancel", state="scheduled", matching="yes")
+    assert "sqlq cancel --state scheduled" in page
     before = shop.jobs.list()
-    assert "cancelled 2 jobs: " in admin.done("cancel", **answer)
-    changed = [new.id for new, old in zip(shop.jobs.list(), before, strict=True) if new.state != old.state]
-    assert sorted(changed) == sorted(map(int, answer["id"]))
+    assert "cancelled 2 jobs that are scheduled: " in admin.done("cancel", **answer)
+    changed = [old.state for new, old in zip(shop.jobs.list(), before, strict=True) if new.state != old.state]
+    assert changed == ["scheduled"] * 2
 
 
 def test_a_confirmed_action_leaves_alone_what_has_changed_since(shop: sqlq.App) -> None:
     ids = enqueue(shop, 3, delay="1h")
     admin = Visitor(shop)
-    page, answer = admin.asked("cancel", state="scheduled", matching="yes")
+    page, answer = admin.asked("cancel", state="scheduled", id=ids)
     assert "<b>3</b> jobs would be acted on (3 scheduled)" in page
     shop.jobs.reschedule(ids[:1])
     said = admin.done("cancel", **answer)
@@ -135,8 +179,25 @@ def test_a_confirmed_action_leaves_alone_what_has_changed_since(shop: sqlq.App) 
 def test_a_filter_is_counted_even_in_a_confirmed_form(shop: sqlq.App) -> None:
     ids = enqueue(shop, 2)
     answer = Visitor(shop).send("cancel", matching="yes", confirmed="yes")
-    assert "<b>2</b> jobs would be acted on (2 available)" in answer.text
+    assert "<b>2 available jobs</b> would be acted on" in answer.text
     assert [shop.jobs.get(id).state for id in ids] == ["available"] * 2
+
+
+def test_a_search_of_texts_acts_on_the_jobs_that_it_finds(shop: sqlq.App) -> None:
+    (red, _) = (enqueue(shop, 1, headers={"tenant": name})[0] for name in ("red", "blue"))
+    page, answer = Visitor(shop).asked("cancel", header="tenant=red", matching="yes")
+    assert "<b>1</b> job would be acted on (1 available)" in page
+    assert answer["id"] == [str(red)]
+
+
+def test_a_filter_is_named_in_words_when_it_cannot_be_counted_in_time() -> None:
+    assert (
+        actions._in_words("too slow to count", " in queue mail")
+        == "all jobs in queue mail (too slow to count)"
+    )
+    states = {"scheduled": 1, "available": 100_000, "running": 2_000}
+    words = "1 scheduled, at least 100,000 available and 2,000 running jobs of task t"
+    assert actions._in_words(states, " of task t") == words
 
 
 def test_a_queue_is_paused_for_a_time_and_resumed(shop: sqlq.App) -> None:

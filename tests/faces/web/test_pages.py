@@ -189,7 +189,7 @@ def test_failures_are_grouped_by_error_and_place(shop: sqlq.App) -> None:
     assert complete
     detail = visitor.page(f"/failures/{groups[0].fingerprint}")
     assert f"sqlq retry --error {groups[0].fingerprint}" in detail
-    assert len(shop.jobs.failed_alike(groups[0].fingerprint)) == 4
+    assert shop.jobs._counts(["failed"], error=groups[0].fingerprint) == {"failed": 4}
 
 
 def test_a_flow_is_drawn_with_its_steps(shop: sqlq.App) -> None:

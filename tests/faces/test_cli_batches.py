@@ -1,0 +1,141 @@
+"""Verbs on all jobs that match: in batches, which can be interrupted, and go on by the same command."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+import sqlq
+from sqlq.model.outcome import Failed, Finished
+from tests.faces.command import Command, Done
+from tests.faces.web.visitor import end, failed
+from tests.kit import span
+
+NUMBER = 5_000
+SECOND_BATCH = """
+import os, signal, sys
+from sqlq.cli import main
+from sqlq.store import audit
+
+advance, batches = audit.advance, []
+
+def interrupted(conn, id, number):
+    batches.append(number)
+    if len(batches) == 2:
+        os.kill(os.getpid(), {signal})
+    return advance(conn, id, number)
+
+audit.advance = interrupted
+sys.argv = ["sqlq", *sys.argv[1:]]
+main()
+"""
+
+
+def interrupted(run: Command, signal: str, *words: str) -> Done:
+    """Run `sqlq`, which gets a signal when it has done its second batch, and has not recorded it."""
+    done = subprocess.run(
+        [sys.executable, "-c", SECOND_BATCH.format(signal=f"signal.{signal}"), *words],
+        cwd=run.directory,
+        env=run.environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def enqueue(app: sqlq.App, number: int, outcome: Failed | Finished | None = None) -> None:
+    app.enqueue_many([app.named("send").new()] * number)
+    if outcome is not None:
+        assert len(end(app, outcome, number)) == number
+
+
+@pytest.mark.parametrize(
+    ("verb", "outcome", "batch", "state"),
+    [
+        ("retry", failed(), 100, "available"),
+        ("delete", failed(), 1_000, None),
+        ("cancel", None, 500, "cancelled"),
+        ("replay", Finished(), 1_000, "available"),
+    ],
+)
+def test_an_action_goes_on_by_the_same_command_when_it_was_killed(
+    sqlq_: Command,
+    app: sqlq.App,
+    verb: str,
+    outcome: Failed | Finished | None,
+    batch: int,
+    state: str | None,
+) -> None:
+    enqueue(app, NUMBER, outcome)
+    words = [verb, "--task", "send", *(["--yes"] if verb == "delete" else [])]
+    assert interrupted(sqlq_, "SIGKILL", *words).code == -9
+    (row,) = app.audit.list()
+    assert (row.target, row.number, row.state, row.ended_at) == (
+        f"{verb} --task send",
+        batch,
+        "running",
+        None,
+    )
+    with app.database.begin() as conn:
+        conn.execute(text(f"UPDATE sqlq_audit SET seen_at = seen_at - {span(app.database.engine, 90)}"))
+    assert app.audit.list()[0].state == "interrupted"
+    sqlq_.ok(*words)
+    again = app.audit.list()[0]
+    assert (again.target, again.number, again.state) == (row.target, NUMBER - 2 * batch, "ended")
+    jobs = [job for job in app.jobs.list(limit=3 * NUMBER) if state is None or job.state == state]
+    assert len(jobs) == (0 if state is None else NUMBER)
+    if verb == "replay":
+        assert {*Counter(job.replay_of for job in jobs).values()} == {1}, "nothing is copied twice"
+        assert sqlq_.ok(*words).startswith("no jobs of task send replayed")
+
+
+def test_ctrl_c_ends_an_action_after_its_batch(sqlq_: Command, app: sqlq.App) -> None:
+    enqueue(app, 600, failed())
+    done = interrupted(sqlq_, "SIGINT", "retry", "--all")
+    assert done.code == 130
+    assert done.out.startswith("retried 300 jobs: ")
+    assert done.err == "sqlq: stopped after this batch: the same command goes on with the rest\n"
+    assert len(app.jobs.list(state="failed", limit=600)) == 300
+    assert "retried 300 jobs" in sqlq_.ok("retry", "--all")
+
+
+def test_an_action_is_stopped_by_another_command(sqlq_: Command, app: sqlq.App) -> None:
+    with app.acting_as("ada"):
+        app.queues.pause("mail")
+    assert sqlq_.ok("audit", "stop", "1") == "action 1 has ended, or stops already\n"
+    with app.database.begin() as conn:
+        conn.execute(text("UPDATE sqlq_audit SET ended_at = NULL WHERE id = 1"))
+    assert sqlq_.ok("audit", "stop", "1") == "action 1 stops after its batch\n"
+    rows: Any = sqlq_("audit", "--json").json()
+    assert [(row["target"], row["state"]) for row in rows][-1] == ("queues pause mail", "stopping")
+    assert sqlq_("audit", "stop", "x").code == 1
+
+
+def test_jobs_are_chosen_by_each_field(sqlq_: Command, app: sqlq.App) -> None:
+    send = app.named("send")
+    app.enqueue_many([send.new(), send.new().set(label="red"), send.new().set(queue="mail", batch="b")])
+    end(app, failed(), 2)
+    end(app, failed("no van"), 1, queue="mail")
+    fingerprint = next(each.fingerprint for each in app.jobs.failures()[0] if each.number == 1)
+    for words, said in (
+        ("retry --until 1h", "no jobs until 1h retried"),
+        ("retry --label red", "retried 1 job with the label red: "),
+        (f"retry --error {fingerprint} --queue default", ""),
+        (
+            f"retry --error {fingerprint} --queue mail",
+            f"retried 1 job in queue mail with the error {fingerprint}",
+        ),
+        ("retry --since 1h", "retried 1 job since 1h: "),
+        ("cancel --state scheduled", "no jobs that are scheduled cancelled"),
+        ("cancel --state available --batch b", "cancelled 1 job of batch b that are available: "),
+    ):
+        assert sqlq_(*words.split()).out.startswith(said), words
+        assert app.audit.list(limit=1)[0].target == words
+    assert len(app.jobs.list(state="available")) == 2
