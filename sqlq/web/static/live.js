@@ -15,9 +15,9 @@ function replaceParts(page) {
   for (const part of document.querySelectorAll("[data-live]")) {
     const fresh = page.getElementById(part.id);
     if (fresh && !isInUse(part) && part.innerHTML !== fresh.innerHTML) {
-      const scrolled = [...part.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
+      const scrolled = [...part.querySelectorAll(".scroll")].map((each) => [each.scrollLeft, each.scrollTop]);
       part.replaceChildren(...fresh.childNodes);
-      part.querySelectorAll(".scroll").forEach((each, i) => { each.scrollLeft = scrolled[i] || 0; });
+      part.querySelectorAll(".scroll").forEach((each, i) => { [each.scrollLeft, each.scrollTop] = scrolled[i] || [0, 0]; });
     }
   }
 }
@@ -55,3 +55,14 @@ document.addEventListener("change", (event) => {
 new ResizeObserver(([top]) => document.documentElement.style.setProperty("--top", `${top.target.offsetHeight}px`)).observe(document.querySelector(".top"));
 document.addEventListener("visibilitychange", () => { wait = SECONDS; });
 setTimeout(refresh, wait * 1000);
+
+// A graph wider or taller than its box begins at the step that matters.
+for (const box of document.querySelectorAll(".around, .flow-graph")) {
+  const step = box.querySelector(".here") || box.querySelector(".failed") || box.querySelector(".running");
+  if (step) {
+    const at = step.getBoundingClientRect();
+    const all = box.getBoundingClientRect();
+    if (at.right > all.right) box.scrollLeft = at.left - all.left - (all.width - at.width) / 2;
+    if (at.bottom > all.bottom) box.scrollTop = at.top - all.top - (all.height - at.height) / 2;
+  }
+}

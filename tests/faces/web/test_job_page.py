@@ -237,7 +237,8 @@ def is_on_the_first_screen(browser: Browser, selector: str, said: str) -> bool:
             return found.some((each) => {
               const box = each.getBoundingClientRect();
               const seen = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
-              return box.bottom <= 800 && box.right <= 1280 && (each.contains(seen) || seen.contains(each));
+              const isInside = box.bottom <= innerHeight && box.right <= innerWidth;
+              return isInside && (each.contains(seen) || seen.contains(each));
             });
             """,
             selector,
@@ -276,6 +277,17 @@ def test_the_first_screen_shows_what_is_wrong(shop: sqlq.App, base: str, window:
         ("h2", "Arguments"),
     ):
         assert is_on_the_first_screen(window, selector, said), said
+    metrics = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    window.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        window.open(f"{base}/flows/{made.id}")
+        assert is_on_the_first_screen(window, "svg g.failed rect", "")
+        assert is_on_the_first_screen(window, "tbody td", "chunk 77 has no header")
+        window.open(f"{base}/jobs/{id}")
+        assert is_on_the_first_screen(window, ".error", "ValueError: chunk 77 has no header")
+        assert is_on_the_first_screen(window, "#why li", "it has failed for good")
+    finally:
+        window.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 # -- roles of the database -----------------------------------------------------------------------------------
