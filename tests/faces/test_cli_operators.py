@@ -87,9 +87,13 @@ def test_a_job_that_runs_is_cancelled_by_force_and_its_worker_goes_on(sqlq_: Com
         assert [(job["id"], job["task"], job["queue"]) for job in found["jobs"]] == [(id, "wait", "default")]
         assert found["silent_seconds"] < 60
         row = sqlq_.ok("workers").splitlines()[1]
-        pattern = rf".* pid {found['pid']} +busy +all +1 +1 +.* ago +{re.escape(sqlq.__version__)}"
+        pattern = (
+            rf".* pid {found['pid']} +busy +all +1 +1 +.* ?(ago|just now) +{re.escape(sqlq.__version__)}"
+        )
         assert re.fullmatch(pattern, row)
-        assert re.fullmatch(rf" *{id}  wait  default  .* m?s ago", sqlq_.ok("workers").splitlines()[-1])
+        assert re.fullmatch(
+            rf" *{id}  wait  default  .*(s ago|just now)", sqlq_.ok("workers").splitlines()[-1]
+        )
         assert sqlq_.ok("cancel", str(id), "--force") == f"cancelled 1 job: {id}\n"
         sqlq_.touch("a.go")
         (next_id,) = _enqueue(app)

@@ -261,7 +261,7 @@ def test_variables_come_before_pyproject_and_options_before_variables(sqlq_: Com
     said = sqlq_.shop("work", "--drain").sentence()
     assert said == "SQLQ_PROCESSES is 'many': it must be a whole number from 1 to 1,000"
     sqlq_.environment["SQLQ_WAIT"] = "soon"
-    assert sqlq_.shop("migrate").sentence().startswith("SQLQ_WAIT is 'soon': give a timedelta")
+    assert sqlq_.shop("migrate").sentence().startswith("SQLQ_WAIT is 'soon': write it as in")
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -103,7 +103,7 @@ def test_arguments_come_before_the_environment(monkeypatch: pytest.MonkeyPatch) 
     app = sqlq.App(URL)
     assert (app.task(name="t")(handler).timeout_ms, app._retention_ms) == (None, None)
     assert sqlq.App(URL, retention="7d")._retention_ms == 7 * 86_400_000
-    with pytest.raises(ConfigurationError, match="retention is 'none': give a timedelta"):
+    with pytest.raises(ConfigurationError, match="retention is 'none': write it as in"):
         sqlq.App(URL, retention="none")
 
 

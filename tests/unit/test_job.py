@@ -83,7 +83,7 @@ def test_a_job_cannot_be_changed_in_place() -> None:
     [
         ({"delay": "5m", "available_at": SOON}, "both delay and available_at are set: give one of them"),
         ({"delay": 5}, "delay is 5: give a timedelta"),
-        ({"delay": "-5m"}, "delay is '-5m': give a timedelta"),
+        ({"delay": "-5m"}, "delay is '-5m': write it as in"),
         ({"delay": timedelta(seconds=-5)}, "delay is .*: it must lie between zero and a hundred years"),
         (
             {"available_at": datetime(2030, 1, 1)},  # noqa: DTZ001 - naive on purpose

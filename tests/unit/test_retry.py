@@ -160,7 +160,7 @@ def test_a_row_cannot_hold_a_function() -> None:
 @for_each(
     ("backoff", "said"),
     [
-        (exponential(), "exponential from 1 s up to 60 min, varied by 20%"),
+        (exponential(), "exponential from 1 s up to 1 h, varied by 20%"),
         (backoff_from(["10s", "5m"]), "10 s, 5 min"),
         (fixed("7s", 0.5), "7 s, varied by 50%"),
     ],

@@ -123,7 +123,7 @@ def test_start_within_of_the_job_comes_before_task_queue_and_app(database_url: s
     [
         ("0s", "start_within is zero: no job could be started or finished in it"),
         (90, "start_within is 90: give a timedelta or text"),
-        ("-1s", "start_within is '-1s': give a timedelta"),
+        ("-1s", "start_within is '-1s': write it as in"),
         (datetime(2040, 1, 1, tzinfo=UTC), "give a timedelta or text"),
     ],
 )

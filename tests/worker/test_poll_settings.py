@@ -104,7 +104,7 @@ def test_a_worker_in_a_program_has_no_bound_by_a_variable(monkeypatch: pytest.Mo
         ("claim_batch", "many", "claim_batch is 'many': it must be a whole number from 1 to 1,000"),
         ("concurrency", 1_001, "concurrency is 1001: it must be a whole number from 1 to 1,000"),
         ("lease", "2d", "lease is '2d': it must lie between 1 s and 24 h"),
-        ("grace", "long", "grace is 'long': give a timedelta"),
+        ("grace", "long", "grace is 'long': write it as in"),
     ],
 )
 def test_a_wrong_poll_or_batch_setting_is_reported_in_one_sentence(name: str, wrong: Any, says: str) -> None:

@@ -181,7 +181,15 @@ def test_every_page_keeps_its_layout(desk: Desk, width: int) -> None:
     driver, id = desk.browser.driver, desk.app.jobs.list(state="failed")[0].id
     metrics: dict[str, Any] = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width == 390}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    paths = [*PAGES, "database", "jobs?state=failed", f"jobs/{id}", "flows/1", "schedules/nightly", f"failures/{group}"]
+    paths = [
+        *PAGES,
+        "database",
+        "jobs?state=failed",
+        f"jobs/{id}",
+        "flows/1",
+        "schedules/nightly",
+        f"failures/{group}",
+    ]
     try:
         assert {path: faults for path in paths if (faults := layout_faults(desk, path, layout))} == {}
     finally:

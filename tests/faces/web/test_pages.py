@@ -56,6 +56,16 @@ def test_the_overview_shows_queues_and_their_pace(shop: sqlq.App) -> None:
     assert re.search(r'href="/jobs\?state=failed&amp;queue=default">1<', page)
 
 
+def test_the_pace_has_whole_parts_alone(shop: sqlq.App) -> None:
+    shop.enqueue(shop.named("send").new())
+    end(shop, Finished())
+    parts = shop.jobs.pace("1h", 30).parts
+    assert len(parts) == 30
+    assert all(part.since.timestamp() % 120 == 0 for part in parts)
+    assert parts[-1].since + timedelta(minutes=2) <= datetime.now(UTC)
+    assert sum(part.finished for part in parts) in (0, 1 / 120), "it is in a part as soon as that is over"
+
+
 def test_jobs_are_filtered_by_the_address(shop: sqlq.App) -> None:
     send, pack = shop.named("send"), shop.named("pack")
     one = shop.enqueue(send.new(4711).set(label="red", headers={"tenant": "seven"})).id
