@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from sqlq.admin.queues import Queues
 from sqlq.admin.workers import Workers, WorkerStatus
 from sqlq.config.command_hint import word
-from sqlq.config.durations import span, until, written
+from sqlq.config.durations import rate, span, until, written
 from sqlq.database.database import Database
 from sqlq.model.job import JobDetails, State
-from sqlq.store import blockers
+from sqlq.store import blockers, health
 from sqlq.store.blockers import Reason, put_back
 from sqlq.store.jobs import insert
 
@@ -74,7 +74,7 @@ def _waiting(database: Database, job: JobDetails) -> Iterator[Reason]:
             if blocker.name == job.blocked_by:
                 yield from blocker().explain(database, job)
     elif job.state is State.AVAILABLE and unserved is None:
-        yield _slots(workers)
+        yield _slots(workers, "" if returned else _forecast(database, job))
 
 
 def _unserved(database: Database, queue: str, workers: Sequence[WorkerStatus]) -> Reason | None:
@@ -88,10 +88,24 @@ def _unserved(database: Database, queue: str, workers: Sequence[WorkerStatus]) -
     return None if workers else Reason("no worker serves its queue", f"work -q {word(queue)}", needs_app=True)
 
 
-def _slots(workers: Sequence[WorkerStatus]) -> Reason:
+def _forecast(database: Database, job: JobDetails) -> str:
+    """Return about when a due job is claimed; empty where that is not known."""
+    with health.reading(database) as conn:
+        before, pace = health.ahead(conn, job) or (0, 0.0)
+    if not before:
+        return ""
+    more = "more than " if before == health.COUNT_LIMIT else ""
+    return f"{more or 'about '}{span(before / pace)}: {more}{before:,} before it, {rate(pace)}"
+
+
+def _slots(workers: Sequence[WorkerStatus], forecast: str) -> Reason:
     taking = [worker for worker in workers if worker.state in ("idle", "busy")]
     if not taking:
         return Reason(f"the workers of its queue take no jobs: {workers[0].state}", "workers")
-    if free := sum(max(0, worker.concurrency - len(worker.jobs)) for worker in taking):
+    free = sum(max(0, worker.concurrency - len(worker.jobs)) for worker in taking)
+    if free and forecast:
+        return Reason(forecast)
+    if free:
         return Reason(f"it is due, and {free:,} slots are free: a worker claims it within about a second")
-    return Reason(f"all {sum(worker.concurrency for worker in taking):,} slots of its workers are taken")
+    taken = f"all {sum(worker.concurrency for worker in taking):,} slots of its workers are taken"
+    return Reason(f"{taken}; {forecast}" if forecast else taken)

@@ -36,6 +36,7 @@ from sqlq.database.database import Database
 from sqlq.database.dialects import dialect_of
 from sqlq.database.schemas import run_text
 from sqlq.database.values import Burden
+from sqlq.model.job import JobDetails
 from sqlq.schema.tables import (
     IS_RESERVED,
     IS_UNRESERVED,
@@ -267,6 +268,40 @@ def _part(since: datetime, until: datetime, finished: Sequence[Any], failed: Seq
             waits.append(max(0.0, (started - job.available_at).total_seconds()))
     rates = _rate(finished, since, until), _rate(failed, since, until)
     return Part(since, *rates, *_percentiles(waits), *_percentiles(runs))
+
+
+PACE_MS = 300_000
+PACE_MINIMUM = 5
+"""How many jobs of a queue have to have ended in this time, for a pace."""
+
+
+def ahead(conn: Connection, job: JobDetails) -> tuple[int, float] | None:
+    """Return how many jobs are claimed before a due one, at most `COUNT_LIMIT`, and how many of its queue end
+    a second. None where that is not known: few have ended lately, or newer ones were claimed before it."""
+    ended: list[Any] = []
+    for table, ended_at in (
+        (finished_jobs, finished_jobs.c.finished_at),
+        (failed_jobs, failed_jobs.c.failed_at),
+    ):
+        newest = (
+            select(table.c.queue, table.c.priority, table.c.available_at, since_ms(ended_at).label("ms"))
+            .where(table.c.expires_at.is_(null()), ended_at >= ago(PACE_MS))
+            .order_by(ended_at.desc())
+            .limit(SAMPLE_JOBS)
+        )
+        ended += [row for row in conn.execute(newest) if row.queue == job.queue]
+    passed = (row for row in ended if row.priority <= job.priority and row.available_at is not None)
+    # guard: newest-first-has-no-forecast
+    if len(ended) < PACE_MINIMUM or any(row.available_at > job.available_at for row in passed):
+        return None
+    due = (jobs.c.queue == job.queue, IS_UNRESERVED, jobs.c.available_at <= now())
+    at = jobs.c.available_at
+    earlier = (at <= job.available_at) & ((at < job.available_at) | (jobs.c.id < job.id))
+    before = 0
+    for line in (jobs.c.priority > job.priority, (jobs.c.priority == job.priority) & earlier):
+        ids = select(jobs.c.id).where(*due, line).limit(COUNT_LIMIT).subquery()
+        before += conn.execute(select(func.count()).select_from(ids)).scalar_one()
+    return min(before, COUNT_LIMIT), len(ended) / max(0.001, max(row.ms for row in ended) / 1000)
 
 
 def _percentiles(values: Iterable[float]) -> tuple[Any, Any]:

@@ -14,13 +14,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from werkzeug import Response
 
 from sqlq.admin.doctor.doctor import by_harm, examine_queue, examine_server
-from sqlq.admin.doctor.finding import Verdict
+from sqlq.admin.doctor.finding import Finding, Verdict
 from sqlq.admin.jobs import SEARCH_LIMIT
 from sqlq.admin.storage import Storage, storage
 from sqlq.admin.verb import whole
 from sqlq.admin.why import why
 from sqlq.app.app import App
 from sqlq.config.json_text import document
+from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.model.checks import checked_whole
 from sqlq.model.flow import FlowDetails
@@ -32,6 +33,7 @@ from sqlq.web.outline import BOXES, Box, outline
 from sqlq.web.reading import FRESH_SECONDS, unread
 from sqlq.web.view import View
 
+Look: TypeAlias = Callable[[Database], list[Finding]]
 Values: TypeAlias = Mapping[str, Any]
 """The values of a template."""
 JOBS_SHOWN = 50
@@ -114,24 +116,30 @@ def overview(view: View) -> Values:
     }
 
 
-QUEUE_SECONDS, SERVER_SECONDS = 5.0, 60.0
-"""How old the findings may be. Those of the server take longer: they listen, and look at its sessions."""
-
-
 def _findings(view: View) -> Values:
-    """Return what the doctor finds, those that harm most first, and when it looked at the server."""
-    own = view.reading.own
+    """Return what the doctor finds, those that harm most first, and when it looked. The server's sessions,
+    and whether it notifies, take longer, and change less often."""
+    own = view.reading.own.database
     known = {"queues": read(view, "queues"), "workers": read(view, "alive")}  # which the page shows, too
-    queue = part(view, "queue", lambda _: examine_queue(own.database, **known), QUEUE_SECONDS)
-    server = part(view, "server", lambda _: (datetime.now(UTC), examine_server(own.database)), SERVER_SECONDS)
-    unseen = [each for each in (queue, server) if isinstance(each, str)]
-    rows = by_harm([*([] if queue in unseen else queue), *([] if server in unseen else server[1])])
+    looks: Mapping[str, tuple[Look, float]] = {
+        "queues": (partial(examine_queue, **known), 3.0),
+        "server": (examine_server, 60.0),
+    }
+    parts = {
+        name: part(view, ("doctor", name), partial(_timed, own, look), seconds)
+        for name, (look, seconds) in looks.items()
+    }
+    seen = {name: answer for name, answer in parts.items() if not isinstance(answer, str)}
+    rows = by_harm(row for _, rows in seen.values() for row in rows)
     return {
         "findings": {verdict: [row for row in rows if row.verdict is verdict] for verdict in Verdict},
-        "unseen": unseen,
-        "queue_seconds": QUEUE_SECONDS,
-        "examined_at": None if server in unseen else server[0],
+        "unseen": [answer for name, answer in parts.items() if name not in seen],
+        "examined": {name: at for name, (at, _) in seen.items()},
     }
+
+
+def _timed(database: Database, look: Look, _: App) -> tuple[datetime, list[Finding]]:
+    return datetime.now(UTC), look(database)
 
 
 # -- jobs ----------------------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ def test_the_doctor_finds_a_served_queue_that_waits_too_long(patient: Patient) -
     patient.set_back("available_at")
     found = patient.about("queues")
     assert found.verdict is Verdict.CHECK
-    assert "due for 60 min" in found.said
+    assert "due for 1 h" in found.said
 
 
 def test_the_doctor_finds_jobs_in_a_paused_queue(patient: Patient) -> None:
@@ -274,7 +274,7 @@ def test_the_doctor_finds_expired_leases(patient: Patient) -> None:
     patient.set_back("lease_expires_at")
     found = patient.about("leases")
     assert found.verdict is Verdict.TO_DO
-    assert "7 running jobs have lost their workers, the first 59." in found.said
+    assert "7 running jobs have lost their workers, the first 59 min" in found.said
     assert found.said.endswith(", ".join(map(str, ids)))
     assert "start a worker" in str(found.remedy)
     patient.serve()

@@ -17,6 +17,7 @@ from sqlalchemy.exc import OperationalError
 
 import sqlq
 from sqlq.admin import jobs
+from sqlq.admin.doctor.finding import check, to_do
 from sqlq.admin.jobs import Jobs
 from sqlq.admin.queues import Queues
 from sqlq.schema.tables import finished_jobs
@@ -64,6 +65,27 @@ def test_the_pace_has_whole_parts_alone(shop: sqlq.App) -> None:
     assert all(part.since.timestamp() % 120 == 0 for part in parts)
     assert parts[-1].since + timedelta(minutes=2) <= datetime.now(UTC)
     assert sum(part.finished for part in parts) in (0, 1 / 120), "it is in a part as soon as that is over"
+
+
+def test_the_overview_shows_all_findings_of_the_worst_colour_and_folds_the_others(
+    shop: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [to_do(f"red {number}", check="workers") for number in range(7)]
+    rows += [check(f"amber {number}", "mend it", check="paused") for number in range(7)]
+    monkeypatch.setattr(pages, "examine_server", lambda database: rows[::2])
+    monkeypatch.setattr(pages, "examine_queue", lambda database, **known: rows[1::2])
+    page = Visitor(shop).page()
+    head, folded = page.split("<details><summary>7 to check: paused</summary>")
+    assert [f"red {number}" in head for number in range(7)] == [True] * 7
+    assert "amber" not in head
+    assert [f"amber {number}" in folded for number in range(7)] == [True] * 7
+    assert re.search(r"Examined the queues .*, the server .*\.</p>", page)
+    del rows[:7]
+    page = Visitor(shop).page()
+    assert "<summary>7 to check" not in page, "the worst colour is not folded"
+    assert page.count('<li class="check"><strong>paused</strong> amber') == 7
+    del rows[:]
+    assert "The doctor finds nothing to do." in Visitor(shop).page()
 
 
 def test_jobs_are_filtered_by_the_address(shop: sqlq.App) -> None:
