@@ -100,6 +100,11 @@ def test_times_of_jobs_are_in_utc_in_any_session_time_zone(database_url: str) ->
     found = app.jobs.get(job.id).available_at
     assert found is not None
     assert found + timedelta(minutes=10) == moment + timedelta(minutes=10)
+    app.jobs.cancel([job.id])
+    with engine.connect() as conn:  # the caller's, in the zone of the caller
+        shown = conn.scalar(select(tables.finished_jobs.c.available_at))
+    assert shown is not None
+    assert shown + timedelta(minutes=10) == moment + timedelta(minutes=10)
     app.close()
     engine.dispose()
 

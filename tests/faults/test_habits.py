@@ -14,6 +14,7 @@ from sqlalchemy import make_url, text
 
 import sqlq
 from tests.faults.processes import ROOT, WorkerProcess, worker_process
+from tests.kit import claim
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -403,6 +404,34 @@ def test_a_database_file_made_anew_is_worked_on_by_all(
         (tmp_path / "new").write_text("end")
         assert app.result(new, timeout="30s") == str(tmp_path / "new")
         assert worker.stop(STOPS_WITHIN_SECONDS) == 0
+
+
+def test_a_database_file_made_anew_gets_no_outcome_of_jobs_in_the_old_one(
+    app: sqlq.App, database_url: str, tmp_path: Path
+) -> None:
+    """The new file has a job of the same id, which another owner has claimed with the same token."""
+    (tmp_path / "m.py").write_text(WAITS)
+    (tmp_path / "old").touch()
+    file = Path(make_url(database_url).database or "")
+    fresh = sqlq.App(f"sqlite:///{tmp_path / 'fresh.db'}")
+    fresh.migrate()
+    with fresh.database.begin() as conn:
+        conn.execute(text("INSERT INTO jobs (task) VALUES ('another.task')"))
+    (claimed,) = claim(fresh, lease_ms=3_600_000, owner="another")
+    fresh.close()
+    task = app.task(name="m.ends")(lambda file: None)
+    with worker_process(tmp_path, "m:app", database_url) as worker:
+        old = app.enqueue(task.new(str(tmp_path / "old")))
+        wait_until(lambda: app.jobs.get(old.id).state == "running", what="the job running")
+        assert (old.id, app.jobs.get(old.id).attempts) == (claimed.id, claimed.attempts)
+        (tmp_path / "fresh.db").rename(file)
+        for log in file.parent.glob(f"{file.name}-*"):
+            log.unlink()
+        wait_until(lambda: worker.said("was replaced by another one"), what="the worker leaving")
+        (tmp_path / "old").write_text("end")
+        assert worker.stop(STOPS_WITHIN_SECONDS) == 0
+    row = app.jobs.get(old.id)
+    assert (row.state, row.task, row.attempts, row.errors) == ("running", "another.task", 1, [])
 
 
 CLOSES = """

@@ -350,6 +350,15 @@ def test_a_message_of_a_supervisor_waits_for_no_database(app: sqlq.App, noop: An
     assert app.jobs.get(job.id).attempts == 0
 
 
+def test_a_claim_under_way_is_kept_when_another_lease_is_lost(app: sqlq.App, noop: Any) -> None:
+    app.enqueue_many([noop.new(), noop.new()])
+    held, under_way = claim(app)
+    leases = app.worker()._leases
+    leases.hold([Attempt(held, noop, 0.0)])
+    renew(leases, {(under_way.id, under_way.lease_token): False}, time.monotonic() + 1)
+    assert app.jobs.get(under_way.id).state == "running", "the reply may be under way"
+
+
 def test_a_claim_whose_reply_was_lost_is_released(app: sqlq.App, noop: Any) -> None:
     """A supervisor renews all jobs in its worker's name, so the lease would never run out."""
     job = app.enqueue(noop.new())

@@ -64,7 +64,10 @@ def test_the_last_progress_is_in_the_row_however_the_job_ends(
 ) -> None:
     def handler() -> None:
         job = sqlq.current_job()
-        for done in (1, 2, 3):
+        job.progress(1, of=3)
+        # from here on the writer rests for a second
+        wait_until(lambda: app.jobs.get(job.id).progress, timeout=10, what="the first progress in the row")
+        for done in (2, 3):
             job.progress(done, of=3)
         match ending:
             case "fails" | "is retried":

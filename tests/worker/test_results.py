@@ -170,6 +170,7 @@ def test_a_job_that_ended_long_ago_is_seen_however_short_the_time(
     assert app.result(job, timeout="1ms") == ID
     again = sqlq.App(engine=app.database.engine)
     assert asyncio.run(again.aresult(job, timeout="1ms")) == str(ID)
+    assert [ended.state for ended in again.as_completed([job], timeout="0s")] == ["finished"]
     again.close()
 
 

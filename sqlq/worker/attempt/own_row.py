@@ -152,8 +152,8 @@ def save(attempt: Attempt, session: SyncSession, text: str) -> None:
             # A handler in a thread sees at the end of its slice that an operator cancels the job. The next
             # heartbeat cancels a coroutine: a cancel now would undo the slice.
             if cancels and attempt.cancelled_at is None and not attempt.is_async:
-                attempt.cancel_requested = True  # guard: a-checkpoint-tells-of-a-cancel
-                attempt.cancelled_at = monotonic()
+                attempt.cancel_requested = True
+                attempt.cancelled_at = monotonic()  # guard: a-checkpoint-tells-of-a-cancel
     if text != last:
         attempt.claimed = attempt.claimed._replace(cursor=text, releases=0)  # guard: cursor-resets-count
     if attempt.on_saved is not None:

@@ -218,8 +218,7 @@ class Claimer:
         if positions and (not has_turns or positions[0][0] == names[0]):
             claimed = self._run(request._replace(positions=positions))
             self._cursor.note(claimed)
-            if claimed or not self._options.drain:  # guard: drain-claims-anew
-                return claimed
+            return claimed
         began = monotonic()
         claimed = self._run(request)
         if not dialect.in_a_file:
