@@ -469,7 +469,6 @@ GUARDS = [
     Guard("what-is-locked-is-told-seldom", None, "if True:", "tests/faults/test_storm.py::test_an_outcome_whose_key_stays_locked_is_logged_once[mariadb]"),
     Guard("insert-locks-conflicts-shared", "changes is None and returning", "False", DEADLOCKS + "test_neighbouring_keys_do_not_deadlock_when_their_last_jobs_have_just_ended[mariadb]"),
     Guard("conflicting-job-is-read-anew", ".with_for_update(read=True)", "", DEADLOCKS + "test_a_met_key_is_read_anew_in_an_old_snapshot[mariadb]"),
-    Guard("conflict-mark-holds-for-one-statement", ", ' ', UTC_TIMESTAMP(6)", "", "tests/conformance/test_enqueue_conflict.py::test_a_job_that_met_a_conflict_can_fail_and_be_retried[mariadb]"),
     Guard("statement-fits-its-packet", "size + own > limit", "False", OUTCOMES + "test_batches_of_large_jobs_are_written_whatever_their_size[plain-mariadb]"),
     Guard("workers-of-this-process-are-told", None, "return self.notifies", LOOKOUT + "test_a_worker_without_notifications_is_woken_by_enqueues_of_its_process[sqlq-mariadb]"),
     Guard("stop-ends-the-wait-for-an-answer", " or (not ready and is_over())", "", "tests/faults/test_stops.py::test_a_stopping_thread_waits_no_longer_for_the_database"),

@@ -289,19 +289,15 @@ def _json_table(name: str, columns: str, types: dict[str, Any]) -> FromClause:
 
 
 def _note_conflict(key: str) -> str:
-    """Note the key of a row that an insert meets, with the time of the statement. A later statement of the
-    session may insert a row of this key, as a retry does."""
-    return f"(@sqlq_met_{key} := {_conflict_now(key)})"
+    """Note the id of a row that an insert meets. No later insert of the session has this id: the table
+    counts them."""
+    return f"(@sqlq_met_{key} := `{key}`)"
 
 
 def _is_conflict(key: str) -> str:
     """Whether the insert has met the row that it returns. Without an assignment in front of it, MariaDB would
     read the variable before it inserts, or take an unknown one for NULL."""
-    return f"IF(`{key}` IS NULL, @sqlq_met_{key} := '', @sqlq_met_{key}) <=> {_conflict_now(key)}"
-
-
-def _conflict_now(key: str) -> str:
-    return f"CONCAT(`{key}`, ' ', UTC_TIMESTAMP(6))"  # guard: conflict-mark-holds-for-one-statement
+    return f"IF(`{key}` IS NULL, @sqlq_met_{key} := '', @sqlq_met_{key}) <=> `{key}`"
 
 
 @lru_cache(maxsize=512)
