@@ -17,7 +17,7 @@ from sqlq.admin.verb import Option, Outcome, Verb, states_of, whole
 from sqlq.admin.verbs import VERBS, of
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.web.access import RefusedError
-from sqlq.web.pages import FIELDS, SEARCHED, fields_of, search_of, time_of
+from sqlq.web.pages import FIELDS, SEARCHED, fields_of, search_of, shared, time_of
 from sqlq.web.reading import unread
 from sqlq.web.view import View
 
@@ -59,6 +59,7 @@ def act(view: View) -> Response:
     if to_confirm:
         return view.page(
             "confirm",
+            **shared(view),
             words=words,
             options={*known, *(() if search is None else (*FIELDS, "error"))},
             flags=[option for option in verb.options if option.kind == "flag"],

@@ -199,7 +199,9 @@ def test_a_known_queue_without_jobs_can_be_paused(shop: sqlq.App) -> None:
     assert "paused packing for 10m" in visitor.done("queues pause", name="packing", duration="10m")
     assert visitor.done("queues pause", all="true") == "paused all queues."
     assert visitor.done("queues resume", all="true") == "resumed all queues."
-    refused = html.unescape(visitor.send("queues pause", name="packing", duration="soon").text)
+    refused = visitor.send("queues pause", name="packing", duration="soon", back="/queues").text
+    assert '<a href="/queues">Back to the form</a>' in refused
+    refused = html.unescape(refused)
     assert 'duration is \'soon\': write it as in "30s", "10m"' in refused
 
 
