@@ -46,10 +46,6 @@ class Context(CommandLine):
     """Whether `run` runs it, so that its actions are recorded."""
     json_log: Mapping[str, Any] | None = None
     """How it logs, where that is as JSON: its error is a line of this log then."""
-    _environment_url: str | None = field(
-        default_factory=lambda: os.environ.get("SQLQ_DATABASE_URL"), repr=False
-    )
-    """As it was at the start: an App that is imported may find the URL of -d there."""
     _app: App | None = field(default=None, repr=False)
     _replica: App | None = field(default=None, repr=False)
 
@@ -87,7 +83,7 @@ class Context(CommandLine):
     def names_nothing(self) -> bool:
         """Whether neither an App nor a database is named anywhere."""
         named_url = self.project and self.project.database_url
-        return not (self.database_url or self.app_path or self._environment_url or named_url)
+        return not (self.database_url or self.app_path or os.environ.get("SQLQ_DATABASE_URL") or named_url)
 
     def url(self) -> URL | None:
         return None if self._app is None else self._app.database.engine.url
@@ -105,7 +101,7 @@ class Context(CommandLine):
 
         from sqlq.config.urls import has_secret, masked
 
-        is_standing = self.database_url == self._environment_url and self.app_path is None
+        is_standing = self.database_url == os.environ.get("SQLQ_DATABASE_URL") and self.app_path is None
         if self.database_url is None or is_standing:
             return []
         try:
@@ -190,7 +186,7 @@ class Context(CommandLine):
         its import where none is, or where it might be another one, for a command that changes something."""
         from sqlq.config.urls import masked
 
-        named = self._environment_url or (self.project and self.project.database_url)
+        named = os.environ.get("SQLQ_DATABASE_URL") or (self.project and self.project.database_url)
         if self.database_url is None and not (looks and named):
             raise ConfigurationError(f"{error}; this command needs no code: name its database with -d")
         app = self._find(None)

@@ -276,27 +276,23 @@ PACE_MINIMUM = 5
 
 
 def ahead(conn: Connection, job: JobDetails) -> tuple[int, float] | None:
-    """Return how many jobs are claimed before a due one, at most `COUNT_LIMIT`, and how many of its queue end
-    a second. None where that is not known: few have ended lately, or newer ones were claimed before it."""
-    ended: list[Any] = []
-    for table, ended_at in (
-        (finished_jobs, finished_jobs.c.finished_at),
-        (failed_jobs, failed_jobs.c.failed_at),
-    ):
-        newest = (
-            select(table.c.queue, table.c.priority, table.c.available_at, since_ms(ended_at).label("ms"))
-            .where(table.c.expires_at.is_(null()), ended_at >= ago(PACE_MS))
-            .order_by(ended_at.desc())
-            .limit(SAMPLE_JOBS)
-        )
-        ended += [row for row in conn.execute(newest) if row.queue == job.queue]
-    passed = (row for row in ended if row.priority <= job.priority and row.available_at is not None)
+    """Return how many jobs are claimed before a due one, at most `COUNT_LIMIT`, and how many of its queue
+    finish a second. None where that is not known: few have finished lately, or newer ones came first."""
+    done = finished_jobs.c
+    newest = (
+        select(done.queue, done.priority, done.available_at, since_ms(done.finished_at).label("ms"))
+        .where(done.expires_at.is_(null()), done.finished_at >= ago(PACE_MS))
+        .order_by(done.finished_at.desc())
+        .limit(SAMPLE_JOBS)
+    )
+    ended = [row for row in conn.execute(newest) if row.queue == job.queue]
+    since = job.available_at
+    passed = [row.available_at for row in ended if row.priority <= job.priority and row.available_at]
     # guard: newest-first-has-no-forecast
-    if len(ended) < PACE_MINIMUM or any(row.available_at > job.available_at for row in passed):
+    if since is None or len(ended) < PACE_MINIMUM or max([since, *passed]) > since:
         return None
-    due = (jobs.c.queue == job.queue, IS_UNRESERVED, jobs.c.available_at <= now())
-    at = jobs.c.available_at
-    earlier = (at <= job.available_at) & ((at < job.available_at) | (jobs.c.id < job.id))
+    due, at = (jobs.c.queue == job.queue, IS_UNRESERVED, jobs.c.available_at <= now()), jobs.c.available_at
+    earlier = (at <= since) & ((at < since) | (jobs.c.id < job.id))
     before = 0
     for line in (jobs.c.priority > job.priority, (jobs.c.priority == job.priority) & earlier):
         ids = select(jobs.c.id).where(*due, line).limit(COUNT_LIMIT).subquery()

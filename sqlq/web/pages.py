@@ -14,14 +14,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from werkzeug import Response
 
 from sqlq.admin.doctor.doctor import by_harm, examine_queue, examine_server
-from sqlq.admin.doctor.finding import Finding, Verdict
 from sqlq.admin.jobs import SEARCH_LIMIT
 from sqlq.admin.storage import Storage, storage
 from sqlq.admin.verb import whole
 from sqlq.admin.why import why
 from sqlq.app.app import App
 from sqlq.config.json_text import document
-from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.model.checks import checked_whole
 from sqlq.model.flow import FlowDetails
@@ -33,7 +31,6 @@ from sqlq.web.outline import BOXES, Box, outline
 from sqlq.web.reading import FRESH_SECONDS, unread
 from sqlq.web.view import View
 
-Look: TypeAlias = Callable[[Database], list[Finding]]
 Values: TypeAlias = Mapping[str, Any]
 """The values of a template."""
 JOBS_SHOWN = 50
@@ -117,29 +114,15 @@ def overview(view: View) -> Values:
 
 
 def _findings(view: View) -> Values:
-    """Return what the doctor finds, those that harm most first, and when it looked. The server's sessions,
-    and whether it notifies, take longer, and change less often."""
+    """Return what the doctor finds, those that harm most first, and when it looked at the server. It does so
+    less often: it waits for a notification, and looks at all sessions."""
     own = view.reading.own.database
     known = {"queues": read(view, "queues"), "workers": read(view, "alive")}  # which the page shows, too
-    looks: Mapping[str, tuple[Look, float]] = {
-        "queues": (partial(examine_queue, **known), 3.0),
-        "server": (examine_server, 60.0),
-    }
-    parts = {
-        name: part(view, ("doctor", name), partial(_timed, own, look), seconds)
-        for name, (look, seconds) in looks.items()
-    }
-    seen = {name: answer for name, answer in parts.items() if not isinstance(answer, str)}
-    rows = by_harm(row for _, rows in seen.values() for row in rows)
-    return {
-        "findings": {verdict: [row for row in rows if row.verdict is verdict] for verdict in Verdict},
-        "unseen": [answer for name, answer in parts.items() if name not in seen],
-        "examined": {name: at for name, (at, _) in seen.items()},
-    }
-
-
-def _timed(database: Database, look: Look, _: App) -> tuple[datetime, list[Finding]]:
-    return datetime.now(UTC), look(database)
+    queue = part(view, "queue", lambda _: examine_queue(own, **known), 3.0)
+    server = part(view, "server", lambda _: (datetime.now(UTC), examine_server(own)), 60.0)
+    unseen = next((answer for answer in (queue, server) if isinstance(answer, str)), None)
+    at, rows = (None, []) if unseen else (server[0], by_harm([*queue, *server[1]]))
+    return {"findings": rows, "unseen": unseen, "examined_at": at}
 
 
 # -- jobs ----------------------------------------------------------------------------------------------------

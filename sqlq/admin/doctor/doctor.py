@@ -8,7 +8,7 @@ check reports that, and the others go on. Nothing is changed.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module, metadata
 from typing import Any
@@ -36,7 +36,6 @@ from sqlq.model.job import JobDetails, State
 from sqlq.schema import version
 from sqlq.store.health import reading
 
-VERDICTS = (Verdict.TO_DO, Verdict.CHECK, Verdict.OK)
 HARM = (
     *("connection", "migrations", "primary", "workers", "schedules", "queues", "imports", "leases"),
     *("tasks", "stuck", "paused", "limits", "flows", "failed", "clocks"),
@@ -49,10 +48,12 @@ def examine(database: Database) -> list[Finding]:
     return by_harm([*examine_server(database), *examine_queue(database)])
 
 
-def by_harm(rows: Iterable[Finding]) -> list[Finding]:
+def by_harm(rows: Sequence[Finding]) -> list[Finding]:
     """Return findings in the order of their verdicts, and of the harm that each does."""
-    ranks = {name: rank for rank, name in enumerate(HARM)}
-    return sorted(rows, key=lambda row: (VERDICTS.index(row.verdict), ranks.get(row.check, len(HARM))))
+    names, verdicts = (*HARM, *(row.check for row in rows)), [*Verdict]
+    return sorted(
+        rows, key=lambda row: (-verdicts.index(row.verdict), min(names.index(row.check), len(HARM)))
+    )
 
 
 def examine_server(database: Database) -> list[Finding]:

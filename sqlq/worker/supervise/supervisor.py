@@ -309,8 +309,8 @@ class Supervisor:
         if self._missing() < 0:
             # itself, where an operator has stopped the other one meanwhile; guard: the-old-one-leaves-last
             old = next((each for each in self._children if each.stage is Stage.OUTDATED), child)
-            old.stage = Stage.LEAVING
             old.link.offer(retire="an operator restarts it")
+            old.stage = Stage.LEAVING
         if self._options.processes > 1:  # guard: host-has-one-poller
             try:
                 self._dispatcher.begin(facts)

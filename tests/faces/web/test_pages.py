@@ -79,7 +79,7 @@ def test_the_overview_shows_all_findings_of_the_worst_colour_and_folds_the_other
     assert [f"red {number}" in head for number in range(7)] == [True] * 7
     assert "amber" not in head
     assert [f"amber {number}" in folded for number in range(7)] == [True] * 7
-    assert re.search(r"Examined the queues .*, the server .*\.</p>", page)
+    assert re.search(r"The server was examined .*, the queues just now\.</p>", page)
     del rows[:7]
     page = Visitor(shop).page()
     assert "<summary>7 to check" not in page, "the worst colour is not folded"
