@@ -69,8 +69,6 @@ class RowAdmin(admin.ModelAdmin):
     sortable_by = ()
     group: ClassVar[str | None] = None
     """The command whose verbs are the actions; "" for verbs on jobs."""
-    first: ClassVar[Sequence[str]] = ()
-    """The fields that a page begins with."""
 
     def all(self) -> Iterable[Any]:
         """Return the rows that there are."""
@@ -100,8 +98,7 @@ class RowAdmin(admin.ModelAdmin):
         return super().changelist_view(request, extra_context)
 
     def get_fields(self, request: HttpRequest, obj: Any = None) -> Sequence[Any]:
-        fields = sorted(self.opts.concrete_fields, key=lambda field: field.name not in self.first)
-        return [field.name if field.name in FLAGS else _as_lines(field) for field in fields]
+        return [each.name if each.name in FLAGS else _as_lines(each) for each in self.opts.concrete_fields]
 
     get_readonly_fields = get_fields
 
@@ -184,7 +181,6 @@ def _choice(name: str, names: Callable[[], Iterable[str]]) -> Any:
 @admin.register(Job)
 class JobAdmin(RowAdmin):
     list_display = ("id", "state", "note", "task", "queue", "label", "attempts", "created_at", "ended_at")
-    first = ("error", "why")
     list_filter = (
         _choice("state", lambda: list(State)),
         _choice("queue", lambda: sorted({task.queue for task in app.tasks.values()})),

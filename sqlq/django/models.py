@@ -40,11 +40,11 @@ FLAGS = ("paused", "served")
 """The fields that the admin shows as icons."""
 
 
-def _model(name: str, fields: str, *permissions: str) -> Any:
-    """Return a model with these fields, the key first, and permissions to do these things."""
+def _model(name: str, key: str, fields: str, *permissions: str) -> Any:
+    """Return a model with these fields, of which one is the key, and permissions to do these things."""
     columns = {
-        each: models.BooleanField() if each in FLAGS else models.TextField(primary_key=not index)
-        for index, each in enumerate(fields.split())
+        each: models.BooleanField() if each in FLAGS else models.TextField(primary_key=each == key)
+        for each in fields.split()
     }
     meta = {"managed": False, "base_manager_name": "objects", "default_permissions": permissions}
     return type(name, (_Row,), {**columns, "Meta": type("Meta", (), meta), "__module__": __name__})
@@ -52,21 +52,26 @@ def _model(name: str, fields: str, *permissions: str) -> Any:
 
 Job = _model(
     "Job",
-    "id state task queue label attempts priority unique_key created_at available_at reserved_at ended_at "
-    "error why payload headers result traceback history",
+    "id",
+    "error why id state task queue label attempts priority unique_key created_at available_at reserved_at "
+    "ended_at payload headers result traceback history",
     "view",
     "change",
     "delete",
 )
 Schedule = _model(
     "Schedule",
+    "name",
     "name state plan task queue next_at last_at ticks skipped payload error created_at",
     "view",
     "change",
 )
-Queue = _model("Queue", "queue available scheduled blocked running failed paused served", "view", "change")
+Queue = _model(
+    "Queue", "queue", "queue available scheduled blocked running failed paused served", "view", "change"
+)
 Worker = _model(
     "Worker",
+    "id",
     "id name host pid version state queues concurrency jobs started_at seen_at",
     "view",
 )

@@ -10,7 +10,6 @@ from sqlq.model.flow import StepDetails
 
 BOXES = 16
 """A flow of more steps is folded."""
-NEIGHBOURS = 8
 _BY_HARM = ("failed", "running", "available", "scheduled", "blocked", "cancelled", "finished")
 _FOLDED = (True, True, _BY_HARM.index("cancelled"))
 
@@ -34,7 +33,7 @@ def outline(steps: Sequence[StepDetails], at: int | None = None, limit: int = BO
     near = {id for step in steps if step.id in core for id in step.after}
     near |= {step.id for step in steps if not core.isdisjoint(step.after)}
     if at:
-        steps, limit = [step for step in steps if step.id in core | near], NEIGHBOURS
+        steps = [step for step in steps if step.id in core | near]
     ranks = {
         step.id: (step.id not in core, step.id not in near, _BY_HARM.index(step.state), step.id)
         for step in steps

@@ -207,7 +207,7 @@ def job(view: View) -> Values:
     job, boxes = app.jobs.get(id), list[Box]()
     if job.flow_id is not None:
         with suppress(JobNotFoundError):
-            _, boxes = _flow(view, job.flow_id, at=id)
+            _, boxes = _flow(view, job.flow_id, at=id, limit=8)
     return {
         "job": job,
         "why": list(why(app.database, job)),

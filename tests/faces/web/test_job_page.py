@@ -17,6 +17,7 @@ from werkzeug.serving import make_server
 import sqlq
 from sqlq.model.flow import StepDetails
 from sqlq.model.job import State
+from sqlq.store import rights
 from sqlq.store.workers import workers
 from sqlq.testing import drain
 from sqlq.web import Role
@@ -295,6 +296,8 @@ def test_the_first_screen_shows_what_is_wrong(shop: sqlq.App, base: str, window:
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 def test_a_page_names_the_grant_that_its_role_lacks(shop: sqlq.App, engine: Engine) -> None:
+    shop.enqueue(shop.named("convert").new(77))
+    (id,) = end(shop, failed())
     role = f"web_{uuid4().hex[:12]}"
     url = make_url(str(shop.url)).set(username=role, password=None)
     with engine.begin() as conn:
@@ -307,6 +310,12 @@ def test_a_page_names_the_grant_that_its_role_lacks(shop: sqlq.App, engine: Engi
                 assert "did not answer" not in page
                 assert "ermission denied for table" in page
                 assert f"sqlq grants {role} --as {kind}" in page
+            with engine.begin() as conn:
+                rights.apply(conn, "reader", role, "public")
+            operator = Visitor(poor, "operator")
+            assert "convert" in operator.page(f"/jobs/{id}")
+            page = html.unescape(operator.send("retry", id=str(id)).text)
+            assert f"sqlq grants {role} --as operator" in page
     finally:
         with engine.begin() as conn:
             conn.execute(text(f"DROP OWNED BY {role}; DROP ROLE {role}"))
