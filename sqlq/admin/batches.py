@@ -1,8 +1,8 @@
 """The verbs on many jobs, in batches, each in its own transaction. It waits a limited time for rows that
 other transactions have locked.
 
-Each batch goes on with the ids behind the last one, up to the newest at the begin. So an action ends however
-fast jobs arrive, and the same action once more finds what an interrupted one has left.
+Each batch goes on with the ids behind the last one. The same action once more finds what an interrupted one
+has left.
 """
 
 from __future__ import annotations
@@ -11,16 +11,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import Table
 from sqlalchemy.exc import DBAPIError
 
 from sqlq.database.database import Database
-from sqlq.schema.tables import failed_jobs, finished_jobs, jobs
+from sqlq.schema.tables import failed_jobs, finished_jobs
 from sqlq.store.blockers import free_after
 from sqlq.store.jobs import lookup, operate
 from sqlq.store.jobs.lookup import Selection
@@ -129,17 +128,15 @@ def _apply(
     *,
     waiting: bool = False,
 ) -> dict[int, E | None]:
-    """Do the work on the live or `waiting` jobs that are selected, but for those that were enqueued after the
-    call began. Return the effect on each, None on those that stayed locked."""
+    """Do the work on the live or `waiting` jobs that are selected. Return the effect on each, None on those
+    that stayed locked."""
     deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
     effects: dict[int, E | None] = {}
-    with database.read() as conn:
-        newest = operate.newest(conn, jobs)
     for selection in selections:
         last = 0
         while True:
             with database.read() as conn:
-                batch = operate.live(conn, selection, after_id=last, up_to_id=newest, waiting=waiting)
+                batch = operate.live(conn, selection, after_id=last, waiting=waiting)
             if not batch:
                 break
             last = batch[-1]
@@ -173,7 +170,7 @@ def move_back(database: Database, selections: Iterable[Selection]) -> tuple[list
     a live job holds their unique key."""
     moved: list[int] = []
     blocked: list[int] = []
-    for selection in _until_now(database, selections, failed_jobs):
+    for selection in selections:
         last = 0
         while True:
             batch, keyed = database.run(partial(operate.retry_failed, selection=selection, after_id=last))
@@ -190,7 +187,7 @@ def move_back(database: Database, selections: Iterable[Selection]) -> tuple[list
 def delete(database: Database, selections: Iterable[Selection]) -> list[int]:
     """Delete the failed jobs that are selected, and ended ones by their ids; return the ids."""
     deleted: list[int] = []
-    for selection in _until_now(database, selections, failed_jobs, finished_jobs):
+    for selection in selections:
         for source in (failed_jobs, finished_jobs) if selection.ids else (failed_jobs,):
             while batch := database.run(partial(operate.forget, selection=selection, source=source)):
                 deleted += freed_after(database, batch)
@@ -209,7 +206,7 @@ def replay(database: Database, selections: Sequence[Selection]) -> Iterator[list
         return
     with database.read() as conn:
         done = operate.replayed(conn)
-    for selection in _until_now(database, selections, finished_jobs, failed_jobs):
+    for selection in selections:
         last = 0
         while True:
             with database.read() as conn:
@@ -222,13 +219,6 @@ def replay(database: Database, selections: Sequence[Selection]) -> Iterator[list
             yield copies
             if not may_proceed(len(copies)):
                 return
-
-
-def _until_now(database: Database, selections: Iterable[Selection], *tables: Table) -> Iterator[Selection]:
-    """Yield the selections without the jobs that are added to the tables from now on."""
-    with database.read() as conn:
-        newest = operate.newest(conn, *tables)
-    return (replace(selection, before=newest + 1) for selection in selections)
 
 
 def freed_after(database: Database, ended: Sequence[Any]) -> list[int]:

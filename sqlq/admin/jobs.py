@@ -166,12 +166,6 @@ class Jobs(Facet):
 
     alist = for_asyncio(list)
 
-    def _ids(
-        self, *, state: str, limit: Rows, within: Rows = SEARCH_LIMIT, **search: Unpack[Search]
-    ) -> builtins.list[int]:
-        """Return the ids of jobs in a state, the newest first, as `list` finds them."""
-        return [job.id for job in self.list(state=state, limit=limit, within=within, whole=False, **search)]
-
     def of_batch(self, batch: str) -> builtins.list[Job[Any]]:
         """Return the jobs of a batch that are there now, in whatever state, in the order of their ids.
 
@@ -245,16 +239,22 @@ class Jobs(Facet):
     # -- cancel ----------------------------------------------------------------------------------------------
 
     def _meant(self, ids: AnyJobs, noun: str, **chosen: Unpack[Chosen]) -> Sequence[Selection]:
-        """Return the jobs that a call means, once it is known that the tables are there."""
+        """Return the jobs that a call means, without those that are enqueued from now on: it ends however
+        fast they arrive."""
         meant = selections(ids_of(ids, self._read), noun, **chosen)
-        self._database.require_tables()
-        if (error := chosen.get("error")) is None:
-            return meant
+        error, queue, task = chosen.get("error"), chosen.get("queue"), chosen.get("task")
         with self._read() as conn:
-            alike = lookup.of_error(conn, error, queue=chosen.get("queue"), task=chosen.get("task"))
-        if not alike:
+            before = operate.newest(conn) + 1
+            parts = (
+                lookup.of_error(conn, error, queue=queue, task=task)
+                if error
+                else [Selection(task=task, queue=queue)]
+            )
+        if not parts:
             raise JobNotFoundError(f"no failed job has the error {error!r}: see sqlq failed")
-        return [replace(some, queue=each.queue, task=each.task) for some in meant for each in alike]
+        return [
+            replace(some, before=before, queue=each.queue, task=each.task) for some in meant for each in parts
+        ]
 
     @audited("cancel")
     def cancel(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -144,13 +144,3 @@ class Verb:
         if self.fits(job.state):
             return f"it is {job.state}, but not of those named, or locked by another transaction"
         return f"it is {job.state}: {self.words} is for {', '.join(self.states)} jobs"
-
-
-def states_of(app: Any, states: Iterable[str], limit: int, **search: Any) -> dict[int, str]:
-    """Return the ids of at most `limit` jobs in these states, each with its state. They fit a search, as of
-    `app.jobs.list`."""
-    jobs: dict[int, str] = {}
-    for state in states:
-        ids = app.jobs._ids(state=state, limit=limit, **search)
-        jobs |= dict.fromkeys(ids[: limit - len(jobs)], state)
-    return jobs

@@ -69,10 +69,8 @@ def advance(conn: Connection, id: int | None, number: int) -> bool:
     """Record how many rows an action has changed by now. Return False for one that is to stop."""
     if id is None:
         return True
-    row = update(audit).where(audit.c.id == id, audit.c.stopped_at.is_(None))
-    return (
-        conn.execute(row.values(number=number, seen_at=now())).rowcount > 0
-    )  # guard: actions-can-be-stopped
+    row = update(audit).where(audit.c.id == id, audit.c.stopped_at.is_(None))  # guard: actions-can-be-stopped
+    return conn.execute(row.values(number=number, seen_at=now())).rowcount > 0
 
 
 def stop(conn: Connection, id: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from threading import Thread
 from typing import Any
@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from werkzeug import Response
 
 from sqlq.admin.jobs import SEARCH_LIMIT
-from sqlq.admin.verb import Option, Outcome, Verb, states_of, whole
+from sqlq.admin.verb import Option, Outcome, Verb, whole
 from sqlq.admin.verbs import VERBS, of
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.web.access import RefusedError
@@ -149,17 +149,18 @@ def _in_a_thread(view: View, verb: Verb, options: Mapping[str, Any]) -> Outcome 
         return None
 
 
-def _jobs(view: View, verb: Verb) -> tuple[dict[int, str], int]:
+def _jobs(view: View, verb: Verb) -> tuple[Mapping[int, str], int]:
     """Return the states of the jobs that a form names, or its search of texts finds. Return also the number
     of jobs that are in no state for the verb."""
     form, app = view.request.form, view.reading.own  # guard: a-replica-decides-nothing
     # guard: an-action-keeps-to-the-states-shown
-    states: Sequence[str] = [state for state in verb.states if state in (form.get("state") or state).split()]
+    states = [state for state in verb.states if state in (form.get("state") or state).split()]
     if form.get("matching"):
         search = search_of(view, fields_of(form, [name for name in FIELDS if name != "state"]))
-        return states_of(app, states, SEARCHED, within=SEARCHED, **search), 0
-    ids = [id for text in form.getlist("id") if (id := whole(text, "the id"))]
-    if not ids:  # an empty selection would mean all
-        return {}, 0
-    jobs = states_of(app, states, len(ids), within=SEARCHED, ids=tuple(ids))
-    return jobs, len(set(ids) - jobs.keys())
+    else:
+        search = {"ids": tuple(id for text in form.getlist("id") if (id := whole(text, "the id")))}
+        if not search["ids"]:  # an empty selection would mean all
+            return {}, 0
+    rows = app.jobs.list(limit=SEARCHED, within=SEARCHED, whole=False, **search)
+    jobs = {row.id: row.state for row in rows if row.state in states}
+    return jobs, len({*search.get("ids", jobs)} - jobs.keys())

@@ -101,7 +101,9 @@ def test_listings_find_an_old_batch(app: sqlq.App, load: Any) -> None:
     found = app.jobs.list(batch=IMPORT, within=2)
     assert [each.id for each in found] == [job.id]
     assert found.complete
-    assert app.jobs._ids(state="available", limit=10, within=2, batch=IMPORT) == [job.id]
+    assert [each.id for each in app.jobs.list(state="available", limit=10, within=2, batch=IMPORT)] == [
+        job.id
+    ]
     assert [each.id for each in app.jobs.list(batch=IMPORT, task="load")] == [job.id]
 
 

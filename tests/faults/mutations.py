@@ -263,6 +263,7 @@ GUARDS = [
     Guard("operator-retry-is-recorded", None, "pass", HISTORY + "test_an_operators_retry_leaves_a_record[sqlite]"),
     # replay
     Guard("steps-are-not-replayed", "table.c.flow_id.is_(None)", "true()", REPLAY + "test_a_replay_leaves_out_steps_of_flows[sqlite]"),
+    Guard("nothing-is-replayed-twice", " if id not in done", "", REPLAY + "test_a_replay_by_task_goes_on_where_it_was[sqlite]"),
     Guard("replays-are-told", None, "pass", REPLAY + "test_a_replay_emits_an_enqueued_event[sqlite]"),
     Guard("a-limited-replay-is-looked-at", None, "pass", REPLAY + "test_a_replay_under_a_limit_waits_for_its_turn[sqlite]"),
     Guard("own-retention-is-kept", "source.c.expires_at.is_(None)", "source.c.id > 0", "tests/conformance/test_records.py::test_a_jobs_own_retention_comes_before_the_age[sqlite]"),
@@ -486,6 +487,7 @@ GUARDS = [
     # operators
     Guard("forced-cancel-raises-the-token", None, "pass", CANCEL + "test_after_a_forced_cancel_the_old_owner_changes_nothing[sqlite-Finished]"),
     Guard("cancel-passes-over-locked", "waits=wait_ms is not None", "waits=True", CANCEL + "test_cancel_after_a_claim_is_a_request[False-postgresql]"),
+    Guard("actions-can-be-stopped", "audit.c.stopped_at.is_(None)", "audit.c.id > 0", AUDIT + "test_a_stopped_action_ends_after_its_batch[sqlite]"),
     Guard("an-action-is-one-row", "acting_as(None)", "acting_as(actor)", AUDIT + "test_each_action_of_an_actor_leaves_one_row[sqlite]"),
     Guard("what-is-not-recorded-is-done", "DBAPIError", "KeyError", AUDIT + "test_an_action_succeeds_when_its_audit_record_is_refused[postgresql]"),
     Guard("the-claimed-are-not-rescheduled", ", among=IS_UNRESERVED)", ")", RESCHEDULE + "test_a_job_claimed_meanwhile_is_not_touched[sqlite]"),

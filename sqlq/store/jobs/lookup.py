@@ -317,7 +317,7 @@ def counted(conn: Connection, selection: Selection, states: Collection[str], lim
     counts: Counter[State] = Counter()
     for table in dict.fromkeys(_SOURCES[State(state)][0] for state in states):
         state = dict(TABLES)[table].label("state")
-        rows = select(state).where(selection.where(table)).limit(limit).subquery()
+        rows = select(state).select_from(table).where(selection.where(table)).limit(limit).subquery()
         query = select(rows.c.state, func.count()).group_by(rows.c.state)
         counts.update({State(state): number for state, number in conn.execute(query) if state in states})
     return dict(counts)

@@ -66,16 +66,14 @@ BATCH = 500
 """Jobs in one transaction: their rows stay locked until it ends."""
 
 
-def newest(conn: Connection, *tables: Table) -> int:
-    """Return the largest id of a job in these tables; 0 where there are none."""
-    return max(conn.scalar(select(func.max(table.c.id))) or 0 for table in tables)
+def newest(conn: Connection) -> int:
+    """Return the largest id of a job; 0 where there are none."""
+    return max(conn.scalar(select(func.max(table.c.id))) or 0 for table, _ in TABLES)
 
 
-def live(
-    conn: Connection, selection: Selection, *, after_id: int, up_to_id: int, waiting: bool = False
-) -> list[int]:
+def live(conn: Connection, selection: Selection, *, after_id: int, waiting: bool = False) -> list[int]:
     """Return the next live or `waiting` jobs of a selection by their ids, ascending, at most a batch."""
-    query = select(jobs.c.id).where(selection.where(jobs), jobs.c.id > after_id, jobs.c.id <= up_to_id)
+    query = select(jobs.c.id).where(selection.where(jobs), jobs.c.id > after_id)
     query = query.where(IS_UNRESERVED) if waiting else query
     return list(conn.scalars(query.order_by(jobs.c.id).limit(BATCH)))
 

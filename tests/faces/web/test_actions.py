@@ -196,7 +196,7 @@ def test_a_filter_is_named_in_words_when_it_cannot_be_counted_in_time() -> None:
         == "all jobs in queue mail (too slow to count)"
     )
     states = {"scheduled": 1, "available": 100_000, "running": 2_000}
-    words = "1 scheduled, at least 100,000 available and 2,000 running jobs of task t"
+    words = "1 scheduled and at least 100,000 available and 2,000 running jobs of task t"
     assert actions._in_words(states, " of task t") == words
 
 
