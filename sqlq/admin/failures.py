@@ -1,19 +1,21 @@
-"""Groups failed jobs by their error: class, task, message without its numbers, and the user's last line."""
+"""Groups failed jobs by task and error: class, message without its numbers, and the user's last line."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from sqlalchemy import Connection
 
+from sqlq.config.durations import rounded
 from sqlq.config.json_text import AsJson
 from sqlq.model.job import error_line
 from sqlq.model.outcome import users_line
-from sqlq.store.jobs.lookup import FailedRow, traces
+from sqlq.store.jobs.failed import Group, Key, groups
+from sqlq.store.jobs.lookup import Selection
 
 PARTS = 24
 """In how many parts the time of a group's jobs is counted."""
@@ -23,7 +25,8 @@ PARTS = 24
 class Failures(AsJson):
     """Failed jobs of one task with the same error. `error` is that of the newest, `newest` its id. `place` is
     the last line of the traceback in the user's own code, as in "shop/mail.py in send". `over_time` counts
-    the jobs in equal parts of the time from the first to the last of all groups."""
+    the jobs in equal parts of the time from the first to the last of all groups. Beyond 100,000 jobs `number`
+    is an estimate, and `estimated` names it. `over_time` of many jobs comes from a sample."""
 
     COLUMNS: ClassVar = ("number", "task", "newest", "fingerprint", "error")
     fingerprint: str
@@ -35,68 +38,48 @@ class Failures(AsJson):
     first_at: datetime
     last_at: datetime
     over_time: tuple[int, ...]
+    estimated: tuple[str, ...] = ()
 
 
-class Mark(NamedTuple):
-    """The task and fingerprint of a failed job, and the place in its traceback."""
-
-    task: str
-    fingerprint: str
-    place: str | None
-
-
-class Marks:
-    """The marks of failed jobs. It remembers those of the rows seen last, since rows do not change, and to
-    read and unpack ten thousand tracebacks takes a while."""
-
-    def __init__(self) -> None:
-        self._known: dict[FailedRow, Mark] = {}
-
-    def of(self, conn: Connection, rows: Sequence[FailedRow]) -> dict[FailedRow, Mark]:
-        """Return the mark of each row."""
-        known = self._known
-        new = {row.id: row for row in rows if row not in known}  # guard: tracebacks-are-read-once
-        marks = {row: known[row] for row in rows if row in known}
-        for id, trace in traces(conn, list(new)):
-            line = users_line(trace, or_last=True)
-            row = new[id]
-            marks[row] = Mark(row.task, row.fingerprint, line and f"{line.file} in {line.function}")
-        if len(rows) <= CACHED:
-            self._known = marks if len(known) > CACHED else known | marks
-        return marks
+def grouped(conn: Connection, only: Selection) -> tuple[list[Failures], bool]:
+    """Return the groups of the failed jobs selected, the most frequent first, and whether these are all."""
+    by_key, is_complete = groups(conn, only)
+    by_error: dict[Key, list[Group]] = defaultdict(list)
+    for key, group in by_key.items():
+        by_error[key[1:]].append(group)
+    ends = [end for group in by_key.values() for end in _times(group)]
+    first = min(ends, default=None)
+    if first is None:
+        return [], is_complete
+    part = max((max(ends) - first) / PARTS, timedelta(microseconds=1))
+    failures = [_failures(key, queues, first, part) for key, queues in by_error.items()]
+    return sorted(failures, key=lambda each: (-each.number, -each.newest)), is_complete
 
 
-CACHED = 10_000
-"""It remembers at most twice as many."""
+def _times(group: Group) -> list[datetime]:
+    """Return the times known of a group; the sample may not have the newest."""
+    return [*group.times, group.newest.failed_at]
 
 
-def grouped(rows: Iterable[FailedRow], marks: Mapping[FailedRow, Mark]) -> list[Failures]:
-    """Return the groups of failed jobs, the most frequent first. The rows come with the newest first."""
-    groups: dict[Mark, list[FailedRow]] = {}
-    for row in rows:
-        if row in marks:  # else it was deleted or retried meanwhile
-            groups.setdefault(marks[row], []).append(row)
-    times = [row.failed_at for group in groups.values() for row in group]
-    if not times:
-        return []
-    first = min(times)
-    part = max((max(times) - first) / PARTS, timedelta(microseconds=1))
-    failures = [_group(mark, group, first, part) for mark, group in groups.items()]
-    return sorted(failures, key=lambda each: (-each.number, -each.newest))
-
-
-def _group(mark: Mark, rows: list[FailedRow], first: datetime, part: timedelta) -> Failures:
-    times = [row.failed_at for row in rows]
-    counts = Counter(min(PARTS - 1, int((time - first) / part)) for time in times)
-    newest = rows[0]
+def _failures(key: Key, queues: Sequence[Group], first: datetime, part: timedelta) -> Failures:
+    """Return a group, from the jobs in each queue."""
+    counts: Counter[int] = Counter()
+    for group in queues:
+        parts = Counter(min(PARTS - 1, int((time - first) / part)) for time in group.times)
+        counts.update({i: round(number * group.number / parts.total()) for i, number in parts.items()})
+    newest = max(group.newest for group in queues)
+    number, is_estimate = sum(group.number for group in queues), any(group.is_estimate for group in queues)
+    ends = [end for group in queues for end in _times(group)]
+    line = users_line(newest.traceback, or_last=True)
     return Failures(
-        mark.fingerprint,
-        newest.task,
+        key[1],
+        key[0],
         error_line(newest.reason, newest.exception, newest.message),
-        mark.place,
-        len(rows),
+        line and f"{line.file} in {line.function}",
+        rounded(number) if is_estimate else number,
         newest.id,
-        min(times),
-        max(times),
+        min(ends),
+        max(ends),
         tuple(counts[i] for i in range(PARTS)),
+        ("number",) if is_estimate else (),
     )

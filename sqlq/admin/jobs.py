@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from sqlq.admin.batches import Cancellation, cancel, change, delete, move_back, replay
 from sqlq.admin.facet import Facet, audited, for_asyncio
-from sqlq.admin.failures import Failures, Marks, grouped
+from sqlq.admin.failures import Failures, grouped
 from sqlq.admin.selections import (
     Chosen,
     Search,
@@ -39,7 +39,6 @@ from sqlq.payload.encryption import Encryption
 from sqlq.results.results import Results
 from sqlq.schema import version
 from sqlq.schema.types import milliseconds_since_epoch
-from sqlq.store import health
 from sqlq.store.health import Pace, pace_of
 from sqlq.store.jobs import insert, lookup, operate
 from sqlq.store.jobs.lookup import Selection
@@ -82,7 +81,6 @@ class Jobs(Facet):
         self._tasks = tasks
         self._events = events
         self._results = results
-        self._marks = Marks()
 
     # -- look ------------------------------------------------------------------------------------------------
 
@@ -194,15 +192,15 @@ class Jobs(Facet):
         task: str | None = None,
         queue: str | None = None,
         batch: str | None = None,
-        exact: bool = False,
+        error: str | None = None,
     ) -> tuple[builtins.list[Failures], bool]:
-        """Group failed jobs by task and error, the most frequent first; return also whether all were
-        counted. Unless `exact`, it reads the newest 10,000."""
-        within = None if exact else health.COUNT_LIMIT
-        with self._read() as conn:
-            rows = lookup.failed_rows(conn, Selection(task=task, queue=queue, batch=batch), within=within)
-            is_complete = within is None or not lookup.more_failed_than(conn, within)
-            return grouped(rows, self._marks.of(conn, rows)), is_complete
+        """Group failed jobs by task and error, the most frequent first; return also whether all are there.
+
+        It returns about 1,000 groups, the most frequent among them. It counts up to 100,000 jobs of a queue,
+        task and error, and 1,000,000 in all. Larger numbers are estimates. It reads the newest 100,000 jobs
+        of a batch. `error` is a fingerprint.
+        """
+        return self._query(grouped, Selection(task=task, queue=queue, batch=batch, error=error))
 
     def pace(self, length: Duration, parts: Rows) -> Pace:
         """Return how many jobs finished and failed in each part of the last time, and how long they waited

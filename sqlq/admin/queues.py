@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,9 +18,10 @@ from sqlq.database.values import Burden
 from sqlq.errors import ConfigurationError
 from sqlq.model.checks import Rows
 from sqlq.store import health, schedules
-from sqlq.store.health import QUEUE_LIMIT, QueueStatus, vitals
+from sqlq.store.health import QUEUE_LIMIT, QueueStatus
 from sqlq.store.jobs import lookup, operate
-from sqlq.store.jobs.lookup import Waiting
+from sqlq.store.jobs.failed import groups
+from sqlq.store.jobs.lookup import Selection, Waiting
 from sqlq.store.workers import workers as worker_rows
 from sqlq.store.workers.workers import ALL_QUEUES, Pause, Pauses, queues_of
 
@@ -45,7 +47,8 @@ class Queues(Facet):
         by name. It leaves out queues beyond 1,000, those last that a worker or a pause names.
 
         A count ends at 10,000, or earlier where there are many queues and priorities, and `capped` names it
-        then; with `exact` every job is counted.
+        then. Failed jobs are counted to 100,000, and beyond that estimated; `estimated` names such a number. With `exact`
+        every job is counted.
         """
         with self._read() as conn:
             alive = worker_rows.alive(conn)
@@ -67,7 +70,10 @@ class Queues(Facet):
     def _vitals(self) -> tuple[dict[str, int], Burden, int]:
         """Return what a scrape of metrics needs beside `list` and `workers`."""
         with self._read(within_ms=health.STATEMENT_TIMEOUT_MS) as conn:
-            return *vitals(conn), schedules.late(conn)
+            reasons = Counter[str]()
+            for group in groups(conn, Selection())[0].values():
+                reasons[group.newest.reason] += group.number
+            return reasons, self._database.dialect.health.burden(conn), schedules.late(conn)
 
     def _unknown(self, names: Collection[str], *, but_for_twins: bool = False) -> builtins.list[str]:
         """Return the queues that neither the App's code nor a job, a pause or an alive worker names. With

@@ -160,6 +160,26 @@ def counted(number: int, one: str, many: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
+def rounded(number: int) -> int:
+    """Round an estimate to two digits.
+
+    >>> rounded(1_234_567)
+    1200000
+    """
+    return round(number, 2 - len(str(number)))
+
+
+def about(number: int) -> str:
+    """Write an estimate: "about 350,000", "about 1.2 million".
+
+    >>> about(1_234_567)
+    'about 1.2 million'
+    """
+    number = rounded(number)
+    millions = number / 1_000_000
+    return f"about {number:,}" if millions < 1 else f"about {millions:,g} million"
+
+
 def in_units(number: float) -> str:
     """Write a number of bytes the way a person would.
 

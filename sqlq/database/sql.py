@@ -104,6 +104,8 @@ class Sql:
     """Return a time as a batch has it in JSON."""
     max_characters: int | None = None
     """The most that the texts of one statement may have; None where there is no limit."""
+    scans_loosely = False
+    """Whether a GROUP BY reads one row of an index for each group. A recursion would read all rows there."""
     claims_queues_apart = False
     """Whether a claim takes a statement for each queue."""
     conflicted: Expression = null()
@@ -183,21 +185,6 @@ class Sql:
             for row in rows
             for job in conn.execute(statement, {**parameters, **dict(zip(batch.columns, row, strict=True))})
         ]
-
-    def distinct(self, columns: Sequence[Any], limit: int, *where: Condition) -> Select[Any]:
-        """Return a query of the different values of the first columns of an index, in their order. One probe
-        finds each."""
-        table = columns[0].table
-        values = select(literal(1).label("place"), *columns).where(*where).order_by(*columns).limit(1)
-        each = select(values.subquery()).cte("each_value", recursive=True)
-        ids = select(table.c.id).where(tuple_(*columns) > tuple_(*(each.c[c.name] for c in columns)), *where)
-        id_of_next = ids.correlate(each).order_by(*columns).limit(1).scalar_subquery()
-        row = table.alias("next_row")
-        following = select(each.c.place + 1, *(row.c[column.name] for column in columns))
-        each = each.union_all(
-            following.join_from(each, row, row.c.id == id_of_next).where(each.c.place < limit)
-        )
-        return select(*(each.c[column.name] for column in columns)).order_by(each.c.place)
 
     # -- claim -----------------------------------------------------------------------------------------------
 
@@ -299,6 +286,24 @@ class Sql:
 @cache
 def _query_of_one(query: RowQuery, batch: Batch) -> Select[Any]:
     return query({name: bindparam(name, type_=kind) for name, kind in batch.columns.items()})
+
+
+def distinct(sql: Sql, columns: Sequence[Any], limit: int, *where: Condition) -> Select[Any]:
+    """Return a query of the different values of the first columns of the index of errors, in their order. One
+    probe finds each."""
+    table = columns[0].table
+    if sql.scans_loosely:
+        hint = "FORCE INDEX FOR GROUP BY (failed_jobs_error)"
+        query = select(*columns).where(*where).group_by(*columns).order_by(*columns).limit(limit)
+        return query.with_hint(table, hint, "mariadb")
+    values = select(literal(1).label("place"), *columns).where(*where).order_by(*columns).limit(1)
+    each = select(values.subquery()).cte("each_value", recursive=True)
+    ids = select(table.c.id).where(tuple_(*columns) > tuple_(*(each.c[c.name] for c in columns)), *where)
+    id_of_next = ids.correlate(each).order_by(*columns).limit(1).scalar_subquery()
+    row = table.alias("next_row")
+    following = select(each.c.place + 1, *(row.c[column.name] for column in columns))
+    each = each.union_all(following.join_from(each, row, row.c.id == id_of_next).where(each.c.place < limit))
+    return select(*(each.c[column.name] for column in columns)).order_by(each.c.place)
 
 
 def portions(sql: Sql, rows: Sequence[T], texts: Callable[[T], Iterable[Any]]) -> Iterator[Sequence[T]]:

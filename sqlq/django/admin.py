@@ -27,6 +27,7 @@ from sqlq.admin.verb import Verb, whole
 from sqlq.admin.verbs import VERBS
 from sqlq.admin.why import why
 from sqlq.config.command_hint import escaped_lines, shortened
+from sqlq.config.durations import about
 from sqlq.django.application import project_app
 from sqlq.django.models import FLAGS, Job, Queue, Schedule, Worker
 from sqlq.errors import ConfigurationError, SqlqError
@@ -246,7 +247,8 @@ class QueueAdmin(RowAdmin):
 
     def all(self) -> Iterable[Any]:
         for each in reading.app.queues.list():
-            yield Queue.of(each, **{name: f"{getattr(each, name):,}+" for name in each.capped})
+            numbers = {name: f"{getattr(each, name):,}+" for name in each.capped}
+            yield Queue.of(each, **numbers, **{name: about(getattr(each, name)) for name in each.estimated})
 
 
 @admin.register(Worker)

@@ -94,13 +94,14 @@ OF_THE_DATABASE = (
     Described(
         "sqlq_jobs",
         "gauge",
-        "Jobs in a queue by state: available, scheduled, blocked, running, failed; counted up to 10,000",
+        "Jobs in a queue by state: available, scheduled, blocked, running, failed; counted up to 10,000, "
+        "failed ones up to 100,000 and beyond that estimated",
         ("queue", "state"),
     ),
     Described(
         "sqlq_jobs_capped",
         "gauge",
-        "1 where sqlq_jobs was not counted to the end, else 0",
+        "1 where sqlq_jobs was not counted to the end, or estimated, else 0",
         ("queue", "state"),
     ),
     Described(
@@ -117,7 +118,10 @@ OF_THE_DATABASE = (
     Described("sqlq_worker_slots", "gauge", "How many jobs live workers run at a time"),
     Described("sqlq_schedules_overdue", "gauge", "Schedules that have been due for more than 60 s"),
     Described(
-        "sqlq_failed_jobs", "gauge", "Rows of failed_jobs by reason, among the newest 10,000", ("reason",)
+        "sqlq_failed_jobs",
+        "gauge",
+        "Rows of failed_jobs by reason; estimated beyond 100,000 of an error",
+        ("reason",),
     ),
     Described(
         "sqlq_table_rows", "gauge", "Rows of the table jobs, live or dead, as PostgreSQL estimates", ("kind",)
@@ -205,7 +209,7 @@ class WorkCollector(Collector):
 class DatabaseCollector(Collector):
     """Shows the metrics of `sqlq metrics` on an endpoint of your own: register it with prometheus_client.
 
-    Each scrape makes some short queries, none of which counts further than 10,000. Within a second it makes
+    Each scrape makes some short queries, whose counts have an end. Within a second it makes
     none. While the database does not answer, `sqlq_database_up` is 0 and the rest is missing.
 
     >>> from prometheus_client import REGISTRY  # doctest: +SKIP
@@ -247,7 +251,9 @@ class DatabaseCollector(Collector):
         values: dict[str, float | Labelled | None] = {
             "database_up": 1,
             "jobs": [((q.queue, state), getattr(q, state)) for q in queues for state in STATES],
-            "jobs_capped": [((q.queue, state), state in q.capped) for q in queues for state in STATES],
+            "jobs_capped": [
+                ((q.queue, state), state in (*q.capped, *q.estimated)) for q in queues for state in STATES
+            ],
             "oldest_wait": [((q.queue,), q.oldest_wait_seconds or 0.0) for q in queues],
             "queue_paused": [((q.queue,), q.paused) for q in queues],
             "queue_served": [((q.queue,), q.served) for q in queues],

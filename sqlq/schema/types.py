@@ -178,6 +178,15 @@ class unblocks_since(_Function[bool]):
     mariadb = "(unblocks_at > {3})"
 
 
+class is_sampled(_Function[bool]):
+    """Whether the id of a failed job belongs to the sample. MariaDB has a column of that."""
+
+    type: Any = NullType()
+    postgresql = in_catalog("(mod({0}, 61) = 0)")
+    sqlite = "({0} % 61 = 0)"
+    mariadb = "(sampled = 1)"
+
+
 class since_ms(_Function[int]):
     """Whole milliseconds from a time to the database's clock."""
 

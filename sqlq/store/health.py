@@ -35,7 +35,6 @@ from sqlq.database.batch import Batch, Condition
 from sqlq.database.database import Database
 from sqlq.database.dialects import dialect_of
 from sqlq.database.schemas import run_text
-from sqlq.database.values import Burden
 from sqlq.model.job import JobDetails
 from sqlq.schema.tables import (
     IS_RESERVED,
@@ -46,6 +45,7 @@ from sqlq.schema.tables import (
     jobs,
 )
 from sqlq.schema.types import ago, far, now, since_ms
+from sqlq.store.jobs import failed
 from sqlq.store.workers.workers import moment, paused
 
 # -- counts --------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ COUNT_MINIMUM = 100
 class QueueStatus(AsJson):
     """The numbers of a queue. `served` is whether an alive worker serves it; `oldest_wait_seconds` is None
     when nothing waits. `capped` names the counts that were not brought to an end: there are at least so
-    many."""
+    many. `estimated` names the one that is a rounded estimate."""
 
     COLUMNS: ClassVar = (
         *("queue", "available", "scheduled", "blocked", "running", "failed"),
@@ -79,6 +79,7 @@ class QueueStatus(AsJson):
     paused: bool
     served: bool
     capped: tuple[str, ...] = ()
+    estimated: tuple[str, ...] = ()
 
     @property
     def oldest_wait(self) -> str | None:
@@ -104,16 +105,15 @@ def capped(conn: Connection, preferred: Collection[str] = ()) -> tuple[list[Queu
     in `capped`. It returns at most `QUEUE_LIMIT` queues, those of `preferred` before others, and the
     number of the others.
 
-    No index finds failed jobs by their queue, so only the newest are counted. Beyond that number every
-    queue's count of failed jobs is marked as capped.
+    Failed jobs are counted further, and beyond that their number is an estimate.
     """
     rows = run_text(conn, dialect_of(conn).sql.levels).all()
     # in the order of an index, which the planner takes then for a table without statistics, too
     running = select(jobs.c.queue).where(IS_RESERVED).order_by(jobs.c.reserved_by, jobs.c.id)
-    failed = select(failed_jobs.c.queue).order_by(failed_jobs.c.id.desc())
-    others = {"running": _by_value(conn, running), "failed": _by_value(conn, failed)}
-    names = {level.queue for level in rows} | {queue for counts in others.values() for queue, _ in counts}
+    runs, have_failed = _by_value(conn, running), failed.queues(conn, QUEUE_LIMIT + 1)
+    names = {level.queue for level in rows} | {queue for queue, _ in runs} | {*have_failed}
     shown = set(sorted(names, key=lambda name: (name not in preferred, name))[:QUEUE_LIMIT])
+    failures = failed.numbers(conn, failed.QUEUE, [(name,) for name in have_failed if name in shown])
     rows = [level for level in rows if level.queue in shown]
     limit = min(COUNT_LIMIT, max(COUNT_MINIMUM, ROW_LIMIT // max(1, len(rows))))
     waiting = dialect_of(conn).sql.each(conn, _waiting, _LEVEL, rows, {"limit": limit}) if rows else []
@@ -129,20 +129,21 @@ def capped(conn: Connection, preferred: Collection[str] = ()) -> tuple[list[Queu
                 full.add((queue, name))
         if counted[0]:
             oldest[queue] = min(first, oldest.get(queue, first))
-    for name, counts in others.items():
-        numbers.update({(queue, name): number for queue, number in counts})
-        if sum(number for _, number in counts) == COUNT_LIMIT:  # any queue may have more
-            full |= {(queue, name) for queue in shown}
+    numbers.update({(queue, "running"): number for queue, number in runs})
+    if sum(number for _, number in runs) == COUNT_LIMIT:  # any queue may have more
+        full |= {(queue, "running") for queue in shown}
     stats = [
         QueueStatus(
             queue,
-            **{name: min(numbers[queue, name], COUNT_LIMIT) for name in _COUNTED},
+            **{name: min(numbers[queue, name], COUNT_LIMIT) for name in _COUNTED if name != "failed"},
+            failed=failures.get((queue,), (0, False))[0],
             oldest_wait_seconds=(until - oldest[queue]).total_seconds() if queue in oldest else None,
             paused=queue in pauses,
             served=False,
             capped=tuple(
                 name for name in _COUNTED if (queue, name) in full or numbers[queue, name] > COUNT_LIMIT
             ),
+            estimated=("failed",) if failures.get((queue,), (0, False))[1] else (),
         )
         for queue in sorted(shown)
     ]
@@ -179,12 +180,6 @@ def _by_value(conn: Connection, column: Select[Any]) -> Sequence[Any]:
     """Count the first rows of a query of one column by their values."""
     (value,) = column.limit(COUNT_LIMIT).subquery().c
     return conn.execute(select(value, func.count()).group_by(value).order_by(value)).all()
-
-
-def vitals(conn: Connection) -> tuple[dict[str, int], Burden]:
-    """Return failed jobs by reason, among the newest 10,000, and the causes of a slow database."""
-    failed = _by_value(conn, select(failed_jobs.c.reason).order_by(failed_jobs.c.id.desc()))
-    return {str(reason): number for reason, number in failed}, dialect_of(conn).health.burden(conn)
 
 
 # -- the pace of jobs ----------------------------------------------------------------------------------------

@@ -211,7 +211,7 @@ def job(view: View) -> Values:
     return {
         "job": job,
         "why": list(why(app.database, job)),
-        "groups": part(view, "groups", lambda app: app.jobs.failures()[0], 10.0) if job.fingerprint else [],
+        "groups": read(view, "failures", error=job.fingerprint, task=job.task)[0] if job.fingerprint else [],
         "arguments": app.flows.arguments(job),
         "boxes": boxes,
         "runs": app.audit.list(action="schedules run") if job.schedule else [],
@@ -254,13 +254,10 @@ def failures(view: View) -> Values:
 
 
 def failure(view: View) -> Values:
-    groups, complete = read(view, "failures")
-    group = next((each for each in groups if each.fingerprint == view.values["fingerprint"]), None)
-    if group is None:
-        raise JobNotFoundError(
-            "no failed job has this error now: they were retried or deleted, or it is not among the newest"
-        )
-    return {"group": group, "sample": view.reading.app.jobs.get(group.newest), "complete": complete}
+    groups, _ = read(view, "failures", error=view.values["fingerprint"])
+    if not groups:
+        raise JobNotFoundError("no failed job has this error now: they were retried or deleted")
+    return {"group": groups[0], "sample": view.reading.app.jobs.get(groups[0].newest)}
 
 
 def schedule(view: View) -> Values:

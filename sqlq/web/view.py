@@ -21,7 +21,7 @@ from sqlq.admin.verb import Verb
 from sqlq.admin.verbs import VERBS
 from sqlq.app.app import App
 from sqlq.config.command_hint import command, escaped_lines, shortened
-from sqlq.config.durations import age, ago, in_units, rate, span, until, written
+from sqlq.config.durations import about, age, ago, in_units, rate, span, until, written
 from sqlq.errors import SqlqError
 from sqlq.payload.encryption import Unopened
 from sqlq.web.access import FORM_COOKIE
@@ -168,6 +168,7 @@ def templates() -> Environment:
         "time": partial(_time, written),
         "number": "{:,}".format,
         "rate": rate,
+        "about": about,
         "span": span,
         "units": in_units,
         "until": partial(_time, until),

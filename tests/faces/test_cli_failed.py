@@ -67,7 +67,7 @@ def test_status_shows_each_queue_and_its_workers(sqlq_: Command, engine: Engine)
     assert found["workers"] == []
     queues = {queue["queue"]: queue for queue in found["queues"]}
     keys = {"queue", "available", "scheduled", "blocked", "running", "failed"}
-    keys |= {"oldest_wait_seconds", "paused", "served", "capped"}
+    keys |= {"oldest_wait_seconds", "paused", "served", "capped", "estimated"}
     assert all(queue.keys() == keys for queue in queues.values())
     assert (queues["model"]["available"], queues["model"]["served"], queues["mail"]["failed"]) == (
         1,

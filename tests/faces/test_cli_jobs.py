@@ -23,7 +23,7 @@ from sqlq.cli.problems import explain
 from sqlq.cli.root import sqlq as command
 from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Outcome, Retried, Settlement
 from sqlq.store import health
-from sqlq.store.jobs import lease
+from sqlq.store.jobs import failed, lease
 from sqlq.store.jobs import settle as settling
 from sqlq.store.workers import workers
 from sqlq.testing import drain
@@ -330,11 +330,15 @@ def test_failed_jobs_counted_by_error(desk: Desk, monkeypatch: pytest.MonkeyPatc
     assert told.items() <= error.items()
     assert not listed["capped"]
     assert "and 1 other error; --limit N shows more" in desk("failed", "-n", "1")
-    monkeypatch.setattr(health, "COUNT_LIMIT", 1)
-    said = desk("failed")
-    assert "--exact counts all of them" in said
-    assert "ValueError" not in said
-    assert "ValueError" in desk("failed", "--exact")
+    monkeypatch.setattr(failed, "EXACT", 1)
+    assert desk("failed", "--queue", "default").count("about ") == 1
+    listed = desk.json("failed")
+    assert sorted(each["estimated"] for each in listed["errors"]) == [[], ["number"]]
+    (queue,) = desk.json("status")["queues"]
+    assert queue["estimated"] == ["failed"]
+    monkeypatch.setattr(failed, "KEYS", 1)
+    assert "and more errors" in desk("failed")
+    assert desk.json("failed")["capped"]
 
 
 # -- status, workers -----------------------------------------------------------------------------------------

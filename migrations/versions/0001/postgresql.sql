@@ -323,7 +323,7 @@ CREATE INDEX failed_jobs_limit ON {prefix}failed_jobs (limit_key, id) WHERE limi
 CREATE INDEX failed_jobs_error ON {prefix}failed_jobs (queue, task, fingerprint, id, failed_at);
 
 CREATE INDEX failed_jobs_sample ON {prefix}failed_jobs (queue, task, fingerprint, id, failed_at)
-    WHERE id % 61 = 0;
+    WHERE mod(id, 61) = 0;
 
 CREATE INDEX sqlq_edges_parent ON {prefix}sqlq_edges (depends_on, job_id);
 

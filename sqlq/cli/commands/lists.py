@@ -65,15 +65,14 @@ def jobs(
 
 @click.command()
 @those_of_one
-@flag("--exact", help="Count all failed jobs, not only the newest 10,000.")
 @limit_option(100, "Maximum number of errors.")
 @takes_json
-def failed(context: Context, /, exact: bool, limit: int, as_json: bool, **fields: Any) -> None:
+def failed(context: Context, /, limit: int, as_json: bool, **fields: Any) -> None:
     """Count failed jobs by task and error, the most frequent first.
 
     sqlq jobs --state failed lists them, and sqlq show has all about one.
     """
-    errors, is_complete = context.looking().jobs.failures(**fields, exact=exact)
+    errors, is_complete = context.looking().jobs.failures(**fields)
     if as_json:
         show_json({"errors": [each.as_json() for each in errors[:limit]], "capped": not is_complete})
         return
@@ -81,7 +80,7 @@ def failed(context: Context, /, exact: bool, limit: int, as_json: bool, **fields
     if len(errors) > limit:
         click.echo(f"\nand {counted(len(errors) - limit, 'other error')}; --limit N shows more")
     if not is_complete:
-        click.echo("\nof the newest 10,000 failed jobs; --exact counts all of them")
+        click.echo("\nand more errors; --queue, --task or --batch shows those of one")
 
 
 @listing

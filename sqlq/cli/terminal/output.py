@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import click
 
 from sqlq.config.command_hint import STEERS, escaped
-from sqlq.config.durations import ago, in_units, until, written
+from sqlq.config.durations import about, ago, in_units, until, written
 from sqlq.config.json_text import AsJson, document
 from sqlq.errors import SqlqError
 
@@ -190,6 +190,8 @@ def _cell(thing: Any, name: str, value: Any) -> Cell:
         return f"{value}/{thing.max_attempts or '?'}"
     if name == "queue":
         return queue_name(value)
+    if name in getattr(thing, "estimated", ()):
+        return about(value), "red"
     if name in ("failed", "waiting") or name in getattr(thing, "capped", ()):
         style = {"failed": "red", "waiting": "yellow"}.get(name, "") if value else ""
         return f"{value:,}{'+' if name in thing.capped else ''}", style

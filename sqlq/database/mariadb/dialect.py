@@ -83,6 +83,7 @@ class MariaDBSql(Sql):
     _time_in_json = staticmethod(lambda time: str(naive(time)))
     max_characters = MAX_CHARACTERS
     claims_queues_apart = True
+    scans_loosely = True
     levels, lines = statements.LEVELS, statements.LINES
 
     # -- writing ---------------------------------------------------------------------------------------------
@@ -230,11 +231,6 @@ class MariaDBSql(Sql):
         due = [(*row, *[None] * 7) for row in self.due_in(execute, request.names, request.after)]
         values = [request.hosts_within_ms] * 2 + [request.maintenance] * 2 + request.workers
         return [*due, *execute(statements.look(len(request.workers)), tuple(values))]
-
-    def distinct(self, columns: Sequence[Any], limit: int, *where: Condition) -> Select[Any]:
-        # a loose scan of the index; a recursion would read all rows before each value
-        query = select(*columns).where(*where).group_by(*columns).order_by(*columns).limit(limit)
-        return query.with_hint(columns[0].table, "FORCE INDEX FOR GROUP BY (failed_jobs_error)", "mariadb")
 
     # -- batches ---------------------------------------------------------------------------------------------
 

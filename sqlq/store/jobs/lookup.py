@@ -41,13 +41,14 @@ from sqlq.config.durations import FAR, Duration, aware, milliseconds
 from sqlq.database.batch import Batch, Condition, Expression
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
+from sqlq.database.sql import distinct
 from sqlq.model import history
 from sqlq.model.history import AttemptRecord
 from sqlq.model.job import LARGE, Job, JobDetails, NewJob, Progress, State
 from sqlq.payload.codec import decoded
 from sqlq.payload.encryption import Encryption, Unopened, readable
 from sqlq.schema.tables import IS_RESERVED, IS_UNRESERVED, failed_jobs, finished_jobs, jobs
-from sqlq.schema.types import Moment, ago, last_of, now, stands_in
+from sqlq.schema.types import Moment, ago, now, stands_in
 from sqlq.store.jobs.rows import COLUMNS, ENDED_AT, FIELDS, OVER, TABLES, in_all_tables, slices
 
 BATCH = 1_000
@@ -368,52 +369,7 @@ def enqueued(conn: Connection, task: str) -> Iterator[tuple[int, NewJob]]:
 _MILLISECOND = timedelta(milliseconds=1)
 
 
-# -- errors of failed jobs, to be grouped --------------------------------------------------------------------
-
-
-class FailedRow(NamedTuple):
-    """The beginning of a failed job's error."""
-
-    id: int
-    task: str
-    reason: str
-    exception: str | None
-    message: str | None
-    failed_at: datetime
-    fingerprint: str
-
-
-def more_failed_than(conn: Connection, number: int) -> bool:
-    """Whether more jobs than that have failed."""
-    return position_of(conn, failed_jobs, number) is not None
-
-
-def failed_rows(conn: Connection, selection: Selection, *, within: int | None = None) -> list[FailedRow]:
-    """Return the errors of failed jobs of a task or queue, the newest first; with `within` among that
-    number."""
-    # a subquery of more columns would be copied with its tracebacks on MariaDB
-    columns = (failed_jobs.c[name] for name in (*FailedRow._fields, "queue", "batch_key"))
-    source = select(*columns).order_by(failed_jobs.c.id.desc()).limit(within).subquery()
-    table = source.c
-    message = func.substr(table.message, 1, FIRST_LINE_CHARACTERS)
-    query = select(
-        table.id, table.task, table.reason, table.exception, message, table.failed_at, table.fingerprint
-    )
-    query = query.where(selection.where(source)).order_by(table.id.desc())
-    return [FailedRow(*row) for row in conn.execute(query)]
-
-
-def traces(conn: Connection, ids: Sequence[int]) -> Iterator[tuple[int, str | None]]:
-    """Yield the ends of the tracebacks of failed jobs, with their ids. Each is unpacked once for it."""
-    end = last_of(failed_jobs.c.traceback, literal(TRACE_CHARACTERS, Integer))
-    for some in slices(ids, BATCH):
-        yield from conn.execute(select(failed_jobs.c.id, end).where(failed_jobs.c.id.in_(some)))
-
-
-TRACE_CHARACTERS = 1_500
-FIRST_LINE_CHARACTERS = 200
-"""Characters of a message that distinguish errors; texts that differ only behind them count as the same
-error."""
+# -- failed jobs of one error --------------------------------------------------------------------------------
 
 
 def of_error(
@@ -424,7 +380,7 @@ def of_error(
     table = failed_jobs.c
     equal = [table[name] == value for name, value in (("queue", queue), ("task", task)) if value is not None]
     dialect = dialect_of(conn)
-    pairs = conn.execute(dialect.sql.distinct((table.queue, table.task), _PAIRS, *equal)).all()
+    pairs = conn.execute(distinct(dialect.sql, (table.queue, table.task), _PAIRS, *equal)).all()
     rows = dialect.sql.each(conn, _first_of, _PAIR, [tuple(pair) for pair in pairs], {"error": fingerprint})
     return [Selection(task=task, queue=queue, error=fingerprint) for queue, task in rows]
 
