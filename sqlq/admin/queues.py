@@ -47,8 +47,8 @@ class Queues(Facet):
         by name. It leaves out queues beyond 1,000, those last that a worker or a pause names.
 
         A count ends at 10,000, or earlier where there are many queues and priorities, and `capped` names it
-        then. Failed jobs are counted to 100,000, and beyond that estimated; `estimated` names such a number. With `exact`
-        every job is counted.
+        then. Failed jobs are counted to 100,000, and beyond that estimated; `estimated` names such a number.
+        With `exact` every job is counted.
         """
         with self._read() as conn:
             alive = worker_rows.alive(conn)

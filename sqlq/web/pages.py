@@ -208,10 +208,13 @@ def job(view: View) -> Values:
     if job.flow_id is not None:
         with suppress(JobNotFoundError):
             _, boxes = _flow(view, job.flow_id, at=id, limit=8)
+    alike = {"task": job.task, "error": job.fingerprint}
     return {
         "job": job,
         "why": list(why(app.database, job)),
-        "groups": read(view, "failures", error=job.fingerprint, task=job.task)[0] if job.fingerprint else [],
+        "groups": part(view, ("group", *alike.items()), lambda app: app.jobs.failures(**alike)[0])
+        if job.fingerprint
+        else [],
         "arguments": app.flows.arguments(job),
         "boxes": boxes,
         "runs": app.audit.list(action="schedules run") if job.schedule else [],
