@@ -75,9 +75,8 @@ def test_every_queue_and_error_is_counted_beyond_the_newest_10_000(burst: sqlq.A
     assert numbers(burst, queue="exports", task="shop.export") == exports
     assert numbers(burst, error="DiskFull") == exports
     assert numbers(burst, queue="nowhere") == numbers(burst, task="mail") == numbers(burst, error="?") == {}
-    assert len(burst.jobs.failed_alike("DiskFull")) == 20_000
-    reasons, _ = burst.queues._vitals()
-    assert reasons == {"error": 50_000}
+    assert burst.queues._vitals()[0] == {"error": 50_000}
+    assert burst.jobs._counts(("failed",), error="DiskFull") == {"failed": 20_000}
     (group,), _ = burst.jobs.failures(queue="mail")
     assert group.newest == 15_000
     assert group.last_at - group.first_at == pytest.approx(
