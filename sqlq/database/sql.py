@@ -15,6 +15,7 @@ from sqlalchemy import (
     Table,
     bindparam,
     delete,
+    func,
     insert,
     literal,
     literal_column,
@@ -288,22 +289,25 @@ def _query_of_one(query: RowQuery, batch: Batch) -> Select[Any]:
     return query({name: bindparam(name, type_=kind) for name, kind in batch.columns.items()})
 
 
-def distinct(sql: Sql, columns: Sequence[Any], limit: int, *where: Condition) -> Select[Any]:
-    """Return a query of the different values of the first columns of the index of errors, in their order. One
-    probe finds each."""
+def distinct(
+    sql: Sql, columns: Sequence[Any], limit: int, *where: Condition, newest: bool = False
+) -> Select[Any]:
+    """Return a query of the different values of the first columns of the index of errors, one probe for each.
+    With `newest` it has the last id of each, too, which is the next column of the index."""
     table = columns[0].table
     if sql.scans_loosely:
+        query = select(*columns, *([func.max(table.c.id)] if newest else [])).where(*where).group_by(*columns)
         hint = "FORCE INDEX FOR GROUP BY (failed_jobs_error)"
-        query = select(*columns).where(*where).group_by(*columns).order_by(*columns).limit(limit)
-        return query.with_hint(table, hint, "mariadb")
-    values = select(literal(1).label("place"), *columns).where(*where).order_by(*columns).limit(1)
+        return query.order_by(*columns).limit(limit).with_hint(table, hint, "mariadb")
+    order = [column.desc() for column in (*columns, *([table.c.id] if newest else []))]
+    values = select(literal(1).label("place"), *columns, table.c.id).where(*where).order_by(*order).limit(1)
     each = select(values.subquery()).cte("each_value", recursive=True)
-    ids = select(table.c.id).where(tuple_(*columns) > tuple_(*(each.c[c.name] for c in columns)), *where)
-    id_of_next = ids.correlate(each).order_by(*columns).limit(1).scalar_subquery()
+    ids = select(table.c.id).where(tuple_(*columns) < tuple_(*(each.c[c.name] for c in columns)), *where)
+    id_of_next = ids.correlate(each).order_by(*order).limit(1).scalar_subquery()
     row = table.alias("next_row")
-    following = select(each.c.place + 1, *(row.c[column.name] for column in columns))
+    following = select(each.c.place + 1, *(row.c[column.name] for column in columns), row.c.id)
     each = each.union_all(following.join_from(each, row, row.c.id == id_of_next).where(each.c.place < limit))
-    return select(*(each.c[column.name] for column in columns)).order_by(each.c.place)
+    return select(*(each.c[c.name] for c in columns), *([each.c.id] if newest else []))
 
 
 def portions(sql: Sql, rows: Sequence[T], texts: Callable[[T], Iterable[Any]]) -> Iterator[Sequence[T]]:

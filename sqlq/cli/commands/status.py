@@ -20,8 +20,8 @@ def status(context: Context, exact: bool, as_json: bool) -> None:
     """Show what each queue holds, and who serves it.
 
     Jobs are counted by state: available, scheduled, blocked, running and failed; beside them stands how
-    long the oldest has waited. A count ends at 10,000, shown as 10,000+. That of failed jobs
-    is an estimate beyond 100,000. --exact counts on. A queue that no live worker serves is marked. A worker
+    long the oldest has waited. A count ends at 10,000, shown as 10,000+. Beyond 100,000 failed
+    jobs it is an estimate. --exact counts on. A queue that no live worker serves is marked. A worker
     counts as live for 90 seconds after its last heartbeat.
     """
     app, replica, behind = context.looking(), None, None
@@ -85,7 +85,7 @@ def _until(pause: Pause) -> str:
 def queues(context: Context, exact: bool, as_json: bool) -> None:
     """Show what each queue holds; pause and resume queues.
 
-    Counts end at 10,000, shown as 10,000+. Those of failed jobs are estimates beyond 100,000. --exact counts
+    Counts end at 10,000, shown as 10,000+. Beyond 100,000 failed jobs they are estimates. --exact counts
     on. sqlq status has the workers, too.
     """
     app = context.looking()

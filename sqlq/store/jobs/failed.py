@@ -17,7 +17,7 @@ from sqlalchemy import BigInteger, Connection, Integer, Select, String, bindpara
 from sqlq.config.durations import rounded
 from sqlq.database.batch import Batch
 from sqlq.database.dialects import dialect_of
-from sqlq.database.sql import distinct
+from sqlq.database.sql import Sql, distinct
 from sqlq.schema.tables import failed_jobs
 from sqlq.schema.types import is_sampled, last_of
 from sqlq.store.jobs.lookup import BATCH, Selection, of_error
@@ -80,35 +80,33 @@ def groups(conn: Connection, only: Selection) -> tuple[dict[Key, Group], bool]:
             times[tuple(key)].append(at)
         counts, is_complete = {key: (len(some), False) for key, some in times.items()}, len(of_batch) <= EXACT
         return _with_newest(conn, ids.values(), counts, times), is_complete
-    each, (keys, is_complete) = dialect_of(conn).sql.each, _keys(conn, only)
-    counts, size = numbers(conn, _ERROR, keys), max(50, TIMES // max(1, len(keys)))
+    ids, is_complete = _keys(conn, only)
+    counts, size = numbers(conn, _ERROR, [*ids]), max(50, TIMES // max(1, len(ids)))
     for is_sample in (False, True):
         some = {key: number for key, (number, _) in counts.items() if (number > size) is is_sample}
-        rows = [(*key, ONE_OF * -(-of // (ONE_OF * size)) if is_sample else 1) for key, of in some.items()]
-        for *key, at in each(conn, _times(is_sample), _TIMES, rows):
+        strides = [(*key, ONE_OF * -(-of // (ONE_OF * size)) if is_sample else 1) for key, of in some.items()]
+        for *key, at in dialect_of(conn).sql.each(conn, _times(is_sample), _TIMES, strides):
             times[tuple(key)].append(at)
-    newest = [id for (id,) in each(conn, _newest, _ERROR, keys)]
-    return _with_newest(conn, newest, counts, times), is_complete
+    return _with_newest(conn, ids.values(), counts, times), is_complete
 
 
-def _keys(conn: Connection, only: Selection) -> tuple[list[Key], bool]:
+def _keys(conn: Connection, only: Selection) -> tuple[dict[Key, int], bool]:
+    """Return the errors selected, each with the id of its newest job."""
+    selected, keys = [only], dict[Key, int]()
     if only.error is not None:
-        some = of_error(conn, only.error, queue=only.queue, task=only.task)
-        return [(str(each.queue), str(each.task), only.error) for each in some[:KEYS]], len(some) <= KEYS
-    # with a task, each queue by itself: one range of the index
-    names = queues(conn, KEYS) if only.queue is None and only.task is not None else [only.queue]
-    keys: list[Key] = []
-    for name in names:
-        equal = [
-            _of[of] == value for of, value in (("queue", name), ("task", only.task)) if value is not None
-        ]
-        query = distinct(dialect_of(conn).sql, _COLUMNS, KEYS + 1 - len(keys), *equal)
-        keys += [tuple(row) for row in conn.execute(query)]
+        selected = of_error(conn, only.error, queue=only.queue, task=only.task)
+    elif only.queue is None and only.task is not None:  # each queue by itself: one range of the index
+        selected = [Selection(queue=name, task=only.task) for name in queues(conn, KEYS)]
+    for each in selected:
+        limit = KEYS + 1 - len(keys)
+        query = distinct(dialect_of(conn).sql, _COLUMNS, limit, each.where(failed_jobs), newest=True)
+        keys |= {tuple(key): id for *key, id in conn.execute(query)}
         if len(keys) > KEYS:
-            sample = select(*_COLUMNS).where(is_sampled(_of.id), only.where(failed_jobs)).group_by(*_COLUMNS)
-            rows = conn.execute(sample.order_by(func.count().desc()).limit(KEYS // 2))
-            return list(dict.fromkeys([*map(tuple, rows), *keys]))[:KEYS], False
-    return keys, len(names) < KEYS
+            sample = select(*_COLUMNS, func.max(_of.id)).where(is_sampled(_of.id), only.where(failed_jobs))
+            rows = conn.execute(sample.group_by(*_COLUMNS).order_by(func.count().desc()).limit(KEYS // 2))
+            frequent = {tuple(key): id for *key, id in rows}
+            return dict([*(frequent | keys).items()][:KEYS]), False
+    return keys, len(selected) < KEYS
 
 
 def queues(conn: Connection, limit: int) -> list[str]:
@@ -119,8 +117,10 @@ def queues(conn: Connection, limit: int) -> list[str]:
 def numbers(conn: Connection, batch: Batch, keys: Sequence[Key]) -> dict[Key, tuple[int, bool]]:
     """Return the number of failed jobs of each queue or error, and whether it is an estimate."""
 
+    sql = dialect_of(conn).sql
+
     def counted(some: Sequence[Key], limit: int, *, is_sample: bool = False) -> dict[Key, int]:
-        rows = dialect_of(conn).sql.each(conn, _count(batch, is_sample), batch, some, {"limit": limit})
+        rows = sql.each(conn, _count(sql, batch, is_sample), batch, some, {"limit": limit})
         return {tuple(key): number for number, *key in rows}
 
     estimates = {key: sample * ONE_OF for key, sample in counted(keys, ROWS, is_sample=True).items()}
@@ -137,18 +137,18 @@ def numbers(conn: Connection, batch: Batch, keys: Sequence[Key]) -> dict[Key, tu
     return exact
 
 
-def _rows(row: Any, names: Iterable[str], *columns: Any, is_sample: bool = False) -> Select[Any]:
-    """Select failed jobs in the order of the index, the newest first."""
+def _rows(row: Any, names: Iterable[str], *columns: Any, is_sample: bool) -> Select[Any]:
     equal = [_of[name] == row[name] for name in names] + ([is_sampled(_of.id)] if is_sample else [])
-    order = [column.desc() for column in (*_COLUMNS, _of.id)]
-    return select(*columns).where(*equal).order_by(*order).correlate_except(failed_jobs)
+    return select(*columns).where(*equal).correlate_except(failed_jobs)
 
 
 @cache
-def _count(batch: Batch, is_sample: bool) -> Callable[[Any], Select[Any]]:
+def _count(sql: Sql, batch: Batch, is_sample: bool) -> Callable[[Any], Select[Any]]:
     def query(row: Any) -> Select[Any]:
-        rows = _rows(row, batch.columns, _of.id, is_sample=is_sample).limit(bindparam("limit")).subquery()
-        number = select(func.count()).select_from(rows).scalar_subquery()
+        rows = _rows(row, batch.columns, _of.id, is_sample=is_sample).limit(bindparam("limit"))
+        if not sql.scans_loosely:  # MariaDB would sort the rows
+            rows = rows.order_by(*_COLUMNS)  # so that no plan reads the table
+        number = select(func.count()).select_from(rows.subquery()).scalar_subquery()
         return select(number.label("number"), *(row[name].label(name) for name in batch.columns))
 
     return query
@@ -161,10 +161,6 @@ def _times(is_sample: bool) -> Callable[[Any], Select[Any]]:
         return rows.where(_of.id % row["stride"] == 0)
 
     return query
-
-
-def _newest(row: Any) -> Select[Any]:
-    return _rows(row, _ERROR.columns, _of.id).limit(1)
 
 
 def _with_newest(

@@ -381,7 +381,9 @@ def of_error(
     equal = [table[name] == value for name, value in (("queue", queue), ("task", task)) if value is not None]
     dialect = dialect_of(conn)
     pairs = conn.execute(distinct(dialect.sql, (table.queue, table.task), _PAIRS, *equal)).all()
-    rows = dialect.sql.each(conn, _first_of, _PAIR, [tuple(pair) for pair in pairs], {"error": fingerprint})
+    rows = dialect.sql.each(
+        conn, _first_of, _PAIR, [tuple(pair) for pair in sorted(pairs)], {"error": fingerprint}
+    )
     return [Selection(task=task, queue=queue, error=fingerprint) for queue, task in rows]
 
 
