@@ -223,6 +223,7 @@ def test_failures_are_grouped_by_error_and_place(shop: sqlq.App) -> None:
     assert complete
     detail = visitor.page(f"/failures/{groups[0].fingerprint}")
     assert f"sqlq retry --error {groups[0].fingerprint}" in detail
+    assert re.search(r'<div class="axes">.*<title>\d\d:\d\d to \d\d:\d\d: [1-4]</title>', detail, re.DOTALL)
     assert shop.jobs._counts(["failed"], error=groups[0].fingerprint) == {"failed": 4}
 
 
