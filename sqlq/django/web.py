@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -43,7 +42,7 @@ def dashboard(request: HttpRequest, path: str) -> HttpResponse:
         **request.META,  # which has the headers, under ASGI, too
         USER: user,
         "sqlq.host": {
-            "home": _address("admin:app_list", args=["sqlq"]),
+            "home": _address("admin:index"),
             "logout": _address("admin:logout", "logout"),
             "token": get_token(request),
         },
@@ -80,9 +79,9 @@ def _site() -> Any:
     return wsgi(project_app(), authorize=lambda request: request.environ[USER])
 
 
-def _address(*names: str, args: Sequence[str] = ()) -> str | None:
+def _address(*names: str) -> str | None:
     """Return the path of the first of these views that the project has."""
     for name in names:
         with suppress(NoReverseMatch):
-            return str(reverse(name, args=args))
+            return str(reverse(name))
     return None

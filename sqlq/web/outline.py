@@ -11,7 +11,6 @@ from sqlq.model.flow import StepDetails
 BOXES = 16
 """A flow of more steps is folded."""
 _BY_HARM = ("failed", "running", "available", "scheduled", "blocked", "cancelled", "finished")
-_FOLDED = (True, True, _BY_HARM.index("cancelled"))
 
 
 class Box(NamedTuple):
@@ -32,14 +31,19 @@ def outline(steps: Sequence[StepDetails], at: int | None = None, limit: int = BO
     core = {step.id for step in steps if (step.id == at if at else step.state in _BY_HARM[:2])}
     near = {id for step in steps if step.id in core for id in step.after}
     near |= {step.id for step in steps if not core.isdisjoint(step.after)}
+    relevant = core | near
     if at:
-        steps = [step for step in steps if step.id in core | near]
-    ranks = {
-        step.id: (step.id not in core, step.id not in near, _BY_HARM.index(step.state), step.id)
-        for step in steps
+        steps = [step for step in steps if step.id in relevant]
+
+    def rank(step: StepDetails) -> tuple[bool, bool, int, int]:
+        return step.id not in core, step.id not in relevant, _BY_HARM.index(step.state), step.id
+
+    ranked = sorted(steps, key=rank)
+    shown = {
+        step.id
+        for step in ranked[:limit]
+        if len(steps) <= limit or step.id in relevant or step.state not in _BY_HARM[5:]
     }
-    ranked = sorted(steps, key=lambda step: ranks[step.id])
-    shown = {step.id for step in ranked[:limit] if len(steps) <= limit or ranks[step.id] < _FOLDED}
     columns = _columns(steps, shown)
     folded: dict[Any, list[StepDetails]] = defaultdict(list)
     for step in ranked:

@@ -236,8 +236,7 @@ def _flow(view: View, id: int, **options: int) -> tuple[FlowDetails, list[Box]]:
     def look(app: App) -> Any:
         return (flow := app.flows.get(id)), outline(flow.steps, **options)
 
-    flow: tuple[FlowDetails, list[Box]] = view.reading.fresh(("flow", id, *options.items()), look)
-    return flow
+    return view.reading.fresh(("flow", id, *options.items()), look)  # type: ignore[no-any-return]
 
 
 # -- the rest ------------------------------------------------------------------------------------------------
