@@ -90,7 +90,7 @@ def readable(ms: float, *, whole: bool = False) -> str:
     if seconds < 119.5:
         if whole:
             return f"{seconds:.0f} s"
-        return f"{round(abs(ms), 1):g} ms" if seconds < 0.9995 else f"{amount(seconds)} s"
+        return f"{amount(abs(ms))} ms" if seconds < 0.9995 else f"{amount(seconds)} s"
     number, rest, large, small = *divmod(round(seconds), 60), "min", "s"
     if number >= (120 if whole else 60):
         number, rest, large, small = *divmod(round(seconds / 60), 60), "h", "min"
