@@ -25,8 +25,8 @@ def outline(steps: Sequence[StepDetails], at: int | None = None, limit: int = BO
     """Return the boxes of a flow, those of failed steps first, folded ones last; `at` is the one step whose
     surroundings alone are drawn.
 
-    A flow of at most `limit` steps is not folded. In a larger one the failed and running steps, and those
-    beside them, have boxes of their own, and then those that wait.
+    At most `limit` steps are not folded. If there are more, the failed and running ones, and those beside
+    them, have boxes of their own, and then those that wait.
     """
     core = {step.id for step in steps if (step.id == at if at else step.state in _BY_HARM[:2])}
     near = {id for step in steps if step.id in core for id in step.after}
@@ -42,7 +42,7 @@ def outline(steps: Sequence[StepDetails], at: int | None = None, limit: int = BO
     shown = {
         step.id
         for step in ranked[:limit]
-        if len(steps) <= limit or step.id in relevant or step.state not in _BY_HARM[5:]
+        if len(steps) <= limit or step.id in (core if at else relevant) or step.state not in _BY_HARM[5:]
     }
     columns = _columns(steps, shown)
     folded: dict[Any, list[StepDetails]] = defaultdict(list)

@@ -171,6 +171,7 @@ def test_a_fan_of_finished_steps_is_one_box() -> None:
     boxes = drawn(flow)
     assert list(boxes) == ["77", "1", "200", "197 finished"]
     assert boxes["200"] == (2, {"77", "197 finished"})
+    assert list(drawn(flow, at=200)) == ["200", "77", "197 finished"]
 
 
 def test_a_long_chain_shows_the_failed_step_and_its_neighbours() -> None:
