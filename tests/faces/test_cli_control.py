@@ -100,8 +100,8 @@ def test_workers_pause_resume_restart_and_stop_by_command(
         sqlq_.wait_for("a.started")
         before = _pids(app)
         assert "asked mail-1 on " in sqlq_.ok("workers", "restart", "--all")
+        wait_until(lambda: len(_pids(app) - before) == 2, what="the replacement of the busy one, too")
         becomes("idle", "idle", "stopping")
-        assert len(_pids(app) - before) == 2, "the replacement of a busy one does not wait for it"
         sqlq_.touch("a.go")
         wait_until(lambda: not _pids(app) & before, what="the busy one gone")
         assert app.jobs.get(waiting).state is State.FINISHED
@@ -131,10 +131,12 @@ def test_a_broken_deploy_ends_no_worker_until_a_mended_one_works(
         shop.write_text(f"import nowhere\n{whole}")
         app.workers.restart(all=True)
         wait_until(lambda: imports().verdict is Verdict.TO_DO, what="the finding")
-        assert imports().said == (
+        said = imports().said
+        assert said.startswith(
             "1 of 1 host cannot start a new worker: the App's module 'shop' cannot be imported: "
-            "ModuleNotFoundError: No module named 'nowhere' (shop.py, line 1)"
+            "ModuleNotFoundError: No module named 'nowhere' ("
         )
+        assert said.endswith("shop.py, line 1)")
         becomes("idle", "busy")
         assert _pids(app) == before
         assert sqlq_.log().count("the restart is given up: a new worker process exited with code 1") == 1
@@ -142,8 +144,8 @@ def test_a_broken_deploy_ends_no_worker_until_a_mended_one_works(
         quick = _enqueue(sqlq_, "shop.send", "7")
         wait_until(lambda: app.jobs.get(quick).state is State.FINISHED, what="the old ones at work")
         app.workers.restart(all=True)
+        wait_until(lambda: len(_pids(app) - before) == 2, what="two new ones: a busy one keeps none")
         becomes("idle", "idle", "stopping")
-        assert len(_pids(app) - before) == 2, "a busy one keeps no other from starting"
         assert app.jobs.get(running).state is State.RUNNING
         sqlq_.touch("a.go")
         wait_until(lambda: not _pids(app) & before, what="the busy one gone")
@@ -151,8 +153,8 @@ def test_a_broken_deploy_ends_no_worker_until_a_mended_one_works(
         assert imports().verdict is Verdict.OK
         worker.terminate()
         assert worker.wait(30) == 0
-    said = re.findall(r"is at work|ends \(an operator", sqlq_.log())
-    assert said == ["is at work", "ends (an operator"] * 2, "one after the other, the new one first"
+    order = re.findall(r"is at work|ends \(an operator", sqlq_.log())
+    assert order == ["is at work", "ends (an operator"] * 2, "one after the other, the new one first"
 
 
 @on_sqlite

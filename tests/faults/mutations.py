@@ -521,7 +521,7 @@ GUARDS = [
     Guard("cancel-notifies-the-worker", None, "pass", "tests/worker/test_control.py::test_a_running_job_sees_a_cancel_before_the_next_heartbeat[postgresql]"),
     Guard("a-replacement-is-paused-too", None, "pass", "tests/faces/test_cli_control.py::test_a_signal_pauses_a_worker_and_replacements_of_its_children[12-sqlite]"),
     Guard("newest-first-has-no-forecast", "max([since, *passed]) > since", "False", "tests/faces/test_cli_why.py::test_why_forecasts_when_a_due_job_begins[sqlite]"),
-    Guard("a-restart-starts-another-first", "not self._supervision.restart()", "True", DEPLOY),
+    Guard("a-restart-starts-another-first", "not self._supervision.restart(request.asked_at)", "True", DEPLOY),
     Guard("a-failed-restart-is-given-up", None, "pass", DEPLOY),
     Guard("the-old-one-leaves-last", "is Stage.OUTDATED", "is Stage.LEAVING", DEPLOY),
     Guard("failed-starts-end-no-other-process", "if others:", "if False:", "tests/unit/test_restart_policy.py::test_starts_that_fail_end_no_process_that_works"),

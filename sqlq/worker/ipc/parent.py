@@ -204,7 +204,7 @@ class NoParent:
         of its supervisor. Return whether there is one."""
         return False
 
-    def restart(self) -> bool:
+    def restart(self, request_time: Any) -> bool:
         """Report that an operator restarts this worker: it works on until another process works. Return
         whether there is a supervisor, which starts that."""
         return False
@@ -306,8 +306,8 @@ class Parent(NoParent):
         self._link.offer(paused=paused)
         return True
 
-    def restart(self) -> bool:
-        self._link.offer(restart=True)
+    def restart(self, request_time: Any) -> bool:
+        self._link.offer(restart=request_time)
         return True
 
     def pulse(self) -> None:

@@ -143,7 +143,7 @@ class Control(Service):
             log.info("stopping: an operator stops this worker; what runs may finish", event="stopping")
             self._signals.retire(Retire("an operator stops it", replace=False))
         # guard: a-restart-starts-another-first
-        elif request.asked == "restart" and not self._supervision.restart():
+        elif request.asked == "restart" and not self._supervision.restart(request.asked_at):
             self._signals.retire(Retire("an operator restarts it"))
 
     # -- in the worker's loop --------------------------------------------------------------------------------

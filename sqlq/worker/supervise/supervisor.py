@@ -150,6 +150,9 @@ class Supervisor:
     _touch_at = 0.0
     """When the health file is next touched."""
     _touch_failed = False
+    _request_time: Any = None
+    _failed_request: Any = None
+    """The times of the last request to restart, and of the last one that failed."""
     ready_since: float | None = None
     """Since when a child is at work, by the monotonic clock."""
     lost = 0
@@ -319,10 +322,11 @@ class Supervisor:
         if self._started > self._options.processes:
             log.info("worker process %d is at work", child.process.pid, event="started")
 
-    def _restart(self, child: Child, _: Any) -> None:
-        """Have another process start, which takes the place of this one when it works."""
-        if child.stage is Stage.WORKING:
-            child.stage = Stage.OUTDATED
+    def _restart(self, child: Child, request_time: Any) -> None:
+        """Have another process start, which takes the place of this one when it works. The children pass on
+        one request at different times, perhaps when it was given up."""
+        if child.stage is Stage.WORKING and request_time != self._failed_request:
+            child.stage, self._request_time = Stage.OUTDATED, request_time
 
     def _leaving(self, child: Child, message: Message) -> None:
         if not message["replace"]:
@@ -375,6 +379,7 @@ class Supervisor:
         if outdated := [child for child in self._children if child.stage is Stage.OUTDATED]:
             for child in outdated:
                 child.stage = Stage.WORKING  # guard: a-failed-restart-is-given-up
+            self._failed_request = self._request_time
             text = "the restart is given up: a new worker process %s before it was ready; the old ones go on"
             log.error(text, how, event="restart_failed")
             return
