@@ -15,6 +15,7 @@ from sqlalchemy import (
     Table,
     bindparam,
     delete,
+    false,
     func,
     insert,
     literal,
@@ -290,24 +291,29 @@ def _query_of_one(query: RowQuery, batch: Batch) -> Select[Any]:
 
 
 def distinct(
-    sql: Sql, columns: Sequence[Any], limit: int, *where: Condition, newest: bool = False
+    sql: Sql, columns: Sequence[Any], limit: int, equal: Values = NO_VALUES, *, newest: bool = False
 ) -> Select[Any]:
     """Return a query of the different values of the first columns of the index of errors, one probe for each.
-    With `newest` it has the last id of each, too, which is the next column of the index."""
+    Some may be `equal` to a value. With `newest` it has the last id of each, the next column of the index."""
     table = columns[0].table
+    ids = [table.c.id] if newest else []
+    where = [table.c[name] == value for name, value in equal.items()]
     if sql.scans_loosely:
-        query = select(*columns, *([func.max(table.c.id)] if newest else [])).where(*where).group_by(*columns)
+        query = select(*columns, *map(func.max, ids)).where(*where).group_by(*columns).order_by(*columns)
         hint = "FORCE INDEX FOR GROUP BY (failed_jobs_error)"
-        return query.order_by(*columns).limit(limit).with_hint(table, hint, "mariadb")
-    order = [column.desc() for column in (*columns, *([table.c.id] if newest else []))]
+        return query.limit(limit).with_hint(table, hint, "mariadb")
+    order = [column.desc() for column in (*columns, *ids)]
     values = select(literal(1).label("place"), *columns, table.c.id).where(*where).order_by(*order).limit(1)
     each = select(values.subquery()).cte("each_value", recursive=True)
-    ids = select(table.c.id).where(tuple_(*columns) < tuple_(*(each.c[c.name] for c in columns)), *where)
-    id_of_next = ids.correlate(each).order_by(*order).limit(1).scalar_subquery()
+    # PostgreSQL finds no place in the index by a comparison that has columns of an equation
+    free = [column for column in columns if column.name not in equal]
+    before = tuple_(*free) < tuple_(*(each.c[column.name] for column in free)) if free else false()
+    next_ids = select(table.c.id).where(before, *where).correlate(each).order_by(*order).limit(1)
     row = table.alias("next_row")
     following = select(each.c.place + 1, *(row.c[column.name] for column in columns), row.c.id)
-    each = each.union_all(following.join_from(each, row, row.c.id == id_of_next).where(each.c.place < limit))
-    return select(*(each.c[c.name] for c in columns), *([each.c.id] if newest else []))
+    is_next = row.c.id == next_ids.scalar_subquery()
+    each = each.union_all(following.join_from(each, row, is_next).where(each.c.place < limit))
+    return select(*(each.c[column.name] for column in (*columns, *ids)))
 
 
 def portions(sql: Sql, rows: Sequence[T], texts: Callable[[T], Iterable[Any]]) -> Iterator[Sequence[T]]:

@@ -31,8 +31,8 @@ most rows of the sample, too, that are counted for one number."""
 KEYS = 1_000
 """The most queues, or errors in a queue and task, that one look counts."""
 ONE_OF = 61
-TIMES = 20_000
-"""About how many times one look reads."""
+TIMES, LEAST_TIMES = 5_000, 50
+"""About how many times one look reads, and one error has at least."""
 TRACE_CHARACTERS = 1_500
 Key: TypeAlias = tuple[str, ...]
 """A queue, or a queue, a task and a fingerprint."""
@@ -71,22 +71,28 @@ def groups(conn: Connection, only: Selection) -> tuple[dict[Key, Group], bool]:
     times: dict[Key, list[datetime]] = defaultdict(list)
     if only.batch is not None:
         ids: dict[Key, int] = {}
-        query = (
-            select(*_COLUMNS, _of.id, _of.failed_at).where(only.where(failed_jobs)).order_by(_of.id.desc())
-        )
-        of_batch = conn.execute(query.limit(EXACT + 1)).all()
+        query = select(*_COLUMNS, _of.id, _of.failed_at).where(only.where(failed_jobs))
+        of_batch = conn.execute(query.order_by(_of.id.desc()).limit(EXACT + 1)).all()
         for *key, id, at in of_batch[:EXACT]:
             ids.setdefault(tuple(key), id)
             times[tuple(key)].append(at)
         counts, is_complete = {key: (len(some), False) for key, some in times.items()}, len(of_batch) <= EXACT
         return _with_newest(conn, ids.values(), counts, times), is_complete
-    ids, is_complete = _keys(conn, only)
-    counts, size = numbers(conn, _ERROR, [*ids]), max(50, TIMES // max(1, len(ids)))
+    sql, (ids, is_complete) = dialect_of(conn).sql, _keys(conn, only)
+    size = max(LEAST_TIMES, TIMES // max(1, len(ids)))
+    strides = dict.fromkeys(ids, 1)
+    counts = dict[Key, tuple[int, bool]]()
     for is_sample in (False, True):
-        some = {key: number for key, (number, _) in counts.items() if (number > size) is is_sample}
-        strides = [(*key, ONE_OF * -(-of // (ONE_OF * size)) if is_sample else 1) for key, of in some.items()]
-        for *key, at in dialect_of(conn).sql.each(conn, _times(is_sample), _TIMES, strides):
+        rows = [(*key, stride) for key, stride in strides.items()]
+        for *key, at in sql.each(conn, _times(sql, is_sample), _TIMES, rows, {"limit": 2 * size}):
             times[tuple(key)].append(at)
+        if not is_sample:
+            counts = {key: (len(some), False) for key, some in times.items()}
+            counts |= numbers(conn, _ERROR, [key for key, (number, _) in counts.items() if number > size])
+            strides = {
+                key: -(-of // (ONE_OF * size)) * ONE_OF for key, (of, _) in counts.items() if of > size
+            }
+            times |= {key: [] for key in strides}
     return _with_newest(conn, ids.values(), counts, times), is_complete
 
 
@@ -98,8 +104,9 @@ def _keys(conn: Connection, only: Selection) -> tuple[dict[Key, int], bool]:
     elif only.queue is None and only.task is not None:  # each queue by itself: one range of the index
         selected = [Selection(queue=name, task=only.task) for name in queues(conn, KEYS)]
     for each in selected:
-        limit = KEYS + 1 - len(keys)
-        query = distinct(dialect_of(conn).sql, _COLUMNS, limit, each.where(failed_jobs), newest=True)
+        names = {"queue": each.queue, "task": each.task, "fingerprint": each.error}
+        equal = {name: value for name, value in names.items() if value is not None}
+        query = distinct(dialect_of(conn).sql, _COLUMNS, KEYS + 1 - len(keys), equal, newest=True)
         keys |= {tuple(key): id for *key, id in conn.execute(query)}
         if len(keys) > KEYS:
             sample = select(*_COLUMNS, func.max(_of.id)).where(is_sampled(_of.id), only.where(failed_jobs))
@@ -127,7 +134,7 @@ def numbers(conn: Connection, batch: Batch, keys: Sequence[Key]) -> dict[Key, tu
     few, left = [], ROWS
     for key in sorted(estimates, key=lambda key: estimates[key]):
         left -= min(estimates[key], EXACT)
-        if left >= 0 and estimates[key] < 2 * EXACT:
+        if left >= 0 and estimates[key] < 1.2 * EXACT:
             few.append(key)
     exact = {key: (number, False) for key, number in counted(few, EXACT + 1).items()}
     for key, estimate in estimates.items():
@@ -137,27 +144,27 @@ def numbers(conn: Connection, batch: Batch, keys: Sequence[Key]) -> dict[Key, tu
     return exact
 
 
-def _rows(row: Any, names: Iterable[str], *columns: Any, is_sample: bool) -> Select[Any]:
+def _rows(sql: Sql, row: Any, names: Iterable[str], *columns: Any, is_sample: bool) -> Select[Any]:
     equal = [_of[name] == row[name] for name in names] + ([is_sampled(_of.id)] if is_sample else [])
-    return select(*columns).where(*equal).correlate_except(failed_jobs)
+    rows = select(*columns).where(*equal).correlate_except(failed_jobs).limit(bindparam("limit"))
+    # in the order of the index, so that no plan reads the table; MariaDB would sort
+    return rows if sql.scans_loosely else rows.order_by(*_COLUMNS)
 
 
 @cache
 def _count(sql: Sql, batch: Batch, is_sample: bool) -> Callable[[Any], Select[Any]]:
     def query(row: Any) -> Select[Any]:
-        rows = _rows(row, batch.columns, _of.id, is_sample=is_sample).limit(bindparam("limit"))
-        if not sql.scans_loosely:  # MariaDB would sort the rows
-            rows = rows.order_by(*_COLUMNS)  # so that no plan reads the table
-        number = select(func.count()).select_from(rows.subquery()).scalar_subquery()
+        rows = _rows(sql, row, batch.columns, _of.id, is_sample=is_sample).subquery()
+        number = select(func.count()).select_from(rows).scalar_subquery()
         return select(number.label("number"), *(row[name].label(name) for name in batch.columns))
 
     return query
 
 
 @cache
-def _times(is_sample: bool) -> Callable[[Any], Select[Any]]:
+def _times(sql: Sql, is_sample: bool) -> Callable[[Any], Select[Any]]:
     def query(row: Any) -> Select[Any]:
-        rows = _rows(row, _ERROR.columns, *_COLUMNS, _of.failed_at, is_sample=is_sample)
+        rows = _rows(sql, row, _ERROR.columns, *_COLUMNS, _of.failed_at, is_sample=is_sample)
         return rows.where(_of.id % row["stride"] == 0)
 
     return query
@@ -175,7 +182,8 @@ def _with_newest(
     }
     query = select(*_COLUMNS, *(texts.get(name, _of[name]) for name in Newest._fields))
     rows = [row for some in slices([*ids], BATCH) for row in conn.execute(query.where(_of.id.in_(some)))]
-    return {
-        tuple(row[:3]): Group(*counts[tuple(row[:3])], Newest(*row[3:]), times[tuple(row[:3])])
-        for row in rows
-    }
+    groups = {}
+    for row in rows:
+        key = tuple(row[:3])  # a job may have failed since its error was counted
+        groups[key] = Group(*counts.get(key, (1, False)), Newest(*row[3:]), times[key])
+    return groups

@@ -377,13 +377,10 @@ def of_error(
 ) -> list[Selection]:
     """Return a selection for each queue and task that has failed jobs of an error, in their order. An index
     finds the jobs of each."""
-    table = failed_jobs.c
-    equal = [table[name] == value for name, value in (("queue", queue), ("task", task)) if value is not None]
-    dialect = dialect_of(conn)
-    pairs = conn.execute(distinct(dialect.sql, (table.queue, table.task), _PAIRS, *equal)).all()
-    rows = dialect.sql.each(
-        conn, _first_of, _PAIR, [tuple(pair) for pair in sorted(pairs)], {"error": fingerprint}
-    )
+    table, sql = failed_jobs.c, dialect_of(conn).sql
+    equal = {name: value for name, value in (("queue", queue), ("task", task)) if value is not None}
+    pairs = conn.execute(distinct(sql, (table.queue, table.task), _PAIRS, equal))
+    rows = sql.each(conn, _first_of, _PAIR, sorted(map(tuple, pairs)), {"error": fingerprint})
     return [Selection(task=task, queue=queue, error=fingerprint) for queue, task in rows]
 
 
