@@ -33,6 +33,8 @@ ASKS_THE_TIME = {
     "cli/terminal/logs.py",
     "app/inline.py",
     "web/pages.py",
+    "web/view.py",
+    "store/workers/workers.py",
     "events.py",
     "app/here.py",
     "model/history.py",
@@ -41,6 +43,7 @@ ASKS_THE_TIME = {
     "worker/report/meter.py",
 }
 """The modules that read the machine's clock: for errors, log lines, events, metrics, and ages on pages.
+A worker writes it, for the doctor to compare.
 
 No module that decides when a job runs is among them.
 """
