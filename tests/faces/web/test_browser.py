@@ -204,8 +204,12 @@ def test_a_page_shows_that_it_is_stale_while_the_server_is_away(desk: Desk, wind
 
 
 def crowd(app: sqlq.App) -> None:
-    """Many failed jobs with long errors, a pause, and a batch."""
+    """Many failed jobs with long errors, a pause, a batch, and long names."""
     fill(app)
+    name = "a_name_without_any_space_" * 3
+    app.enqueue(shop.export.new(1).set(queue=name, label=name[:60], batch=name[:60]))
+    app.schedules.add(name, shop.export.new(3), sqlq.Schedule(every="1h"))
+    app.limits.set(name, running=2, rate="100/1m")
     app.enqueue_many([shop.export.new(i) for i in range(30)])
     for i in range(25):
         end(app, failed(f"order {i} at https://warehouse.example.com/{'orders/' * 12}{i}"), queue="reports")
