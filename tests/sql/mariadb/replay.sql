@@ -9,7 +9,7 @@ SET STATEMENT innodb_lock_wait_timeout = 0 FOR DELETE FROM shop.jobs USING (SELE
 
 SELECT shop.finished_jobs.id 
 FROM shop.finished_jobs 
-WHERE shop.finished_jobs.task = %(task_1)s AND shop.finished_jobs.flow_id IS NULL AND shop.finished_jobs.outcome = %(outcome_1)s AND shop.finished_jobs.id > %(id_1)s ORDER BY shop.finished_jobs.id 
+WHERE shop.finished_jobs.task = %(task_1)s AND shop.finished_jobs.flow_id IS NULL AND shop.finished_jobs.id > %(id_1)s AND shop.finished_jobs.outcome = %(outcome_1)s ORDER BY shop.finished_jobs.id 
  LIMIT %(param_1)s;
 
 SELECT shop.failed_jobs.id 

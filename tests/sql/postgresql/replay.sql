@@ -11,7 +11,7 @@ FROM held RETURNING public.finished_jobs.id, public.finished_jobs.lease_token;
 
 SELECT public.finished_jobs.id 
 FROM public.finished_jobs 
-WHERE public.finished_jobs.task OPERATOR(pg_catalog.=) %(task_1)s::VARCHAR AND public.finished_jobs.flow_id IS NULL AND public.finished_jobs.outcome OPERATOR(pg_catalog.=) %(outcome_1)s::VARCHAR AND public.finished_jobs.id OPERATOR(pg_catalog.>) %(id_1)s::BIGINT ORDER BY public.finished_jobs.id 
+WHERE public.finished_jobs.task OPERATOR(pg_catalog.=) %(task_1)s::VARCHAR AND public.finished_jobs.flow_id IS NULL AND public.finished_jobs.id OPERATOR(pg_catalog.>) %(id_1)s::BIGINT AND public.finished_jobs.outcome OPERATOR(pg_catalog.=) %(outcome_1)s::VARCHAR ORDER BY public.finished_jobs.id 
  LIMIT %(param_1)s::INTEGER;
 
 SELECT public.failed_jobs.id 

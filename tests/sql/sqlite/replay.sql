@@ -16,7 +16,7 @@ FROM held);
 
 SELECT main.finished_jobs.id 
 FROM main.finished_jobs 
-WHERE main.finished_jobs.task = ? AND main.finished_jobs.flow_id IS NULL AND main.finished_jobs.outcome = ? AND main.finished_jobs.id > ? ORDER BY main.finished_jobs.id
+WHERE main.finished_jobs.task = ? AND main.finished_jobs.flow_id IS NULL AND main.finished_jobs.id > ? AND main.finished_jobs.outcome = ? ORDER BY main.finished_jobs.id
  LIMIT ? OFFSET ?;
 
 SELECT main.failed_jobs.id 
