@@ -39,11 +39,11 @@ def act(view: View) -> Response:
     known = _options(verb)
     options = {name: option.read(form[name]) for name, option in known.items() if form.get(name)}
     subjects: list[Any] = [form["name"]] if form.get("name") else []
-    states: Mapping[str, int] | str = {}
+    states: Mapping[Any, int] | str = {}
     changed = 0
     search = _filter(verb, form) if form.get("matching") or form.get("filter") else None
     # guard: a-filter-is-counted-before-it-acts
-    to_confirm = bool(form.get("matching")) or (verb.asks and form.get("confirmed") != "yes")
+    to_confirm = form.get("matching") or (verb.asks and form.get("confirmed") != "yes")
     if search is not None:
         if to_confirm:
             states = _counts(view, verb, search)
@@ -65,7 +65,8 @@ def act(view: View) -> Response:
             flags=[option for option in verb.options if option.kind == "flag"],
             subjects=subjects,
             states=states,
-            matching=None if search is None else _in_words(states, of(search)),
+            which=None if search is None else of(search),
+            limit=SEARCH_LIMIT,
             command=view.command(words, *subjects, **(search or {}), **options),
             form=form,
         )
@@ -98,31 +99,15 @@ def _filter(verb: Verb, form: Mapping[str, str]) -> dict[str, Any] | None:
     )
 
 
-def _counts(view: View, verb: Verb, search: Mapping[str, Any]) -> Mapping[str, int] | str:
+def _counts(view: View, verb: Verb, search: Mapping[str, Any]) -> Mapping[Any, int] | str:
     """Return how many jobs a filter has in each state, or why they could not be counted in time."""
     try:
         jobs = view.reading.own.jobs  # guard: a-replica-decides-nothing
-        counts = jobs._counts(verb.states, **search)  # noqa: SLF001 - of this package
+        return jobs._counts(verb.states, **search)  # noqa: SLF001 - of this package
     except SQLAlchemyError as error:
         return unread(error, view.app, view.kind)
     except JobNotFoundError:  # nothing has this error any more
         return {}
-    return {state: number for state, number in counts.items() if number}
-
-
-def _in_words(states: Mapping[str, int] | str, which: str) -> str:
-    """Return the number of jobs by state, and their filter.
-
-    >>> _in_words({"failed": 1500}, " of task shop.send")
-    '1,500 failed jobs of task shop.send'
-    """
-    if isinstance(states, str):
-        return f"all jobs{which} ({states})"
-    *others, last = (
-        f"{'at least ' if n >= SEARCH_LIMIT else ''}{n:,} {state}" for state, n in states.items()
-    )
-    jobs = " and ".join(([", ".join(others)] if others else []) + [last])
-    return f"{jobs} {'job' if sum(states.values()) == 1 else 'jobs'}{which}"
 
 
 def _in_a_thread(view: View, verb: Verb, options: Mapping[str, Any]) -> Outcome | None:

@@ -73,10 +73,11 @@ def read(view: View, name: str, **options: Any) -> Any:
 
 
 def shared(view: View) -> Values:
-    """Return what every page has: the queues and workers for its top, or why they could not be read, and the
-    names to suggest."""
+    """Return what every page has: queues and workers for its top, the newest actions, and names to suggest.
+    A part that could not be read has the reason in its place."""
     look = part(view, "summary", lambda app: (app.queues.list(), app.workers.list()), 4.0)
-    return {"summary": look, "names": partial(names, view)}
+    recent = part(view, "recent", lambda app: app.audit.list(limit=50))
+    return {"summary": look, "recent": recent, "names": partial(names, view)}
 
 
 def names(view: View) -> Mapping[str, Sequence[str]]:

@@ -6,13 +6,12 @@ import json
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cache, cached_property, partial
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from sqlalchemy.exc import SQLAlchemyError
 from werkzeug import Request, Response
 from werkzeug.routing import BuildError, MapAdapter
 
@@ -22,7 +21,6 @@ from sqlq.admin.verbs import VERBS
 from sqlq.app.app import App
 from sqlq.config.command_hint import command, escaped_lines, shortened
 from sqlq.config.durations import about, age, ago, in_units, rate, span, until, written
-from sqlq.errors import SqlqError
 from sqlq.payload.encryption import Unopened
 from sqlq.web.access import FORM_COOKIE
 from sqlq.web.reading import Reading
@@ -73,21 +71,6 @@ class View:
             verb
             for verb in VERBS.values()
             if verb.button and verb.group == group and self.user.may(verb.role) and verb.fits(state)
-        ]
-
-    @property
-    def actions(self) -> list[Any]:
-        """The actions on many jobs that run, and those that have just ended."""
-        try:
-            rows = self.reading.fresh("actions", lambda _: self.reading.own.audit.list(limit=50))
-        except (SqlqError, SQLAlchemyError):  # the page itself has the error
-            return []
-        ended_since = datetime.now(UTC) - timedelta(minutes=1)
-        return [
-            each
-            for each in rows
-            if (each.number and each.state in ("running", "stopping"))
-            or (each.ended_at and each.ended_at > max(ended_since, each.at + timedelta(seconds=3)))
         ]
 
     def command(self, words: str, *subjects: Any, needs_app: bool = False, **options: Any) -> str:
@@ -174,6 +157,7 @@ def templates() -> Environment:
         "until": partial(_time, until),
     }
     environment.globals |= {"command_line": command_line, "verbs": VERBS}
+    environment.globals["now"] = partial(datetime.now, UTC)
     return environment
 
 

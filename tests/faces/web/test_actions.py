@@ -7,9 +7,11 @@ import threading
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 import sqlq
 from sqlq.admin import batches
+from sqlq.admin.jobs import Jobs
 from sqlq.admin.verbs import VERBS
 from sqlq.model.job import State
 from sqlq.web import actions
@@ -190,14 +192,37 @@ def test_a_search_of_texts_acts_on_the_jobs_that_it_finds(shop: sqlq.App) -> Non
     assert answer["id"] == [str(red)]
 
 
-def test_a_filter_is_named_in_words_when_it_cannot_be_counted_in_time() -> None:
-    assert (
-        actions._in_words("too slow to count", " in queue mail")
-        == "all jobs in queue mail (too slow to count)"
-    )
-    states = {"scheduled": 1, "available": 100_000, "running": 2_000}
-    words = "1 scheduled and at least 100,000 available and 2,000 running jobs of task t"
-    assert actions._in_words(states, " of task t") == words
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        (
+            {"scheduled": 1, "available": 100_000},
+            "1 scheduled and at least 100,000 available jobs in queue mail",
+        ),
+        ({"running": 1}, "1 running job in queue mail"),
+    ],
+)
+def test_a_filter_is_named_in_words(
+    shop: sqlq.App, monkeypatch: pytest.MonkeyPatch, counts: dict[str, int], words: str
+) -> None:
+    monkeypatch.setattr(Jobs, "_counts", lambda *_, **options: counts)
+    page, _ = Visitor(shop).asked("cancel", queue="mail", matching="yes")
+    assert f"<b>{words}</b> would be acted on" in page
+
+
+def test_a_filter_is_confirmed_when_it_cannot_be_counted_in_time(
+    shop: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(*_: Any, **__: Any) -> Any:
+        raise OperationalError("SELECT", {}, Exception("canceling statement due to statement timeout"))
+
+    enqueue(shop, 2)
+    monkeypatch.setattr(Jobs, "_counts", slow)
+    admin = Visitor(shop)
+    page, answer = admin.asked("cancel", queue="default", matching="yes")
+    assert "<b>All jobs in queue default</b> would be acted on" in page
+    assert "canceling statement due to statement timeout" in page
+    assert "cancelled 2 jobs" in admin.done("cancel", **answer)
 
 
 def test_a_queue_is_paused_for_a_time_and_resumed(shop: sqlq.App) -> None:
