@@ -380,7 +380,7 @@ def of_error(
     table, sql = failed_jobs.c, dialect_of(conn).sql
     equal = {name: value for name, value in (("queue", queue), ("task", task)) if value is not None}
     pairs = conn.execute(distinct(sql, (table.queue, table.task), _PAIRS, equal))
-    rows = sql.each(conn, _first_of, _PAIR, sorted(map(tuple, pairs)), {"error": fingerprint})
+    rows = sql.each(conn, _first_of, _PAIR, sorted(map(tuple, pairs), key=str), {"error": fingerprint})
     return [Selection(task=task, queue=queue, error=fingerprint) for queue, task in rows]
 
 
