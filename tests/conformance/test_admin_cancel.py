@@ -460,6 +460,15 @@ def test_cancel_reports_rows_that_stay_locked(
     assert play.app.jobs.cancel([held]) == {held: "cancelled"}
 
 
+def test_cancel_by_queue_leaves_out_jobs_that_ended_while_they_were_locked(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, held = play.enqueue(2)
+    play.app.jobs.cancel([ended])
+    monkeypatch.setattr(batches, "_apply", lambda *_, **__: dict.fromkeys([ended, held]))
+    assert play.app.jobs.cancel(queue="default") == {held: "locked"}
+
+
 @on_sqlite
 def test_on_sqlite_a_cancel_waits_for_the_writer(play: Play, engine: Engine) -> None:
     """Whichever has the write lock first: the claim's row is running when the cancel looks at it."""
