@@ -83,8 +83,11 @@ def groups(conn: Connection, only: Selection) -> tuple[dict[Key, Group], bool]:
     strides = dict.fromkeys(ids, 1)
     counts = dict[Key, tuple[int, bool]]()
     for is_sample in (False, True):
-        rows = [(*key, stride) for key, stride in strides.items()]
-        for *key, at in sql.each(conn, _times(sql, is_sample), _TIMES, rows, {"limit": 2 * size}):
+        rows, limit = (
+            [(*key, stride) for key, stride in strides.items()],
+            {"limit": size * (1 + is_sample) + 1},
+        )
+        for *key, at in sql.each(conn, _times(sql, is_sample), _TIMES, rows, limit):
             times[tuple(key)].append(at)
         if not is_sample:
             counts = {key: (len(some), False) for key, some in times.items()}
@@ -123,7 +126,6 @@ def queues(conn: Connection, limit: int) -> list[str]:
 
 def numbers(conn: Connection, batch: Batch, keys: Sequence[Key]) -> dict[Key, tuple[int, bool]]:
     """Return the number of failed jobs of each queue or error, and whether it is an estimate."""
-
     sql = dialect_of(conn).sql
 
     def counted(some: Sequence[Key], limit: int, *, is_sample: bool = False) -> dict[Key, int]:
