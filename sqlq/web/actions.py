@@ -15,6 +15,7 @@ from werkzeug import Response
 from sqlq.admin.jobs import SEARCH_LIMIT
 from sqlq.admin.verb import Option, Outcome, Verb, whole
 from sqlq.admin.verbs import VERBS, of
+from sqlq.app.app import App
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.web.access import RefusedError
 from sqlq.web.pages import FIELDS, SEARCHED, fields_of, search_of, shared, time_of
@@ -36,6 +37,7 @@ def act(view: View) -> Response:
         raise ConfigurationError(f"there is no action {words[:40]!r} here")
     if not view.user.may(verb.role):  # guard: each-verb-has-its-role
         raise RefusedError(f"your role, {view.user.role}, may not do that: {verb.role} is needed")
+    app = view.reading.own  # guard: a-replica-decides-nothing
     known = _options(verb)
     options = {name: option.read(form[name]) for name, option in known.items() if form.get(name)}
     subjects: list[Any] = [form["name"]] if form.get("name") else []
@@ -46,13 +48,13 @@ def act(view: View) -> Response:
     to_confirm = form.get("matching") or (verb.asks and form.get("confirmed") != "yes")
     if search is not None:
         if to_confirm:
-            states = _counts(view, verb, search)
+            states = _counts(view, app, verb, search)
         if search.get("state", form.get("state")) not in (None, "", *verb.states) or (
             to_confirm and not states
         ):
             return view.back(NOTHING)
     elif verb.is_of_jobs and "flow" not in options:
-        jobs, changed = _jobs(view, verb)
+        jobs, changed = _jobs(view, app, verb)
         subjects, states = sorted(jobs), Counter(jobs.values())
         if not subjects:
             return view.back(NOTHING)
@@ -99,11 +101,10 @@ def _filter(verb: Verb, form: Mapping[str, str]) -> dict[str, Any] | None:
     )
 
 
-def _counts(view: View, verb: Verb, search: Mapping[str, Any]) -> Mapping[Any, int] | str:
+def _counts(view: View, app: App, verb: Verb, search: Mapping[str, Any]) -> Mapping[Any, int] | str:
     """Return how many jobs a filter has in each state, or why they could not be counted in time."""
     try:
-        jobs = view.reading.own.jobs  # guard: a-replica-decides-nothing
-        return jobs._counts(verb.states, **search)  # noqa: SLF001 - of this package
+        return app.jobs._counts(verb.states, **search)  # noqa: SLF001 - of this package
     except SQLAlchemyError as error:
         return unread(error, view.app, view.kind)
     except JobNotFoundError:  # nothing has this error any more
@@ -134,10 +135,10 @@ def _in_a_thread(view: View, verb: Verb, options: Mapping[str, Any]) -> Outcome 
         return None
 
 
-def _jobs(view: View, verb: Verb) -> tuple[Mapping[int, str], int]:
+def _jobs(view: View, app: App, verb: Verb) -> tuple[Mapping[int, str], int]:
     """Return the states of the jobs that a form names, or its search of texts finds. Return also the number
     of jobs that are in no state for the verb."""
-    form, app = view.request.form, view.reading.own  # guard: a-replica-decides-nothing
+    form = view.request.form
     # guard: an-action-keeps-to-the-states-shown
     states = [state for state in verb.states if state in (form.get("state") or state).split()]
     if form.get("matching"):

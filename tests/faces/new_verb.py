@@ -39,7 +39,7 @@ def _see_the_dashboard() -> None:
 
     visitor = Visitor(sqlq.App())
     page = visitor.page("/jobs")
-    assert re.search('formaction="/act/touch" class=""[^>]*>Touch</button>', page)
+    assert re.search('formaction="/act/touch" class="" title="sqlq touch ID[^>]*>Touch</button>', page)
     assert "touched 2 jobs: 1, 2." in visitor.done("touch", id=[1, 2])
     page = visitor.page("/jobs/1")
     assert '<form class="act" method="post" action="/act/touch">' in page
