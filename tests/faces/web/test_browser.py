@@ -108,7 +108,7 @@ def test_a_group_of_failures_is_retried(desk: Desk) -> None:
     browser = desk.open("failures")
     browser.press("ValueError: no mailbox for order 2")
     browser.press("Retry all of them…")
-    browser.sees("3 failed jobs with the error")
+    browser.sees("3 failed jobs of task")
     browser.press("Retry")
     browser.sees("retried 3 jobs", ".said")
     assert desk.app.jobs.list(state="failed") == []
