@@ -59,7 +59,7 @@ class Flows(Facet):
 
     aget = for_asyncio(get)
 
-    def arguments(self, job: JobDetails) -> Any:
+    def _arguments(self, job: JobDetails) -> Any:
         """Return the payload of a step as its handler gets it, with the results of the steps before it. A
         text stands for a result that is not there."""
         if not isinstance(job.payload, dict) or "results" not in job.payload:

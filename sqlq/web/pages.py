@@ -216,7 +216,7 @@ def job(view: View) -> Values:
         "groups": part(view, ("group", *alike.items()), lambda app: app.jobs.failures(**alike)[0])
         if job.fingerprint
         else [],
-        "arguments": app.flows.arguments(job),
+        "arguments": app.flows._arguments(job),  # noqa: SLF001 - of this package
         "boxes": boxes,
         "runs": app.audit.list(action="schedules run") if job.schedule else [],
         "workers": read(view, "workers"),

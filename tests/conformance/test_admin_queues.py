@@ -248,8 +248,8 @@ def test_prune_works_in_batches_with_their_own_transactions(
     ("how", "complaint"),
     [
         ({}, "say what to prune"),
-        ({"finished": "7"}, "finished is '7': give a timedelta"),
-        ({"finished": "0s", "failed": "soon"}, "failed is 'soon': give a timedelta"),
+        ({"finished": "7"}, "finished is '7': write it as in"),
+        ({"finished": "0s", "failed": "soon"}, "failed is 'soon': write it as in"),
         ({"failed": "-1d"}, "failed is '-1d'"),
         ({"failed": "0s", "finished": "200000d"}, "finished is '200000d': it must lie between"),
         ({"finished": 7}, "finished is 7: give a timedelta"),

@@ -114,7 +114,7 @@ BAD: dict[str, tuple[Callable[[Bad], Any], type[Exception], str]] = {
     "a bad delay": (
         lambda bad: bad.with_options(delay="5 minutes"),
         EnqueueError,
-        "delay is '5 minutes': give a timedelta",
+        "delay is '5 minutes': write it as in",
     ),
     "a bad timeout": (
         lambda bad: bad.with_options(timeout=5),

@@ -526,7 +526,7 @@ def test_a_schedule_is_added_on_a_drivers_connection(app: sqlq.App, engine: Engi
     app.schedules.add("hourly", report.new(), every="1h", session=connection)
     connection.commit()
     connection.close()
-    assert str(app.schedules.get("hourly").plan) == "every 60 min"
+    assert str(app.schedules.get("hourly").plan) == "every 1 h"
 
 
 def test_a_paused_schedule_enqueues_no_runs(app: sqlq.App, report: Any) -> None:

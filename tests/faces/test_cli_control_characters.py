@@ -96,7 +96,8 @@ def test_a_worker_prints_no_control_characters(hostile: Command, form: str) -> N
     else:
         assert sum("said q" in line for line in lines) == 2, "one line each"
     refused = checked(hostile.shop("work", "--drain", "--log-format", form, "-q", STEERING), "work -q")
-    assert "leave out blanks at its ends, line breaks and control characters" in refused.misuse()
+    reason = json.loads(refused.err)["message"] if form == "json" else refused.misuse()
+    assert "leave out blanks at its ends, line breaks and control characters" in reason
 
 
 @pytest.mark.integration

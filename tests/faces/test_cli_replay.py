@@ -111,7 +111,7 @@ def test_replay_by_task_says_how_many_became_which(sqlq_: Command) -> None:
         sqlq_.shop("enqueue", "shop.send", str(n))
     sqlq_.work()
     said = sqlq_.ok("replay", "--task", "shop.send", "--since", "1h")
-    assert said == "replayed 3 jobs of task shop.send as 4, 5, 6\n"
+    assert said == "replayed 3 jobs of task shop.send since 1h as 4, 5, 6\n"
     assert sqlq_.ok("replay", "--queue", "nowhere") == "no jobs in queue nowhere replayed\n"
 
 

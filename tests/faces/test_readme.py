@@ -327,9 +327,9 @@ def test_replay_commands(desk: Desk) -> None:
     desk.run("sqlq --app shop:app work --drain")
     listed, recent, one, since = block("sh", "replay").splitlines()
     assert "shop.send_receipt" in desk.run(listed)
-    assert desk.run(recent) == "replayed 1 job of task shop.send_receipt as 2\n"
+    assert desk.run(recent) == "replayed 1 job of task shop.send_receipt since 2h as 2\n"
     assert desk.run(one) == "replayed 1 job as 3\n"
-    assert "no jobs in queue mail replayed" in desk.run(since)
+    assert re.fullmatch("no jobs in queue mail since 2026-.* until 1m replayed\n", desk.run(since))
 
 
 def test_a_key_leaves_the_ring_when_its_rows_are_gone(desk: Desk) -> None:
@@ -807,7 +807,7 @@ class TestPython:
         assert capsys.readouterr().out.startswith("1 finished 20")
         run_python("replay", names)
         assert capsys.readouterr().out == "{1: 2}\n"
-        assert app.jobs.get(4).payload == {"args": [8]}
+        assert app.jobs.get(3).payload == {"args": [8]}, "the filter leaves out job 1, whose copy is kept"
 
     def test_idempotency(self, names: dict[str, Any]) -> None:
         charged: dict[str, int] = {}
@@ -1294,7 +1294,7 @@ def test_accounts_of_mariadb(database_url: str, app: sqlq.App, engine: Engine) -
         assert web.enqueue(once).id == job.id
         assert drain(web).finished == 1
         assert reader.result(job) == 7
-        with pytest.raises(SQLAlchemyError, match="INSERT, UPDATE command denied"):
+        with pytest.raises(SQLAlchemyError, match="INSERT command denied"):
             reader.enqueue(once)
     with engine.connect() as conn:
         for name in accounts:

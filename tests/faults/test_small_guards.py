@@ -33,7 +33,6 @@ ASKS_THE_TIME = {
     "cli/terminal/logs.py",
     "app/inline.py",
     "web/pages.py",
-    "web/view.py",
     "store/workers/workers.py",
     "events.py",
     "app/here.py",
