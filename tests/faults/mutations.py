@@ -488,7 +488,7 @@ GUARDS = [
     Guard("forced-cancel-raises-the-token", None, "pass", CANCEL + "test_after_a_forced_cancel_the_old_owner_changes_nothing[sqlite-Finished]"),
     Guard("cancel-passes-over-locked", "waits=wait_ms is not None", "waits=True", CANCEL + "test_cancel_after_a_claim_is_a_request[False-postgresql]"),
     Guard("actions-can-be-stopped", "audit.c.stopped_at.is_(None)", "audit.c.id > 0", AUDIT + "test_a_stopped_action_ends_after_its_batch[sqlite]"),
-    Guard("an-action-is-one-row", "acting_as(None)", "acting_as(actor)", AUDIT + "test_each_action_of_an_actor_leaves_one_row[sqlite]"),
+    Guard("an-action-is-one-row", "acting_as(None)", "acting_as(actor)", AUDIT + "test_a_stopped_action_ends_after_its_batch[sqlite]"),
     Guard("what-is-not-recorded-is-done", "DBAPIError", "KeyError", AUDIT + "test_an_action_succeeds_when_its_audit_record_is_refused[postgresql]"),
     Guard("the-claimed-are-not-rescheduled", ", among=IS_UNRESERVED)", ")", RESCHEDULE + "test_a_job_claimed_meanwhile_is_not_touched[sqlite]"),
     Guard("the-rescheduled-hold-no-slot", None, "by = jobs.c.blocked_by", RESCHEDULE + "test_a_rescheduled_job_releases_its_slot_until_its_new_time[sqlite]"),

@@ -168,7 +168,7 @@ CREATE TABLE IF NOT EXISTS {prefix}failed_jobs (
     start_ms BIGINT,
     expires_at DATETIME(6) AS (failed_at + INTERVAL retention_ms * 1000 MICROSECOND) STORED,
     unblocks_at DATETIME(6) AS (CASE WHEN flow_id IS NOT NULL OR limit_key IS NOT NULL THEN failed_at END) STORED INVISIBLE,
-    sampled TINYINT AS (CASE WHEN id % 61 = 0 THEN 1 END) STORED INVISIBLE,
+    sampled TINYINT AS (CASE WHEN MOD(id, 61) = 0 THEN 1 END) STORED INVISIBLE,
     PRIMARY KEY (id),
     KEY failed_jobs_prune (expires_at, failed_at),
     KEY failed_jobs_flow (flow_id),
