@@ -107,5 +107,8 @@ def _slots(workers: Sequence[WorkerStatus], forecast: str) -> Reason:
         return Reason(forecast)
     if free:
         return Reason(f"it is due, and {free:,} slots are free: a worker claims it within about a second")
-    taken = f"all {sum(worker.concurrency for worker in taking):,} slots of its workers are taken"
+    slots = sum(worker.concurrency for worker in taking)
+    taken = (
+        f"all {slots:,} slots of its workers are taken" if slots > 1 else "the slot of its worker is taken"
+    )
     return Reason(f"{taken}; {forecast}" if forecast else taken)

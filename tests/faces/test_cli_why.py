@@ -214,5 +214,5 @@ def test_why_forecasts_when_a_due_job_begins(
     app.enqueue_many([send.new(), send.new().set(priority=-5), send.new().set(queue="other", priority=5)])
     monkeypatch.setattr(health, "COUNT_LIMIT", most or 10_000)
     first, *_ = app.jobs.why(job.id)
-    taken = "all 1 slots of its workers are taken"
+    taken = "the slot of its worker is taken"
     assert re.fullmatch(taken if said is None else f"{taken}; {said}.*", first)
