@@ -95,7 +95,7 @@ def _forecast(database: Database, job: JobDetails) -> str:
     if not before:
         return ""
     more = "more than " if before == health.COUNT_LIMIT else ""
-    return f"{more or 'about '}{span(before / pace)}: {more}{before:,} before it, {rate(pace)}"
+    return f"{more or 'about '}{span(before / pace, whole=True)}: {more}{before:,} before it, {rate(pace)}"
 
 
 def _slots(workers: Sequence[WorkerStatus], forecast: str) -> Reason:
