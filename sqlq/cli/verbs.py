@@ -65,7 +65,7 @@ def _run(
     with naming_options():
         if to_confirm or (verb.is_of_jobs and not subjects and names != {"flow"} and on_terminal()):
             search = {name: options[name] for name in names}
-            number = sum(app.jobs._counts(verb.states, **search).values())  # noqa: SLF001 - of this package
+            number = sum(app.jobs._counts(verb.states, **search).values())
         if to_confirm and number:
             more = "at least " if number >= SEARCH_LIMIT else ""
             noun = "failed job" if verb.states == ("failed",) else "job"

@@ -104,7 +104,7 @@ def _filter(verb: Verb, form: Mapping[str, str]) -> dict[str, Any] | None:
 def _counts(view: View, app: App, verb: Verb, search: Mapping[str, Any]) -> Mapping[Any, int] | str:
     """Return how many jobs a filter has in each state, or why they could not be counted in time."""
     try:
-        return app.jobs._counts(verb.states, **search)  # noqa: SLF001 - of this package
+        return app.jobs._counts(verb.states, **search)
     except SQLAlchemyError as error:
         return unread(error, view.app, view.kind)
     except JobNotFoundError:  # nothing has this error any more

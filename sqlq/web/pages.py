@@ -22,7 +22,6 @@ from sqlq.app.app import App
 from sqlq.config.json_text import document
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.model.checks import checked_whole
-from sqlq.model.flow import FlowDetails
 from sqlq.model.job import JobDetails, State
 from sqlq.payload.codec import decoded
 from sqlq.payload.encryption import Unopened
@@ -216,7 +215,7 @@ def job(view: View) -> Values:
         "groups": part(view, ("group", *alike.items()), lambda app: app.jobs.failures(**alike)[0])
         if job.fingerprint
         else [],
-        "arguments": app.flows._arguments(job),  # noqa: SLF001 - of this package
+        "arguments": app.flows._arguments(job),
         "boxes": boxes,
         "runs": app.audit.list(action="schedules run") if job.schedule else [],
         "workers": read(view, "workers"),
@@ -231,13 +230,13 @@ def flow(view: View) -> Values:
     return {"flow": flow, "boxes": boxes, "unfolded": unfolds}
 
 
-def _flow(view: View, id: int, **options: int) -> tuple[FlowDetails, list[Box]]:
+def _flow(view: View, id: int, **options: int) -> Any:
     """Return a flow, and its boxes or those around one step."""
 
     def look(app: App) -> Any:
         return (flow := app.flows.get(id)), outline(flow.steps, **options)
 
-    return view.reading.fresh(("flow", id, *options.items()), look)  # type: ignore[no-any-return]
+    return view.reading.fresh(("flow", id, *options.items()), look)
 
 
 # -- the rest ------------------------------------------------------------------------------------------------

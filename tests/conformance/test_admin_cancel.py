@@ -7,7 +7,8 @@ import asyncio
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from contextvars import Context
 from typing import Any
 
 import pytest
@@ -460,13 +461,22 @@ def test_cancel_reports_rows_that_stay_locked(
     assert play.app.jobs.cancel([held]) == {held: "cancelled"}
 
 
+@on_postgresql
 def test_cancel_by_queue_leaves_out_jobs_that_ended_while_they_were_locked(
-    play: Play, monkeypatch: pytest.MonkeyPatch
+    play: Play, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(batches, "LOCK_TIMEOUT_SECONDS", 0.05)
     ended, held = play.enqueue(2)
-    play.app.jobs.cancel([ended])
-    monkeypatch.setattr(batches, "_apply", lambda *_, **__: dict.fromkeys([ended, held]))
-    assert play.app.jobs.cancel(queue="default") == {held: "locked"}
+    with locked(engine, held), ExitStack() as of_ended:
+        of_ended.enter_context(locked(engine, ended))
+
+        def end(changed: int) -> bool:
+            of_ended.close()
+            assert Context().run(play.app.jobs.cancel, [ended]) == {ended: "cancelled"}
+            return True
+
+        with batches.watched(end):
+            assert play.app.jobs.cancel(queue="default") == {held: "locked"}
 
 
 @on_sqlite

@@ -239,6 +239,11 @@ print(type(connection.connection).__module__)
 def test_mysql_is_refused_by_name(
     app: sqlq.App, send: sqlq.Task[..., None], connection: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drivers.PyMySQL, "_seen", lambda self: ("8.0.36", "shop", "root", "db", 3306))
+    run = drivers.PyMySQL.run
+
+    def of_mysql(self: drivers.PyMySQL, statement: str, parameters: Any) -> Any:
+        return run(self, statement.replace("VERSION()", "'8.0.36'"), parameters)
+
+    monkeypatch.setattr(drivers.PyMySQL, "run", of_mysql)
     with pytest.raises(sqlq.errors.UnsupportedDatabaseError, match=r"not on MySQL, .* to MySQL 8\.0\.36"):
         app.enqueue(send.new(1), session=connection)

@@ -165,15 +165,17 @@ def test_a_worker_that_is_replaced_meanwhile_can_be_stopped(
     with sqlq_.working() as worker:
         becomes("idle")
         shop.write_text(
-            f"{shop.read_text()}\nPath('begin.started').touch()\n"
-            "while not Path('begin.go').exists():\n    time.sleep(0.01)\n"
+            f"{shop.read_text()}\nPath('begin.started').touch()\nPath('begin.go').open().read(1)\n"
         )
+        os.mkfifo(sqlq_.directory / "begin.go")
+        go = os.open(sqlq_.directory / "begin.go", os.O_RDWR)  # which waits for no reader
         app.workers.restart(all=True)
         sqlq_.wait_for("begin.started")
         app.workers.stop(all=True)
         becomes()
-        sqlq_.touch("begin.go")
+        os.write(go, b".")
         assert worker.wait(30) == 0
+    os.close(go)
     assert app.workers.list(silent=True) == []
 
 
