@@ -1,4 +1,4 @@
-"""Hooks of MkDocs: pages that lie outside of docs/ or are made of the code, and links that fit both places.
+"""Hooks of MkDocs: pages that lie outside of docs/, and links that fit both places.
 
 On disk a link leads to a file of the repository, as a test checks. Here it leads to the page of that file.
 """
@@ -16,8 +16,6 @@ from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-
-from docs.site import reference
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path.parent.name for path in (ROOT / "examples").glob("*/README.md"))
@@ -78,8 +76,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages["decisions/index.md"] = "# Decisions\n\nWhy things are as they are.\n\n" + "".join(
         f"- [{title(path.read_text())}]({path.name})\n" for path in decisions
     )
-    for name, write in reference.PAGES.items():
-        pages[f"reference/{name}.md"] = write()
     pages["site.css"] = STYLE
     for page, text in pages.items():
         files.append(File.generated(config, page, content=text))
@@ -93,7 +89,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         page.meta["hide"] = ["toc"]  # a table of contents of nothing would take a fifth of the width
     page.meta["search"] = {"boost": 0.2 if place.startswith(LESS_WANTED) else 1}
     paths = {site: path for path, site in OUTSIDE.items()}
-    is_made = place.startswith("reference/") or place in ("examples/index.md", "decisions/index.md")
+    is_made = place in ("examples/index.md", "decisions/index.md")
     path = f"docs/{place}" if is_made else paths.get(place, f"docs/{place}")
 
     def turned(match: re.Match[str]) -> str:

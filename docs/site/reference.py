@@ -1,19 +1,28 @@
 """The reference, made of the code: commands, Python, settings, errors, exit codes and metrics.
 
-`PAGES` maps the name of each page to the function that writes it. The site builds them (see hooks.py), and
-tests/unit/test_reference.py holds each of them against the code. Nothing here is committed as text.
+    python -m docs.site.reference           writes docs/reference/*.md: `poe reference`
+    python -m docs.site.reference --check   fails where a file differs from the code: a part of `poe check`
+
+`PAGES` maps the name of each page to the function that writes it. Signatures and help texts are formatted
+here, since releases of Python and of click format them differently.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 import re
-from collections.abc import Callable, Iterator
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
 from functools import cached_property
 from importlib import import_module
-from typing import Any, Final, NamedTuple
+from pathlib import Path
+from typing import Any, Final, ForwardRef, NamedTuple
 
 import click
+from sqlalchemy import Table
 
 import sqlq
 from sqlq import errors as of_errors
@@ -23,19 +32,21 @@ from sqlq.config.constants import MAX_ATTEMPTS
 from sqlq.config.urls import DEFAULT_URL
 from sqlq.metrics.collectors import OF_THE_DATABASE, OF_WORKERS, Described
 from sqlq.model.foreign_names import NameOfAnotherQueue
-from sqlq.model.job_options import Kept
 from sqlq.worker.options import OPTIONS
 from sqlq.worker.options import SETTINGS as OF_WORK
+
+FOLDER = Path(__file__).parents[1] / "reference"
+WIDEST = 100
 
 # -- commands ------------------------------------------------------------------------------------------------
 
 
 def each_command(
     command: click.Command = command_line, name: str = "sqlq", parent: click.Context | None = None
-) -> Iterator[tuple[str, str]]:
-    """Yield the words of each command that people see, and its help."""
-    context = click.Context(command, info_name=name, parent=parent, max_content_width=100, terminal_width=100)
-    yield context.command_path, command.get_help(context)
+) -> Iterator[tuple[click.Context, click.Command]]:
+    """Yield each command that people see, with the context of its words."""
+    context = click.Context(command, info_name=name, parent=parent)
+    yield context, command
     if isinstance(command, click.Group):
         for below in command.list_commands(context):
             found = command.get_command(context, below)
@@ -44,12 +55,48 @@ def each_command(
 
 
 def commands() -> str:
-    """Return the page of all commands, each as its --help prints it."""
+    """Return the page of all commands."""
     parts = [
-        "# Commands\n\nEach command as its `--help` prints it. [Exit codes](exit-codes.md) have a page.\n"
+        "# Commands\n\nThese are the texts of `sqlq COMMAND --help`. The options of `sqlq` stand before the "
+        "command or after it. [Exit codes](exit-codes.md) have a page.\n"
     ]
-    parts += [f"## {words}\n\n```text\n{said}\n```\n" for words, said in each_command()]
+    for context, command in each_command():
+        words = context.command_path
+        usage = " ".join((words, *command.collect_usage_pieces(context)))
+        parts += [f"## {words}\n\n```text\n{usage}\n```\n", f"{_help(command.help or '')}\n"]
+        options = [each for each in command.params if isinstance(each, click.Option) and not each.hidden]
+        if options:
+            parts.append("".join(map(_option, options)))
     return "\n".join(parts)
+
+
+def _help(text: str) -> str:
+    """Return a help text as Markdown: a paragraph after \\b as a block of code."""
+    parts = []
+    for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
+        is_code = paragraph.startswith("\b")
+        body = paragraph.removeprefix("\b\n")
+        parts.append(f"```text\n{body}\n```" if is_code else _escaped(body))
+    return "\n\n".join(parts)
+
+
+def _option(option: click.Option) -> str:
+    """Return the list item of an option: its names, the form of its value, and its help."""
+    value = "" if option.is_flag else f" {option.metavar or _form(option.type)}"
+    words = [f"`{name}{value}`" for name in (*option.opts, *option.secondary_opts)]
+    default = option.default if option.show_default and isinstance(option.default, str | int) else None
+    text = (option.help or "") + (f" Default: {default}." if default is not None else "")
+    return f"- {', '.join(words)}: {_escaped(text.strip())}\n"
+
+
+def _form(kind: click.ParamType) -> str:
+    if isinstance(kind, click.Choice):
+        return "|".join(map(str, kind.choices))
+    return kind.name.partition(" ")[0].upper()
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"(?<!`)([*<])(?!`)", r"\\\1", text)
 
 
 # -- Python --------------------------------------------------------------------------------------------------
@@ -97,41 +144,46 @@ def members(owner: type) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-class _AsIs(str):
-    """Text that stands in a signature without quotes."""
-
-    __slots__ = ()
-    __repr__ = str.__str__
-
-
 def signature(value: Any, name: str) -> str:
     """Return how something is called, one parameter a line where the line is long."""
-    try:
-        found = inspect.signature(value)
-    except (TypeError, ValueError):
-        return name
-    keep = [_readable(each) for each in found.parameters.values() if each.name != "self"]
-    returns = _annotation(found.return_annotation)
-    said = str(found.replace(parameters=keep, return_annotation=returns))
-    if len(name + said) <= 100:
-        return name + said
-    shown = [str(each) for each in keep]
-    keywords = [i for i, each in enumerate(keep) if each.kind is inspect.Parameter.KEYWORD_ONLY]
-    if keywords:
-        shown.insert(keywords[0], "*")
-    body = "".join(f"    {each},\n" for each in shown)
-    return f"{name}(\n{body})" + (f" -> {returns}" if returns is not inspect.Signature.empty else "")
+    called = inspect.signature(value)
+    parameters = [
+        each for each in called.parameters.values() if each.name != "self" and not each.name.startswith("_")
+    ]
+    shown, kinds = list(map(_parameter, parameters)), [each.kind for each in parameters]
+    if inspect.Parameter.KEYWORD_ONLY in kinds and inspect.Parameter.VAR_POSITIONAL not in kinds:
+        shown.insert(kinds.index(inspect.Parameter.KEYWORD_ONLY), "*")
+    if only := kinds.count(inspect.Parameter.POSITIONAL_ONLY):
+        shown.insert(only, "/")
+    returns = "" if inspect.isclass(value) else f" -> {_annotation(called.return_annotation)}"
+    line = f"{name}({', '.join(shown)}){returns}"
+    if len(line) <= WIDEST:
+        return line
+    lines = "".join(f"    {each},\n" for each in shown)
+    return f"{name}(\n{lines}){returns}"
 
 
-def _readable(parameter: inspect.Parameter) -> inspect.Parameter:
-    default = parameter.default
-    if isinstance(default, Kept) or type(default) is object:  # a mark for "not given"
-        default = _AsIs("…")
-    return parameter.replace(annotation=_annotation(parameter.annotation), default=default)
+def _parameter(parameter: inspect.Parameter) -> str:
+    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    text = f"{stars}{parameter.name}"
+    if parameter.annotation is not parameter.empty:
+        text += f": {_annotation(parameter.annotation)}"
+    if parameter.default is parameter.empty:
+        return text
+    return f"{text} = {_default(parameter.default)}"
 
 
-def _annotation(found: Any) -> Any:
-    return _AsIs(found) if isinstance(found, str) else found
+def _annotation(found: Any) -> str:
+    """Return an annotation, which each module of sqlq has as text."""
+    text = found.__forward_arg__ if isinstance(found, ForwardRef) else str(found)
+    return text.replace("builtins.", "").replace(" | Kept", "")
+
+
+def _default(value: Any) -> str:
+    if isinstance(value, str) and not isinstance(value, Enum):
+        return json.dumps(value)
+    is_plain = isinstance(value, int | float | tuple | None) and not isinstance(value, Enum)
+    return repr(value) if is_plain else "…"
 
 
 def prose(value: Any) -> str:
@@ -147,19 +199,37 @@ def prose(value: Any) -> str:
 def _described(name: str, value: Any, level: int, *, is_made: bool = False) -> Iterator[str]:
     """Yield the part of a name. An object that `is_made` by an App is not called by people."""
     yield f"{'#' * level} {name}\n"
-    is_called = inspect.isclass(value) or inspect.isroutine(value)
-    if is_called and not is_made:
-        said = signature(value, name.rpartition(".")[2])
-        yield f"```python\n{said.removesuffix(' -> None') if inspect.isclass(value) else said}\n```\n"
-    if (
-        is_called
-        or isinstance(value, property | cached_property)
-        or type(value).__module__.startswith("sqlq")
-    ):
+    if not is_made and (code := _code(name, value)):
+        yield f"```python\n{code}\n```\n"
+    if inspect.isclass(value) and issubclass(value, Enum):
+        yield f"{prose(value)}\n\nOne of {', '.join(f'`{each.value}`' for each in value)}.\n"
+        return
+    if inspect.isclass(value) or inspect.isroutine(value) or isinstance(value, property | cached_property):
         yield f"{prose(value)}\n"
+    elif isinstance(value, Table):
+        columns = textwrap.fill(" ".join(column.name for column in value.columns), WIDEST)
+        yield f"Its columns:\n\n```text\n{columns}\n```\n"
     if inspect.isclass(value) and not issubclass(value, Exception):
         for each, member in members(value):
             yield from _described(f"{value.__name__}.{each}", member, level + 1)
+
+
+def _code(name: str, value: Any) -> str:
+    """Return how a name is called, or the value of a constant; nothing for a member that is not called."""
+    short = name.rpartition(".")[2]
+    if isinstance(value, property | cached_property | Table) or _is_builtin(value):
+        return ""
+    if inspect.isclass(value) or inspect.isroutine(value):
+        return signature(value, short)
+    return f"{short} = {value if isinstance(value, str) else repr(value).removeprefix('typing.')}"
+
+
+def _is_builtin(value: Any) -> bool:
+    """Whether it is an Enum, or else a class that is called as a class of Python's own."""
+    if not inspect.isclass(value) or issubclass(value, Enum):
+        return inspect.isclass(value)
+    own = [vars(each) for each in value.__mro__ if each.__module__.startswith("sqlq")]
+    return not any("__init__" in each or "__new__" in each for each in own)
 
 
 def python() -> str:
@@ -294,7 +364,7 @@ def errors() -> str:
         where = "sqlq" if each.__name__ in sqlq.__all__ else "sqlq.errors"
         parts.append(
             f"## {each.__name__}\n\n`{where}.{each.__name__}`, a kind of {bases}.\n\n{prose(each)}\n\n"
-            f"**What to do.** {WHAT_TO_DO[each.__name__]}\n"
+            f"**Remedy.** {WHAT_TO_DO[each.__name__]}\n"
         )
     return "\n".join(parts)
 
@@ -352,3 +422,26 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "exit-codes": exit_codes,
     "metrics": metrics,
 }
+
+
+def differing() -> list[str]:
+    """Return the pages whose file is not equal to the code."""
+    return [name for name, write in PAGES.items() if _written(FOLDER / f"{name}.md") != write()]
+
+
+def _written(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    if arguments == ["--check"]:
+        for name in (names := differing()):
+            print(f"docs/reference/{name}.md differs from the code: run `poe reference`")
+        return int(bool(names))
+    for name, write in PAGES.items():
+        (FOLDER / f"{name}.md").write_text(write())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -255,12 +255,12 @@ _KINDS = {"enqueue": "producer", "work": "worker", "migrate": OWNER, "grants": O
 
 _DATABASE = (
     "The database: postgresql://user:password@host/name or sqlite:///file.db. Without it the App's own "
-    "counts, where an App is named; without an App, or where the App names none, SQLQ_DATABASE_URL; then "
-    "database-url in pyproject.toml; and then sqlite:///sqlq.db here."
+    "counts. Without an App, or where the App names none: SQLQ_DATABASE_URL, then database-url in "
+    "pyproject.toml, then sqlite:///sqlq.db here."
 )
 _APP = (
-    "Your App with its tasks, as in shop.tasks:app; a module with one App, as in shop.tasks; or a function "
-    "to call for it, as in shop:create_app(). shop:apps.name is one of the dict shop.apps. Found in the "
+    "Your App with its tasks, as in shop.tasks:app. The module shop.tasks alone is enough if it has one App. "
+    "The form shop:create_app() calls a function, and shop:apps.name takes an App of the dict. Found in the "
     "current directory, too. Without it SQLQ_APP counts, and then app in pyproject.toml under [tool.sqlq]; "
     "with -d, only for commands that need its code."
 )

@@ -199,8 +199,7 @@ class WorkerOptions:
     )
     stuck_after_ms: int = _option(
         "DURATION",
-        "Kill a worker process that gives no sign of life for this time; after 30s if it runs nothing, or a "
-        "job past its timeout",
+        "Kill a worker process that is silent for this time; after 30s if idle or past a timeout",
         default=600_000,
         check=partial(_between, 5_000, YEAR_MS),
     )

@@ -48,8 +48,8 @@ group."""
     "queues",
     multiple=True,
     metavar="QUEUE",
-    help="Serve these queues, in this order: -q high,low, or -q high -q low; with weights in a random "
-    "order: -q high=3 -q low=1. Without it all are served, in rotation.",
+    help="Serve these queues in this order: -q high,low, or -q high -q low. Weights make the order random: "
+    "-q high=3 -q low=1. Without it all are served, in rotation.",
 )
 @options(*map(worker_option, OPTIONS))
 @file_option(
