@@ -1,0 +1,37 @@
+"""The pages in docs/decisions have one form, and mentions of them lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests import words
+
+ROOT = Path(__file__).parents[2]
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+FORM = re.compile(
+    r"# (?P<number>\d+)\. .+: .+\n\n"
+    r"Status: (?:accepted\.(?: It replaces .+\.)?|replaced by \[decision \d+\]\((?P<next>.+\.md)\)\.)\n\n"
+    r"## Context\n\n[^#].+\n\n## Decision\n\n[^#].+\n\n## Consequences\n\n[^#].+\n",
+    re.DOTALL,
+)
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
+def test_a_decision_has_subject_and_choice_status_context_decision_and_consequences(page: Path) -> None:
+    form = FORM.fullmatch(page.read_text())
+    assert form, f"{page.name}: CONTRIBUTING.md shows the form"
+    assert re.fullmatch(rf"{int(form['number']):04d}(-[a-z0-9]+)+", page.stem)
+    assert form["next"] is None or (page.parent / form["next"]).exists()
+    assert re.findall(r"^## (.+)$", page.read_text(), re.MULTILINE) == ["Context", "Decision", "Consequences"]
+
+
+def test_each_mention_of_a_decision_has_its_page() -> None:
+    numbers = [int(page.name[:4]) for page in DECISIONS]
+    assert len(set(numbers)) == len(numbers)
+    mentioned = set[int]()
+    for path in (path for files in words.FILES for path in ROOT.glob(files)):
+        mentioned |= {int(number) for number in re.findall(r"\bdecisions?[ /\n]+(\d+)", path.read_text())}
+    assert mentioned <= {*numbers}
