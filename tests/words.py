@@ -236,7 +236,7 @@ def _comments(source: str) -> Iterator[tuple[int, str]]:
 
 
 def room_of(path: Path) -> str:
-    """Return the room of a file: `sqlq/worker`, `docs/guide`, `sqlq` for the files directly in it."""
+    """Return the room of a file: `sqlq/worker`, `docs/decisions`, `sqlq` for the files directly in it."""
     parts = path.relative_to(ROOT).parts[:-1] or ("top level",)
     return "/".join(parts[:2]) if parts[0] in ("sqlq", "docs") else parts[0]
 

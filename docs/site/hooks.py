@@ -33,7 +33,6 @@ OUTSIDE = {
 FOLDERS = {
     "examples": "examples/index.md",
     "docs/decisions": "decisions/index.md",
-    "docs/guide": "index.md",
     **{f"examples/{name}": f"examples/{name}.md" for name in EXAMPLES},
 }
 SOURCES = {".py": "python", ".txt": "text", ".ini": "ini", ".service": "ini", ".yml": "yaml"}
@@ -47,20 +46,20 @@ _LINK = re.compile(r"(```.*?^```$)|\]\(([^)#\s]*)(#[^)\s]*)?\)", re.MULTILINE | 
 
 
 SEARCHED = {
-    "middleware": "guide/hooks",
+    "middleware": "frameworks-and-middleware",
     "debounce": "cookbook",
-    "dead letter": "guide/retries",
-    "graceful shutdown": "guide/operating",
-    "Kubernetes": "guide/production",
-    "acks_late": "guide/from-celery",
-    "chord": "guide/flows",
-    "beat": "guide/schedules",
-    "Horizon": "guide/from-laravel-or-sidekiq",
-    "burst": "guide/from-rq",
-    "prefetch": "guide/workers",
+    "dead letter": "retries-and-failed-jobs",
+    "graceful shutdown": "run-workers",
+    "Kubernetes": "deploy",
+    "acks_late": "from-other-queues",
+    "chord": "flows-and-callbacks",
+    "beat": "schedules-and-limits",
+    "Horizon": "from-other-queues",
+    "burst": "from-other-queues",
+    "prefetch": "run-workers",
 }
 """Words of other queues, and the page that the search has to find by each."""
-LESS_WANTED = ("decisions/", "changelog", "reliability", "contributing")
+LESS_WANTED = ("decisions/", "changelog", "guarantees", "contributing")
 """The beginnings of pages that come after others in the results of a search."""
 
 

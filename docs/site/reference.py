@@ -307,7 +307,8 @@ def settings() -> str:
     """Return the page of all settings."""
     parts = [
         "# Settings\n\nAn argument comes before the variable of the environment, the variable before the key "
-        "of `[tool.sqlq]` in `pyproject.toml`. [Defaults](../guide/defaults.md) says more of each.\n\n"
+        "of `[tool.sqlq]` in `pyproject.toml`. "
+        "[Settings and retention](../settings-and-retention.md) explains them.\n\n"
         "| what | argument | variable | key | default | who reads it |\n|---|---|---|---|---|---|\n"
     ]
     for each in SETTINGS:
@@ -318,7 +319,8 @@ def settings() -> str:
         "\nAn argument of one word is that of `sqlq.App`; those of `sqlq work` are those of `app.worker`, "
         "too. An App is that of a producer, a worker or a command. "
         f"{options} are defaults for jobs. `[tool.sqlq.defaults]` and `[tool.sqlq.queues.NAME]` take all "
-        "options of jobs, [in layers](../guide/headers-and-progress.md#defaults-in-layers).\n"
+        "options of jobs: see "
+        "[their order](../settings-and-retention.md#options-of-jobs-tasks-queues-and-the-app).\n"
     )
     return "".join(parts)
 
@@ -335,14 +337,16 @@ def each_error() -> list[type[Exception]]:
 WHAT_TO_DO: Final = {
     "SqlqError": "Catch a kind of it. Catch this one where any error of sqlq is handled alike.",
     "ConfigurationError": "Mend the setting that the message names. The transaction is still usable.",
-    "UnsupportedDatabaseError": "Take a database, or a version, that [is supported](../guide/databases.md).",
+    "UnsupportedDatabaseError": "Take a database, or a version, "
+    "that [is supported](../databases-and-connections.md).",
     "MissingFileError": "Run `sqlq migrate`, which makes the file, or mend the path in the URL.",
     "SchemaVersionError": "Run `sqlq migrate`, or install the version of sqlq that the message names.",
     "EnqueueError": "Mend the call: nothing was written, and the transaction is still usable.",
     "UnknownTaskError": "Import the module that defines the task, or enqueue it by `app.named`.",
     "ArgumentsError": "Give the handler's arguments, as JSON or as what its annotations name.",
     "ExecutionError": "Wait: the job is tried again while it has attempts. `sqlq show ID` has its history.",
-    "JobTimeoutError": "Give it more time by `timeout=`, or [cut it into slices](../guide/long-jobs.md).",
+    "JobTimeoutError": "Give it more time by `timeout=`, or cut it into slices by "
+    "[checkpoints](../idempotency-and-checkpoints.md#checkpoints).",
     "LeaseLostError": "Let it pass: roll back, and stop. Another worker has the job, or it was cancelled.",
     "WorkerLostError": "Look why the process died: memory, a signal, a crash. The job is tried again.",
     "JobNotFoundError": "Commit first, or look into the database that has it. Rows are kept for a time.",
@@ -351,7 +355,7 @@ WHAT_TO_DO: Final = {
     "JobFailedError": "Read `exception` and `message`; mend the cause, then `sqlq retry ID`.",
     "JobCancelledError": "Enqueue it anew, or `sqlq replay ID`, if it was cancelled by mistake.",
     "WaitTimeoutError": "Wait again with the same job: it goes on. `sqlq why ID` says what it waits for.",
-    "PayloadKeyError": "Give this process the key: [signed and encrypted payloads](../guide/encryption.md).",
+    "PayloadKeyError": "Give this process the key: [signed and encrypted payloads](../encryption.md).",
 }
 """The remedy for each error class."""
 
@@ -408,7 +412,7 @@ def _metrics(title: str, described: tuple[Described, ...]) -> Iterator[str]:
 
 def metrics() -> str:
     """Return the page of all metrics."""
-    parts = ["# Metrics\n\n[The guide](../guide/metrics.md) says how they are counted.\n"]
+    parts = ["# Metrics\n\n[Observability](../observability.md) says how they are counted.\n"]
     parts += _metrics("sqlq work --metrics-port", OF_WORKERS)
     parts += _metrics("sqlq metrics", OF_THE_DATABASE)
     return "".join(parts)

@@ -6,7 +6,7 @@ have.
 
 The signature covers the text, the kind (a payload or a result), the task and the queue. So a row cannot be
 passed off as another task's. It does not cover the id of a job: a row that was signed or encrypted once can
-be written again. `docs/guide/encryption.md` has the consequences, and the rest that is not covered.
+be written again. `docs/encryption.md` has the consequences, and the rest that is not covered.
 """
 
 from __future__ import annotations

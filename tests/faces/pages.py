@@ -1,4 +1,4 @@
-"""The README's and the guide's pages as tests have them: their blocks, and the small shop of which they all
+"""The README and the pages of docs/ as tests have them: their blocks, and the small shop of which they all
 speak. `Desk` has the quick start's shop.py on disk, `around` what the pages' Python finds around it."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.preloaded import DJANGO, preloaded
 
 ROOT = Path(__file__).parents[2]
 README, COOKBOOK = ROOT / "README.md", ROOT / "docs" / "cookbook.md"
-PAGES = {page: page.read_text() for page in [README, COOKBOOK, *sorted((ROOT / "docs/guide").glob("*.md"))]}
+PAGES = {page: page.read_text() for page in [README, *sorted((ROOT / "docs").glob("*.md"))]}
 """Those whose blocks are run."""
 
 
@@ -55,6 +55,11 @@ BLOCKS = [block for page, text in PAGES.items() for block in _blocks(page, text)
 def block(kind: str, name: str) -> str:
     (found,) = [b.text for b in BLOCKS if (b.kind, b.name) == (kind, name)]
     return found
+
+
+def commands(name: str, kind: str = "sh") -> list[str]:
+    """Return the commands of a block, without the comments above them."""
+    return [line for line in block(kind, name).splitlines() if not line.startswith("#")]
 
 
 def headings(page: Path) -> set[str]:
@@ -95,7 +100,7 @@ class Desk:
 
     def run(self, script: str, ends_with: int = 0, **environment: str) -> str:
         """Return the standard output of a script, or of commands that stand one a line."""
-        lines = script.splitlines()
+        lines = [line for line in script.splitlines() if not line.startswith("#")]
         if len(lines) > 1 and all(line.startswith("sqlq ") for line in lines):
             return "".join(self.run(line, ends_with, **environment) for line in lines)
         words = shlex.split(script, comments=True)

@@ -29,7 +29,7 @@ from tests.servers import PostgreSQL
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
-PAGE = PAGES[ROOT / "docs" / "guide" / "operating.md"]
+PAGE = PAGES[ROOT / "docs" / "deploy.md"]
 ATTACKS = {
     "enqueue any task with any arguments, before others' jobs, and without end": (
         "INSERT INTO jobs (task, payload, priority, available_at) VALUES ('t', '{}', 100, '1970-01-01')",

@@ -536,7 +536,7 @@ def test_alerts_and_panels_are_found() -> None:
 
 
 def test_the_guide_describes_every_metric_and_no_other() -> None:
-    page = (ROOT / "docs" / "guide" / "metrics.md").read_text()
+    page = (ROOT / "docs" / "observability.md").read_text()
     rows = dict(re.findall(r"^\| `(sqlq_[a-z_]+)` \|([^|]*)\|", page, re.MULTILINE))
     described = {
         f"{metric.name}_total" if metric.kind == "counter" else metric.name: metric

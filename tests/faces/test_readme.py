@@ -1,5 +1,5 @@
-"""Every block of the README and of the guide is run: commands as processes, Python and SQL on each database,
-GRANTs with real roles.
+"""Every block of the README and of the pages in docs/ is run: commands as processes, Python and SQL on each
+database. GRANTs are run with real roles.
 
 A comment before a block, invisible on the page, names the test that runs it: `<!-- sql: question -->`. A
 block without one fails a test. test_cookbook.py runs the recipes, test_moved.py the applications that
@@ -89,6 +89,7 @@ from tests.faces.pages import (
     Desk,
     Order,
     block,
+    commands,
     headings,
     run_python,
 )
@@ -156,7 +157,7 @@ def test_targets_of_relative_urls_in_pages_exist() -> None:
 
 def test_a_page_is_easy_to_read() -> None:
     assert PAGES[README].count("\n") <= LONGEST_README, (
-        "what is more than an introduction belongs into docs/guide"
+        "what is more than an introduction belongs into a page of docs/"
     )
     for page, content in PAGES.items():
         # a table's row cannot be wrapped
@@ -166,13 +167,6 @@ def test_a_page_is_easy_to_read() -> None:
             if len(line) > WIDEST and not line.startswith("|")
         ]
         assert not wide, f"{page.relative_to(ROOT)}: {wide}"
-
-
-def test_every_page_of_the_guide_is_named_in_the_readme() -> None:
-    unnamed = [
-        page.name for page in PAGES if page != README and f"]({page.relative_to(ROOT)})" not in PAGES[README]
-    ]
-    assert not unnamed
 
 
 # -- commands ------------------------------------------------------------------------------------------------
@@ -185,7 +179,7 @@ def test_quick_start(desk: Desk) -> None:
     program = block("quickstart", "shop.py").splitlines()
     assert len(list(filter(None, program))) <= 15, "it no longer fits a screen"
     assert len(lines) == 3
-    status, listed, shown = [desk.run(line) for line in block("sh", "look").splitlines()]
+    status, listed, shown = [desk.run(line) for line in commands("look")]
     assert "no jobs wait" in status
     assert re.search(r"^ ?1  finished  mail +shop\.send_receipt +1/5 ", listed, re.MULTILINE), listed
     assert shown.startswith("job 1: finished\n")
@@ -237,7 +231,7 @@ def test_the_two_commands() -> None:
 
 
 def test_commands(desk: Desk) -> None:
-    up, check, sql, down = block("sh", "migrate").splitlines()
+    up, check, sql, down = commands("migrate")
     desk.run(check, ends_with=1)
     desk.run(up)
     desk.run(check)
@@ -250,14 +244,14 @@ def test_commands(desk: Desk) -> None:
     engine.dispose()
     assert "enqueued job 2: shop.send_receipt in queue mail, scheduled" in desk.run(block("sh", "enqueue"))
     desk.run("sqlq --app shop:app work --drain")
-    listing, by_error, show, retry, forget = block("sh", "failed").splitlines()
+    listing, by_error, show, retry, forget = commands("failed")
     assert "shop.send_receipt" in desk.run(listing)
     assert re.search(r"^ +1  shop\.send_receipt ", desk.run(by_error), re.MULTILINE)
     assert "the payload is not JSON" in desk.run(show)
     assert "retried 1 job" in desk.run(retry)
     desk.run("sqlq --app shop:app work --drain")
     assert "deleted 1 job" in desk.run(forget)
-    operate = block("sh", "operate").splitlines()
+    operate = commands("operate")
     why, workers, pause, cancel, move, resume, prune, audit, doctor = operate
     assert "no worker is running" in desk.run(workers)
     assert "paused mail" in desk.run(pause)
@@ -277,7 +271,7 @@ def test_commands(desk: Desk) -> None:
         "app.enqueue(sqlq.chain(send_receipt.new(7), send_receipt.new(8)))\n"
     )
     desk.run("python flow.py")
-    listed, shown, retried, cancelled = block("sh", "flows").splitlines()
+    listed, shown, retried, cancelled = commands("flows")
     assert "1 available, 1 blocked" in desk.run(listed).replace(
         "1 blocked, 1 available", "1 available, 1 blocked"
     )
@@ -327,7 +321,7 @@ def test_replay_commands(desk: Desk) -> None:
     desk.run("sqlq --app shop:app migrate")
     desk.run("sqlq --app shop:app enqueue shop.send_receipt 7")
     desk.run("sqlq --app shop:app work --drain")
-    listed, recent, one, since = block("sh", "replay").splitlines()
+    listed, recent, one, since = commands("replay")
     assert "shop.send_receipt" in desk.run(listed)
     assert desk.run(recent) == "replayed 1 job of task shop.send_receipt since 2h as 2\n"
     assert desk.run(one) == "replayed 1 job as 3\n"
@@ -358,7 +352,7 @@ def test_schedule_commands(desk: Desk) -> None:
 
 def test_commands_for_workers(desk: Desk) -> None:
     desk.run("sqlq --app shop:app migrate")
-    listed, *asked, pause, resume = block("sh", "workers").splitlines()
+    listed, *asked, pause, resume = commands("workers")
     assert "no worker is running" in desk.run(listed)
     for line in asked:
         assert "no worker is running" in desk.run(line)
@@ -403,7 +397,7 @@ def test_a_django_project(desk: Desk) -> None:
     for name, content in {**written, "site_of_shop/settings.py": settings}.items():
         (desk.directory / name).write_text(content)
     desk.run("python manage.py makemigrations shop")
-    migrate, work, status = block("django", "sh").splitlines()
+    migrate, work, status = commands("sh", "django")
     desk.run(migrate)
     desk.run(
         "DJANGO_SETTINGS_MODULE=site_of_shop.settings python -c 'import django; django.setup()\n"
@@ -458,7 +452,7 @@ def test_a_worker_serves_one_app_of_a_dict(desk: Desk) -> None:
     url = "postgresql+psycopg://shop@db-{name}/shop"
     assert url in page
     (desk.directory / "shards.py").write_text(page.replace(url, "sqlite:///{name}.db"))
-    migrate, enqueue, work = block("sh", "apps").splitlines()
+    migrate, enqueue, work = commands("apps")
     desk.run(migrate)
     assert "enqueued job 1: greet" in desk.run(enqueue)
     assert "Hello Ada" in desk.run(work + " --drain")
@@ -467,36 +461,15 @@ def test_a_worker_serves_one_app_of_a_dict(desk: Desk) -> None:
 def test_troubleshooting_quotes_the_reasons_of_why(desk: Desk) -> None:
     """The page quotes the output of the command."""
     desk.run("sqlq --app shop:app migrate && sqlq --app shop:app enqueue shop.send_receipt 7")
-    asked, examined, workers = block("sh", "why").splitlines()
+    asked, examined, workers = commands("why")
     assert "no worker serves its queue" in desk.run(asked)
     assert "no worker is alive, and 1 job is due" in desk.run(examined, ends_with=1)
     assert "no worker is running" in desk.run(workers)
-    page = PAGES[ROOT / "docs" / "guide" / "troubleshooting.md"]
+    page = PAGES[ROOT / "docs" / "troubleshooting.md"]
     quoted = re.findall(r'^\| "(.+?)" \|', page, re.MULTILINE)
     source = "".join((ROOT / "sqlq" / path).read_text() for path in ("admin/why.py", "store/blockers.py"))
     assert len(quoted) > 10
     assert not [words for words in quoted if words not in source]
-
-
-WORDS = {
-    "middleware": "hooks.md",
-    "debounce": "enqueue.md",
-    "dead letter": "retries.md",
-    "graceful shutdown": "operating.md",
-    "Kubernetes": "production.md",
-    "acks_late": "from-celery.md",
-    "chord": "flows.md",
-    "beat": "schedules.md",
-    "Horizon": "dashboard.md",
-    "burst": "operating.md",
-}
-"""The words that people search for, and the page that answers."""
-
-
-@pytest.mark.parametrize("word", WORDS)
-def test_a_word_of_other_queues_is_found_on_its_page(word: str) -> None:
-    page = PAGES[ROOT / "docs" / "guide" / WORDS[word]]
-    assert re.search(rf"\b{word}", page, re.IGNORECASE)
 
 
 EXAMPLES = {
@@ -681,6 +654,17 @@ class TestPython:
         assert app._retention_ms == 30 * 86_400_000
         assert app.task(name="t", queue="mail")(lambda: None).max_attempts == 10
         assert app.task(name="u")(lambda: None).timeout_ms == 300_000
+
+    def test_queues(self, names: dict[str, Any]) -> None:
+        run_python("queues", names)
+        listed = {(job.queue, job.priority) for job in names["app"].jobs.list()}
+        assert listed == {("thumbnails", -10), ("urgent", 50)}
+
+    def test_isolated(self, names: dict[str, Any]) -> None:
+        run_python("isolated", names)
+        job = names["app"].enqueue(names["render"].new(7))
+        drain(names["app"])
+        assert names["app"].result(job) == "report-7.pdf"
 
     def test_services(self, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
         url = names["app"].database.engine.url
@@ -1233,7 +1217,7 @@ def test_statements_on_how_it_works_run(names: dict[str, Any]) -> None:
 def test_the_tutorial(desk: Desk) -> None:
     for name in ("models.py", "bank.py", "jobs.py", "views.py", "pyproject.toml", "test_shop.py"):
         (desk.directory / name).write_text(block("tutorial", name))
-    tables, migrate, serve = block("tutorial", "serve").splitlines()
+    tables, migrate, serve = commands("serve", "tutorial")
     desk.run(tables)
     desk.run(migrate)
     with subprocess.Popen(
@@ -1246,7 +1230,7 @@ def test_the_tutorial(desk: Desk) -> None:
         assert server.stderr is not None
         try:
             place = next(found[0] for line in server.stderr if (found := re.findall(r"http://[\d.:]+", line)))
-            good, bad, work, show = block("tutorial", "order").splitlines()
+            good, bad, work, show = commands("order", "tutorial")
             said, url = re.findall(r'curl -d "(.+?)" http://127.0.0.1:5000(\S+)', good)[0]
             with urllib.request.urlopen(place + url, said.replace(" ", "+").encode(), timeout=30) as page:
                 assert json.load(page) == {"order": 1}
@@ -1257,7 +1241,7 @@ def test_the_tutorial(desk: Desk) -> None:
             shown = desk.run(show)
             assert "the bank is closed" in shown
             assert "sqlq reschedule 1" in shown
-            again, work, listing = block("tutorial", "again").splitlines()
+            again, work, listing = commands("again", "tutorial")
             desk.run(again)
             assert "sending the receipt of order 1" in desk.run(work)
             assert desk.run(listing).count("finished") == 2

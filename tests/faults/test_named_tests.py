@@ -25,8 +25,8 @@ def defines(file: str, function: str) -> bool:
     return f"def {function}(" in code_of(file)
 
 
-def test_every_test_on_the_reliability_page_exists() -> None:
-    named = NAMED.findall((ROOT / "docs" / "reliability.md").read_text())
+def test_every_test_on_the_page_of_guarantees_exists() -> None:
+    named = NAMED.findall((ROOT / "docs" / "guarantees.md").read_text())
     assert len(named) > 50
     assert [f"{file}::{function}" for file, function in named if not defines(f"tests/{file}", function)] == []
 

@@ -69,7 +69,7 @@ def pay(n):
 CALLERS = (
     "connect_timeout=3&keepalives_idle=5&keepalives_interval=2&keepalives_count=3&tcp_user_timeout=10000"
 )
-"""Recommended by docs/guide/scaling.md to a caller's own engine."""
+"""Recommended by docs/deploy.md to a caller's own engine."""
 LISTENING_SECONDS = 0.25
 """Far less than the 1.25 s between two looks: a notification led to jobs that start so soon."""
 RESUME_SECONDS = 5.0

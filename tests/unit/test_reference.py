@@ -15,7 +15,7 @@ import click
 import pytest
 
 import sqlq
-from docs.site import reference
+from docs.site import navigation, reference
 from sqlq.admin.verbs import VERBS
 from sqlq.app.options import VARIABLES
 from sqlq.cli.root import _COMMANDS
@@ -73,7 +73,7 @@ def options_of(*commands: click.Command) -> set[str]:
 
 def test_each_command_that_a_page_names_exists_with_its_options() -> None:
     named = 0
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guide").glob("*.md")):
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         prose = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
         for said in re.findall(r"`(?:manage\.py )?sqlq ([a-z][^`]*)`", prose):
             command: click.Command = command_line
@@ -263,8 +263,27 @@ def test_the_check_names_a_page_that_differs(
 
 
 def test_the_navigation_has_each_page() -> None:
-    said = (ROOT / "docs" / "site" / "mkdocs.yml").read_text()
-    pages = set(re.findall(r": (\S+\.md)$", said, re.MULTILINE))
+    listed = [page for _, pages in navigation.groups() for page in pages]
     docs = ROOT / "docs"
-    folders = (*docs.glob("*.md"), *docs.glob("guide/*.md"), *reference.FOLDER.glob("*.md"))
-    assert pages >= {str(path.relative_to(docs)) for path in folders}
+    written = {str(path.relative_to(docs)) for path in (*docs.glob("*.md"), *reference.FOLDER.glob("*.md"))}
+    assert set(listed) >= written
+    assert len(listed) == len(set(listed))
+
+
+def test_a_page_has_the_name_of_its_file() -> None:
+    names = {page: re.sub(r"\W+", "-", navigation.title_of(page).lower()) for page in pages_of_the_guide()}
+    assert {page: name for page, name in names.items() if page != f"{name}.md"} == {}
+
+
+def test_the_guide_has_at_most_26_pages() -> None:
+    assert len(pages_of_the_guide()) <= 26
+
+
+def pages_of_the_guide() -> list[str]:
+    return sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_the_readmes_table_is_the_navigation() -> None:
+    """`python -m docs.site.navigation` writes it."""
+    readme = (ROOT / "README.md").read_text()
+    assert navigation.with_table(readme) == readme

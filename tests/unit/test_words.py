@@ -49,9 +49,9 @@ def test_findings_counts_beginnings_and_long_sentences_of_markdown(tmp_path: Pat
 
 
 def test_room_of_names_the_folder_of_a_page() -> None:
-    pages = ("docs/guide/sql.md", "docs/glossary.md", "CHANGELOG.md", "benchmarks/README.md")
+    pages = ("docs/decisions/0001-payload-is-text.md", "docs/sql.md", "CHANGELOG.md", "benchmarks/README.md")
     rooms = [words.room_of(words.ROOT / page) for page in pages]
-    assert rooms == ["docs/guide", "docs", "top level", "benchmarks"]
+    assert rooms == ["docs/decisions", "docs", "top level", "benchmarks"]
 
 
 def test_names_yields_bound_names_and_literals_when_a_word_is_ours(tmp_path: Path) -> None:

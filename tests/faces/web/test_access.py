@@ -215,7 +215,7 @@ CAN: dict[str, Callable[[Visitor, int], bool]] = {
 
 def cells() -> list[tuple[str, str, bool]]:
     """Return the cells of the page's table: what is done, by whom, and whether they can."""
-    page = (ROOT / "docs" / "guide" / "dashboard.md").read_text()
+    page = (ROOT / "docs" / "dashboard.md").read_text()
     table = page[page.index("| who is … can |") :].partition("\n\n")[0]
     header, _, *rows = ([word.strip() for word in row.strip("|").split("|")] for row in table.splitlines())
     return [
