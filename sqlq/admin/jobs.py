@@ -197,7 +197,7 @@ class Jobs(Facet):
         """Group failed jobs by task and error, the most frequent first; return also whether all are there.
 
         It returns about 1,000 groups, the most frequent among them. It counts up to 100,000 jobs of a queue,
-        task and error, and 1,000,000 in all. Larger numbers are estimates. It reads the newest 100,000 jobs
+        task and error, and 400,000 in all. Larger numbers are estimates. It reads the newest 100,000 jobs
         of a batch. `error` is a fingerprint.
         """
         return self._query(grouped, Selection(task=task, queue=queue, batch=batch, error=error))

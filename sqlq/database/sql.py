@@ -15,14 +15,12 @@ from sqlalchemy import (
     Table,
     bindparam,
     delete,
-    false,
     func,
     insert,
     literal,
     literal_column,
     null,
     select,
-    tuple_,
 )
 from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.selectable import FromClause
@@ -305,13 +303,21 @@ def distinct(
     order = [column.desc() for column in (*columns, *ids)]
     values = select(literal(1).label("place"), *columns, table.c.id).where(*where).order_by(*order).limit(1)
     each = select(values.subquery()).cte("each_value", recursive=True)
-    # PostgreSQL finds no place in the index by a comparison that has columns of an equation
+    # A probe for each column. By a comparison of rows SQLite would read all those of the last value.
+    # PostgreSQL would find no place in the index where one of the columns is an equation.
     free = [column for column in columns if column.name not in equal]
-    before = tuple_(*free) < tuple_(*(each.c[column.name] for column in free)) if free else false()
-    next_ids = select(table.c.id).where(before, *where).correlate(each).order_by(*order).limit(1)
+    probes = (
+        select(table.c.id)
+        .where(*(same == each.c[same.name] for same in free[:i]), free[i] < each.c[free[i].name], *where)
+        .correlate(each)
+        .order_by(*order)
+        .limit(1)
+        .scalar_subquery()
+        for i in reversed(range(len(free)))
+    )
     row = table.alias("next_row")
     following = select(each.c.place + 1, *(row.c[column.name] for column in columns), row.c.id)
-    is_next = row.c.id == next_ids.scalar_subquery()
+    is_next = row.c.id == func.coalesce(*probes, 0, 0)  # no job has the id 0
     each = each.union_all(following.join_from(each, row, is_next).where(each.c.place < limit))
     return select(*(each.c[column.name] for column in (*columns, *ids)))
 

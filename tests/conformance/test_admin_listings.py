@@ -333,6 +333,8 @@ def reads_few_pages(crowded: sqlq.App, *, analyzed: bool) -> None:
         assert conn.scalar(text("SELECT pg_relation_size('jobs') / 8192")) > 1_000
         for name in LOOKS if analyzed else LOOKS.keys() - NEED_STATISTICS:
             for statement, parameters in received(conn, LOOKS[name]):
+                if not analyzed and "count(*) AS count_1, public.failed_jobs" in statement:
+                    continue  # the sample, whose rows are looked up until there was a vacuum
                 (plan,) = conn.exec_driver_sql(
                     f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters
                 ).scalar_one()

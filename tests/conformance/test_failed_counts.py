@@ -9,6 +9,8 @@ import pytest
 from sqlalchemy import Connection, event, text
 
 import sqlq
+from sqlq.database.dialects import dialect_of
+from sqlq.database.sql import distinct
 from sqlq.model.outcome import ErrorText, Failed
 from sqlq.store.jobs import failed
 from sqlq.store.jobs.lookup import Selection
@@ -108,11 +110,29 @@ def test_a_number_beyond_the_bound_is_an_estimate(app: sqlq.App, monkeypatch: py
     assert many.estimated == ("number",)
     assert (few.number, few.estimated) == (100, ())
     assert sum(many.over_time) == pytest.approx(300_000, rel=0.2)
-    assert many.last_at - many.first_at == pytest.approx(timedelta(seconds=300_000), rel=0.01)
+    assert many.last_at - many.first_at == timedelta(seconds=299_999), "the oldest is not in the sample"
     monkeypatch.setattr(failed, "ROWS", 50)
     monkeypatch.setattr(failed, "TIMES", 50)
     many, few = app.jobs.failures()[0]
     assert (many.estimated, few.estimated) == (("number",), ("number",))
+
+
+def test_a_sample_has_odd_and_even_ids(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail(app, 20_000, "mail", "shop.send", "E", first=0, column="CAST(i % 2 AS CHAR(1))")
+    monkeypatch.setattr(failed, "TIMES", 100)
+    for each in app.jobs.failures()[0]:
+        assert sum(number > 0 for number in each.over_time) > len(each.over_time) / 2, each
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_probe_steps_over_all_jobs_of_an_error(app: sqlq.App) -> None:
+    with app.database.read() as conn:
+        ((statement, parameters),) = statements(
+            conn, lambda conn: conn.execute(distinct(dialect_of(conn).sql, failed._COLUMNS, 10)).all()
+        )
+        plan = str(conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all())
+    for place in ("queue=? AND task=? AND fingerprint<?", "queue=? AND task<?", "queue<?"):
+        assert f"failed_jobs_error ({place})" in plan
 
 
 def statements(conn: Connection, look: Any) -> list[tuple[str, Any]]:

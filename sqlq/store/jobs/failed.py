@@ -7,12 +7,13 @@ sample. The prime 61 shares no factor with a server's increment of ids, or with 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from functools import cache
+from itertools import accumulate
 from typing import Any, NamedTuple, TypeAlias
 
-from sqlalchemy import BigInteger, Connection, Integer, Select, String, bindparam, func, literal, select
+from sqlalchemy import BigInteger, Connection, Integer, Select, String, and_, func, literal, select
 
 from sqlq.config.durations import rounded
 from sqlq.database.batch import Batch
@@ -20,18 +21,20 @@ from sqlq.database.dialects import dialect_of
 from sqlq.database.sql import Sql, distinct
 from sqlq.schema.tables import failed_jobs
 from sqlq.schema.types import is_sampled, last_of
-from sqlq.store.jobs.lookup import BATCH, Selection, of_error
+from sqlq.store.jobs.lookup import BATCH, EVERY, Selection, of_error
 from sqlq.store.jobs.rows import slices
 
 EXACT = 100_000
 """Up to this number the jobs of a queue, and of an error in a queue and task, are counted one by one."""
-ROWS = 1_000_000
-"""The most rows that one look counts one by one; beyond it the largest numbers are estimates, too. It is the
-most rows of the sample, too, that are counted for one number."""
+ROWS = 400_000
+"""The most rows that one look counts one by one; beyond it the largest numbers are estimates, too."""
 KEYS = 1_000
 """The most queues, or errors in a queue and task, that one look counts."""
 ONE_OF = 61
-TIMES, LEAST_TIMES = 5_000, 50
+PRIME = 157
+"""A part of the sample are the ids with a small remainder by it. The multiples of 122 would be none of the
+odd ids. Multiples of 61 have these remainders evenly, as 61 / 157 is near the golden section."""
+TIMES, LEAST_TIMES = 3_000, 24
 """About how many times one look reads, and one error has at least."""
 TRACE_CHARACTERS = 1_500
 Key: TypeAlias = tuple[str, ...]
@@ -40,8 +43,10 @@ Key: TypeAlias = tuple[str, ...]
 _of = failed_jobs.c
 QUEUE = Batch(queue=String)
 _ERROR = Batch(queue=String, task=String, fingerprint=String)
-_TIMES = Batch(**_ERROR.columns, stride=BigInteger)
+_TIMES = Batch(**_ERROR.columns, part=BigInteger)
 _COLUMNS = [_of[name] for name in _ERROR.columns]
+_NUMBER = select(func.count()).select_from(failed_jobs)
+_FIRST = select(_of.failed_at).order_by(_of.id).limit(1)
 
 
 class Newest(NamedTuple):
@@ -79,23 +84,16 @@ def groups(conn: Connection, only: Selection) -> tuple[dict[Key, Group], bool]:
         counts, is_complete = {key: (len(some), False) for key, some in times.items()}, len(of_batch) <= EXACT
         return _with_newest(conn, ids.values(), counts, times), is_complete
     sql, (ids, is_complete) = dialect_of(conn).sql, _keys(conn, only)
+    counts = numbers(conn, _ERROR, [*ids], only)
     size = max(LEAST_TIMES, TIMES // max(1, len(ids)))
-    strides = dict.fromkeys(ids, 1)
-    counts = dict[Key, tuple[int, bool]]()
+    part = PRIME * ONE_OF * size
     for is_sample in (False, True):
-        rows, limit = (
-            [(*key, stride) for key, stride in strides.items()],
-            {"limit": size * (1 + is_sample) + 1},
-        )
-        for *key, at in sql.each(conn, _times(sql, is_sample), _TIMES, rows, limit):
+        rows = [(*key, 1 + part // (n or 1)) for key, (n, _) in counts.items() if (n > size) == is_sample]
+        for *key, at in _each(conn, _times(sql, is_sample), _TIMES, rows):
             times[tuple(key)].append(at)
-        if not is_sample:
-            counts = {key: (len(some), False) for key, some in times.items()}
-            counts |= numbers(conn, _ERROR, [key for key, (number, _) in counts.items() if number > size])
-            strides = {
-                key: -(-of // (ONE_OF * size)) * ONE_OF for key, (of, _) in counts.items() if of > size
-            }
-            times |= {key: [] for key in strides}
+    many = [key for key, (n, _) in counts.items() if n > size]
+    for at, *key in _each(conn, _value(sql, _ERROR, _FIRST), _ERROR, many):
+        times[tuple(key)].append(at)
     return _with_newest(conn, ids.values(), counts, times), is_complete
 
 
@@ -124,52 +122,45 @@ def queues(conn: Connection, limit: int) -> list[str]:
     return list(conn.scalars(distinct(dialect_of(conn).sql, [_of.queue], limit)))
 
 
-def numbers(conn: Connection, batch: Batch, keys: Sequence[Key]) -> dict[Key, tuple[int, bool]]:
+def numbers(
+    conn: Connection, batch: Batch, keys: Sequence[Key], only: Selection = EVERY
+) -> dict[Key, tuple[int, bool]]:
     """Return the number of failed jobs of each queue or error, and whether it is an estimate."""
-    sql = dialect_of(conn).sql
-
-    def counted(some: Sequence[Key], limit: int, *, is_sample: bool = False) -> dict[Key, int]:
-        rows = sql.each(conn, _count(sql, batch, is_sample), batch, some, {"limit": limit})
-        return {tuple(key): number for number, *key in rows}
-
-    estimates = {key: sample * ONE_OF for key, sample in counted(keys, ROWS, is_sample=True).items()}
-    few, left = [], ROWS
-    for key in sorted(estimates, key=lambda key: estimates[key]):
-        left -= min(estimates[key], EXACT)
-        if left >= 0 and estimates[key] < 1.2 * EXACT:
-            few.append(key)
-    exact = {key: (number, False) for key, number in counted(few, EXACT + 1).items()}
-    for key, estimate in estimates.items():
-        number, _ = exact.get(key, (EXACT + 1, False))
+    columns = [_of[name] for name in batch.columns]
+    sample = select(func.count(), *columns).where(is_sampled(_of.id), only.where(failed_jobs))
+    estimates = dict.fromkeys(keys, 0)
+    estimates |= {tuple(key): number * ONE_OF for number, *key in conn.execute(sample.group_by(*columns))}
+    keys = sorted(keys, key=lambda key: estimates[key])
+    sums = accumulate(estimates[key] for key in keys)
+    few = [key for key, of in zip(keys, sums, strict=True) if of <= ROWS and estimates[key] < 1.2 * EXACT]
+    counts = dict[Key, tuple[int, bool]]()
+    for number, *key in _each(conn, _value(dialect_of(conn).sql, batch, _NUMBER), batch, few):
+        counts[tuple(key)] = (number, False)
+    for key in keys:
+        number, _ = counts.get(key, (EXACT + 1, False))
         if number > EXACT:  # guard: large-numbers-are-estimates
-            exact[key] = rounded(max(estimate, EXACT if key in exact else 1)), True
-    return exact
+            counts[key] = rounded(max(estimates[key], EXACT if key in counts else 1)), True
+    return counts
 
 
-def _rows(sql: Sql, row: Any, names: Iterable[str], *columns: Any, is_sample: bool) -> Select[Any]:
-    equal = [_of[name] == row[name] for name in names] + ([is_sampled(_of.id)] if is_sample else [])
-    rows = select(*columns).where(*equal).correlate_except(failed_jobs).limit(bindparam("limit"))
-    # in the order of the index, so that no plan reads the table; MariaDB would sort
-    return rows if sql.scans_loosely else rows.order_by(*_COLUMNS)
+def _each(conn: Connection, query: Select[Any], batch: Batch, rows: Sequence[Any]) -> Sequence[Any]:
+    return conn.execute(query, dialect_of(conn).sql.batch_parameters(batch, rows)).all() if rows else []
 
 
 @cache
-def _count(sql: Sql, batch: Batch, is_sample: bool) -> Callable[[Any], Select[Any]]:
-    def query(row: Any) -> Select[Any]:
-        rows = _rows(sql, row, batch.columns, _of.id, is_sample=is_sample).subquery()
-        number = select(func.count()).select_from(rows).scalar_subquery()
-        return select(number.label("number"), *(row[name].label(name) for name in batch.columns))
-
-    return query
+def _value(sql: Sql, batch: Batch, query: Select[Any]) -> Select[Any]:
+    """Return a query of one value for each row, by a subquery, which goes by the index on each database."""
+    rows = sql.batch_table(batch)
+    value = query.where(*(_of[name] == rows.c[name] for name in batch.columns)).scalar_subquery()
+    return select(value.label("value"), *(rows.c[name] for name in batch.columns))
 
 
 @cache
-def _times(sql: Sql, is_sample: bool) -> Callable[[Any], Select[Any]]:
-    def query(row: Any) -> Select[Any]:
-        rows = _rows(sql, row, _ERROR.columns, *_COLUMNS, _of.failed_at, is_sample=is_sample)
-        return rows.where(_of.id % row["stride"] == 0)
-
-    return query
+def _times(sql: Sql, is_sample: bool) -> Select[Any]:
+    rows = sql.batch_table(_TIMES)
+    equal = (_of[name] == rows.c[name] for name in _ERROR.columns)
+    query = select(*_COLUMNS, _of.failed_at).join_from(rows, failed_jobs, and_(*equal))
+    return query.where(is_sampled(_of.id), _of.id % PRIME < rows.c.part) if is_sample else query
 
 
 def _with_newest(
