@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import ClassVar
 
 from sqlalchemy import Connection
 
@@ -28,7 +27,7 @@ class Failures(AsJson):
     the jobs in equal parts of the time from the first to the last of all groups. Beyond 100,000 jobs `number`
     is an estimate, and `estimated` names it. `over_time` of many jobs comes from a sample."""
 
-    COLUMNS: ClassVar = ("number", "task", "newest", "fingerprint", "error")
+    COLUMNS = ("number", "task", "newest", "fingerprint", "error")
     fingerprint: str
     task: str
     error: str

@@ -6,7 +6,7 @@ import builtins
 import json
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from sqlq.admin.batches import Cancellation, cancel, move_back
 from sqlq.admin.facet import Facet, audited, for_asyncio
@@ -23,7 +23,7 @@ from sqlq.store.flows import flows as flow_rows
 from sqlq.store.jobs import lookup, settle
 from sqlq.store.jobs.lookup import Selection
 
-FlowOrId: TypeAlias = EnqueuedFlow | FlowStatus | int
+FlowOrId = EnqueuedFlow | FlowStatus | int
 SKIPPED = "it was skipped by an operator"
 
 

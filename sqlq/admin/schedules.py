@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import Any, ClassVar, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 from sqlalchemy import Connection, Row
 
@@ -36,7 +36,7 @@ class LastJob:
     """A job that a schedule has enqueued: its state, the time of its run, and its error if it has failed.
     `state` is "gone" where it is kept no longer."""
 
-    COLUMNS: ClassVar = ("id", "state", "for=scheduled_for", "error")
+    COLUMNS = ("id", "state", "for=scheduled_for", "error")
     id: int
     state: str
     scheduled_for: datetime | None = None
@@ -54,7 +54,7 @@ class ScheduleDetails(AsJson):
     of the schedule had not ended at their time. After an outage up to 1,000 are counted.
     """
 
-    COLUMNS: ClassVar = (
+    COLUMNS = (
         *("name", "state", "when=plan", "task", "next=next_at"),
         *("ticks", "skipped", "last job=last_job"),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Any
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
@@ -30,7 +30,7 @@ class Reading:
     """A reading, and what it means. `number` is the value for programs, where it is one number. `query` is a
     statement of another session: its texts may be secret."""
 
-    COLUMNS: ClassVar = ("reading=name", "value", "meaning")
+    COLUMNS = ("reading=name", "value", "meaning")
     name: str
     value: str
     meaning: str
@@ -79,7 +79,7 @@ def _oldest(sessions: Sequence[Session]) -> str:
     return f"open for {span(seconds)}: {number} ({program or 'no name'}, {state})"
 
 
-Row: TypeAlias = tuple[Callable[[Connection], Any], Callable[[Any], str], str]
+Row = tuple[Callable[[Connection], Any], Callable[[Any], str], str]
 """A query, how its answer is written, and what it means."""
 
 

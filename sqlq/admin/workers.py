@@ -6,7 +6,7 @@ import builtins
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Row
 
@@ -30,7 +30,7 @@ class WorkerStatus(AsJson):
     At its last heartbeat its host's clock was `clock_ahead_seconds` ahead of the database's. Its supervisor
     cannot start another process because of `start_error`."""
 
-    COLUMNS: ClassVar = (
+    COLUMNS = (
         *("worker", "state", "queues=served", "slots=concurrency", "jobs=number"),
         *("heartbeat=seen_at", "version"),
     )

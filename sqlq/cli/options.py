@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 import click
 
@@ -16,7 +16,7 @@ from sqlq.admin.verb import Option as OfVerb
 from sqlq.admin.verbs import ONES, OTHER_QUEUE, PRIORITY
 from sqlq.errors import ConfigurationError
 
-Option: TypeAlias = Callable[[Any], Any]
+Option = Callable[[Any], Any]
 """A decorator that gives a command an option or an argument."""
 flag = partial(click.option, is_flag=True)
 duration = partial(click.option, metavar="DURATION")

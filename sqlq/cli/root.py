@@ -9,7 +9,7 @@ from collections import UserDict
 from contextvars import copy_context
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sqlq.admin.verb import Verb
 
 
-_COMMANDS: Final = {
+_COMMANDS = {
     "init": "Begin to use sqlq in the project here.",
     "migrate": "Create the tables, or bring them up to this version.",
     "work": "Run jobs until stopped.",
@@ -56,7 +56,7 @@ _COMMANDS: Final = {
 imports none of them."""
 
 
-_MODULES: Final = {"queues": "status", "why": "show"} | dict.fromkeys(
+_MODULES = {"queues": "status", "why": "show"} | dict.fromkeys(
     ("jobs", "failed", "workers", "flows", "limits", "audit"), "lists"
 )
 """The modules of commands that share one; each other command has its own."""

@@ -10,11 +10,10 @@ from __future__ import annotations
 import re
 import time
 from datetime import MAXYEAR, MINYEAR, UTC, datetime, timedelta
-from typing import TypeAlias
 
 from sqlq.errors import ConfigurationError
 
-Duration: TypeAlias = timedelta | str
+Duration = timedelta | str
 """A `timedelta`, or text such as "500ms", "30s", "5m", "2h", "1d", "1h30m"."""
 
 _UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}

@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import asdict
 from datetime import datetime
-from typing import Any, ClassVar
+from typing import Any
 
 from sqlq.config.command_hint import escaped_lines
 
@@ -18,7 +18,7 @@ class AsJson:
     """A dataclass that operators see: as an object of JSON, or as a row of a table."""
 
     __slots__ = ()
-    COLUMNS: ClassVar[tuple[str, ...]] = ()
+    COLUMNS: tuple[str, ...] = ()
     """The columns in a terminal. The attribute follows "=" where it is not called like the column."""
 
     def as_json(self) -> dict[str, Any]:

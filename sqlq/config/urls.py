@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 from urllib.parse import quote_plus
 
 from sqlalchemy import URL, make_url
@@ -14,7 +14,7 @@ from sqlalchemy.exc import ArgumentError
 from sqlq.config import pyproject
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
 
-DEFAULT_URL: Final = "sqlite:///sqlq.db"
+DEFAULT_URL = "sqlite:///sqlq.db"
 
 _DRIVERS = {
     "postgresql": "postgresql+psycopg",
@@ -139,7 +139,7 @@ def in_memory(url: URL) -> bool:
     )
 
 
-IN_MEMORY: Final = (
+IN_MEMORY = (
     "an SQLite database in memory is seen by one connection only, so sqlq cannot open it, nor a worker run "
     "its jobs: name a file, as in sqlite:///sqlq.db (in a test, see sqlq.testing.create_tables)"
 )

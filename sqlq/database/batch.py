@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     CTE,
@@ -27,11 +27,11 @@ from sqlalchemy.types import TypeEngine
 
 from sqlq.schema.tables import jobs
 
-Expression: TypeAlias = ColumnElement[Any]
-Condition: TypeAlias = ColumnElement[bool]
-Values: TypeAlias = Mapping[str, Any]
+Expression = ColumnElement[Any]
+Condition = ColumnElement[bool]
+Values = Mapping[str, Any]
 """The values of columns, by their names."""
-Right: TypeAlias = tuple[int, int]
+Right = tuple[int, int]
 """A job's id and the lease token under which a worker holds it."""
 
 

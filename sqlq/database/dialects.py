@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
-from typing import Final, cast
+from typing import cast
 
 from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError
@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlq.database.dialect import Dialect
 from sqlq.database.values import Problem
 
-NAMES: Final = ("postgresql", "sqlite", "mariadb")
+NAMES = ("postgresql", "sqlite", "mariadb")
 """The names of the databases, as SQLAlchemy has them."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     Connection,
@@ -49,7 +49,7 @@ from sqlq.database.values import (
 from sqlq.schema.tables import CARRIED, jobs
 
 T = TypeVar("T")
-RowQuery: TypeAlias = Callable[[Any], Select[Any]]
+RowQuery = Callable[[Any], Select[Any]]
 """Returns a query that is run for a row, from its columns by their names."""
 
 

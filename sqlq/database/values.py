@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 from sqlalchemy import ColumnElement
 
@@ -36,12 +36,12 @@ def claimed_columns(dialect: Any, **changed: str) -> str:
     )
 
 
-QueuePosition: TypeAlias = tuple[str, int, int, int]
+QueuePosition = tuple[str, int, int, int]
 """A queue, a priority in it, and the due time (µs since 1970) and id of the last job that a claim took
 there."""
 
 
-ClaimOrder: TypeAlias = Literal["oldest", "newest", "evenly"]
+ClaimOrder = Literal["oldest", "newest", "evenly"]
 """Which jobs a claim takes first in a queue. With "evenly" the oldest, and no queue comes before another."""
 
 
@@ -49,9 +49,9 @@ LARGEST_WINDOW = 1_000
 """The most queues that a look reads beside the known ones."""
 
 
-RawRows: TypeAlias = Sequence[Sequence[Any]]
+RawRows = Sequence[Sequence[Any]]
 """Rows as a driver takes or returns them."""
-Execute: TypeAlias = Callable[[str, Any], RawRows]
+Execute = Callable[[str, Any], RawRows]
 """Runs a statement that names the token schema, with its parameters as the driver takes them. It returns the
 rows."""
 
@@ -139,7 +139,7 @@ class TableSize:
     """One of our tables: estimates of its rows, its bytes on disk, and those of its largest indexes. None
     for what this database does not count."""
 
-    COLUMNS: ClassVar = (
+    COLUMNS = (
         *("table=name", "rows", "dead=dead_rows", "size=bytes", "indexes=index_bytes"),
         *("vacuumed=vacuumed_at", "largest indexes=largest_indexes"),
     )

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
@@ -68,7 +68,7 @@ class RowAdmin(admin.ModelAdmin):
     list_per_page = 50
     show_facets = admin.ShowFacets.NEVER
     sortable_by = ()
-    group: ClassVar[str | None] = None
+    group: str | None = None
     """The command whose verbs are the actions; "" for verbs on jobs."""
 
     def all(self) -> Iterable[Any]:

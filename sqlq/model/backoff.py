@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, get_args
 
 from sqlq.config.durations import MAX_MS, Duration, milliseconds, readable
 from sqlq.errors import ConfigurationError
@@ -18,7 +18,7 @@ from sqlq.errors import ConfigurationError
 Backoff = Callable[[int], Duration]
 """Takes the number of attempts made (1 after the first), and returns how long to wait before the next."""
 
-Shape: TypeAlias = Literal["exponential", "linear", "fibonacci", "list"]
+Shape = Literal["exponential", "linear", "fibonacci", "list"]
 BackoffOption = Backoff | Duration | Sequence[Duration]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial, wraps
-from typing import Any, Literal, NamedTuple, ParamSpec, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
 
 from sqlq.config.constants import LAST_ID, MAX_NAME, PRIORITIES
 from sqlq.config.durations import MAX_MS, Duration, aware, milliseconds
@@ -19,8 +19,8 @@ from sqlq.payload.signatures import signature_of
 P = ParamSpec("P")
 T = TypeVar("T")
 
-UniqueUntil: TypeAlias = Literal["finish", "start", "pruned"]
-OnConflict: TypeAlias = Literal["keep", "replace", "debounce"]
+UniqueUntil = Literal["finish", "start", "pruned"]
+OnConflict = Literal["keep", "replace", "debounce"]
 NOT_IN_TIME = "expired: it was not started in time"
 """Why a job was cancelled that had a time to be started in."""
 FOR_EVER_MS = MAX_MS

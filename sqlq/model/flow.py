@@ -10,7 +10,7 @@ import json
 from collections.abc import Coroutine, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, overload
+from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 from sqlq.config.constants import PAYLOAD_BYTES
 from sqlq.config.json_text import AsJson
@@ -19,7 +19,7 @@ from sqlq.model.checks import checked_name, checked_word, refusing_by
 from sqlq.model.flow_parts import AnyFlow, Chain, Group, Result, Step, Steps, kind
 from sqlq.model.job import NewJob, Progress, R, State
 
-When: TypeAlias = Literal["success", "failure", "ended"]
+When = Literal["success", "failure", "ended"]
 STEPS_LIMIT = 100_000
 EDGES_LIMIT = 1_000_000
 """A flow is written in one transaction, and read as a whole."""
@@ -333,7 +333,7 @@ class StepDetails:
     each with how it has to end. `result` is decoded JSON; `error` is the error of a failed step, or why one
     was cancelled or skipped."""
 
-    COLUMNS: ClassVar = ("step=id", "task", "label", "state", "after", "error")
+    COLUMNS = ("step=id", "task", "label", "state", "after", "error")
     id: int
     task: str
     queue: str
@@ -350,7 +350,7 @@ class FlowStatus(AsJson):
     """How far a flow is: how many of its steps are in which state. Steps whose rows were pruned count as
     nothing."""
 
-    COLUMNS: ClassVar = ("id", "name", "state", "steps=steps_by_state", "enqueued=created_at")
+    COLUMNS = ("id", "name", "state", "steps=steps_by_state", "enqueued=created_at")
     id: int
     name: str | None
     created_at: datetime

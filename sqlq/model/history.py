@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 AttemptOutcome = Literal[
     "finished",
@@ -25,7 +25,7 @@ AttemptOutcome = Literal[
     "cancel_requested",
     "running",
 ]
-Note: TypeAlias = Literal["released", "snoozed", "put_back", "cancel_requested"]
+Note = Literal["released", "snoozed", "put_back", "cancel_requested"]
 """The kinds of lines that are no error."""
 NOTES: tuple[str, ...] = get_args(Note)
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, Unpack
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Unpack
 
 from sqlq.config.json_text import AsJson
 from sqlq.errors import EnqueueError
@@ -261,7 +261,7 @@ class JobDetails(HasArguments, AsJson, Handle):
     `unreadable`, which is the reason. `error` is the error of a failed job in one text, or the reason of a
     cancelled one."""
 
-    COLUMNS: ClassVar = ("id", "state", "queue", "task", "attempts", "time", "progress", "label", "error")
+    COLUMNS = ("id", "state", "queue", "task", "attempts", "time", "progress", "label", "error")
     id: int
     queue: str
     task: str

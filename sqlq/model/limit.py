@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from string import Formatter
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal
 
 from sqlq.config.durations import ago, compact, milliseconds, span
 from sqlq.config.json_text import AsJson
@@ -22,7 +22,7 @@ from sqlq.model.checks import Rule, checked_name, checked_whole, checked_word, r
 from sqlq.payload.signatures import signature_of
 
 Key = str | Callable[..., str]
-OnFailure: TypeAlias = Literal["continue", "hold"]
+OnFailure = Literal["continue", "hold"]
 
 RUNNING_LIMIT = 1_000_000
 _RATE = re.compile(r"\s*([0-9]{1,20})\s*/(.+)", re.DOTALL)
@@ -284,7 +284,7 @@ class LimitStatus(AsJson):
     `next_start_seconds`. `set_at` is when an operator overrode the limit. There may be more in line where it
     `is_capped`. Its rule `is_known` once a worker has looked at the key."""
 
-    COLUMNS: ClassVar = (
+    COLUMNS = (
         "key",
         "limit=says",
         "running",

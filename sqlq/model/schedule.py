@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, Unpack
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack
 
 from sqlq.config.durations import Duration, aware, milliseconds, readable, written
 from sqlq.errors import ConfigurationError
 from sqlq.model.checks import Rule, checked_whole, checked_word
 from sqlq.model.job import NewJob
 
-CatchUp: TypeAlias = Literal["latest", "all", "skip"]
-Overlap: TypeAlias = Literal["allow", "skip", "queue"]
+CatchUp = Literal["latest", "all", "skip"]
+Overlap = Literal["allow", "skip", "queue"]
 
 MINIMUM = timedelta(seconds=1)
 MAX_REPEATS = 1_000_000_000

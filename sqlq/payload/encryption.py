@@ -22,8 +22,8 @@ from typing import Any, Literal, TypeAlias
 
 from sqlq.errors import ConfigurationError, PayloadKeyError
 
-Kind: TypeAlias = Literal["payload", "result"]
-How: TypeAlias = Literal["sign", "encrypt", "read"]
+Kind = Literal["payload", "result"]
+How = Literal["sign", "encrypt", "read"]
 """`read` opens signed and encrypted rows, and writes plain ones: the first step on the way to signed or
 encrypted rows."""
 Plain: TypeAlias = "Literal['accept', 'refuse'] | Sequence[str]"

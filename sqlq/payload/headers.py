@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 from sqlq.config.constants import HEADERS_BYTES
 from sqlq.errors import ArgumentsError, ConfigurationError
 from sqlq.payload.codec import check_json, json_within, read_json
 
-Headers: TypeAlias = Mapping[str, Any]
+Headers = Mapping[str, Any]
 NO_HEADERS: Headers = MappingProxyType({})
 OWN = "sqlq."
 """How names begin that are sqlq's own."""

@@ -4,8 +4,6 @@ From Python 3.14 on annotations are evaluated when they are read. They may name 
 what only type checkers import.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 

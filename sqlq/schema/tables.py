@@ -7,7 +7,7 @@ engine) replaces the token by the schema of the tables. So neither a caller's `s
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from sqlalchemy import (
     DOUBLE_PRECISION,
@@ -51,7 +51,7 @@ def _id() -> Column[int]:
     return Column("id", BigInteger().with_variant(Integer(), "sqlite"), Identity(), primary_key=True)
 
 
-Use: TypeAlias = Literal[
+Use = Literal[
     "option", "written", "plain", "replaced", "forgotten", "copied", "reset", "live", "viewed", "waited"
 ]
 """A writer of a column of jobs, or a copy of a job that has its value.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from functools import cache, partial
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from sqlalchemy import Connection, Engine, TextClause, text
 
@@ -20,11 +20,11 @@ from sqlq.config.command_hint import command, granting
 from sqlq.errors import ConfigurationError, SchemaVersionError
 from sqlq.schema.qualify import in_catalog
 
-HEAD: Final = "0001"
+HEAD = "0001"
 """The revision this sqlq needs: the last one in migrations/versions. Four digits, so that text compares as
 the number."""
 
-TABLE: Final = "sqlq_version"
+TABLE = "sqlq_version"
 
 log = logging.getLogger("sqlq")
 

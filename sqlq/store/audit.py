@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
-from typing import ClassVar
 
 from sqlalchemy import Connection, case, select, update
 
@@ -27,7 +26,7 @@ class Action(AsJson):
     interrupted: without a sign for a minute. `database_user` is the user of the database connection, as the
     database has it; None on SQLite."""
 
-    COLUMNS: ClassVar = (
+    COLUMNS = (
         *("id", "when=at", "who=actor", "database user=database_user"),
         *("state", "number", "command=target"),
     )

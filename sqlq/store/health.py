@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     Column,
@@ -65,7 +65,7 @@ class QueueStatus(AsJson):
     when nothing waits. `capped` names the counts that were not brought to an end: there are at least so
     many. `estimated` names the one that is a rounded estimate."""
 
-    COLUMNS: ClassVar = (
+    COLUMNS = (
         *("queue", "available", "scheduled", "blocked", "running", "failed"),
         *("oldest wait=oldest_wait", "served=service"),
     )

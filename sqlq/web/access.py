@@ -14,7 +14,7 @@ from sqlq.errors import ConfigurationError
 if TYPE_CHECKING:
     from werkzeug import Request
 
-Role: TypeAlias = Literal["viewer", "operator", "admin"]
+Role = Literal["viewer", "operator", "admin"]
 """A viewer looks. An operator also retries, cancels, reschedules, replays, pauses and resumes. An admin also
 deletes, stops workers, and changes schedules and limits."""
 ROLES: tuple[Role, ...] = get_args(Role)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 from werkzeug import Response
@@ -30,7 +30,7 @@ from sqlq.web.outline import BOXES, Box, outline
 from sqlq.web.reading import FRESH_SECONDS, unread
 from sqlq.web.view import View
 
-Values: TypeAlias = Mapping[str, Any]
+Values = Mapping[str, Any]
 """The values of a template."""
 JOBS_SHOWN = 50
 SEARCHED = 50_000

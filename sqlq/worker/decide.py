@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from sqlq.database.batch import Right
 from sqlq.worker.options import WorkerOptions, readable_bytes
@@ -92,8 +92,8 @@ class Act(Enum):
     """Report that there are more jobs than the claim brought."""
 
 
-Event: TypeAlias = Turn | Claimed
-Action: TypeAlias = Claim | Retire | AwaitRoom | Act
+Event = Turn | Claimed
+Action = Claim | Retire | AwaitRoom | Act
 
 
 def decide(options: WorkerOptions, event: Event) -> Action:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, partial
-from typing import Any, ClassVar, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
@@ -35,7 +35,7 @@ class Verdict(StrEnum):
 class Finding(AsJson):
     """The result of one check, and the remedy."""
 
-    COLUMNS: ClassVar = ("verdict", "about=check", "found=text")
+    COLUMNS = ("verdict", "about=check", "found=text")
     verdict: Verdict
     said: str
     remedy: str | None = None
@@ -50,7 +50,7 @@ class Finding(AsJson):
         return self.said + (f" → {self.remedy}" if self.remedy else "")
 
 
-Answers: TypeAlias = Iterator[Finding]
+Answers = Iterator[Finding]
 ok = partial(Finding, Verdict.OK)
 check = partial(Finding, Verdict.CHECK)
 to_do = partial(Finding, Verdict.TO_DO)

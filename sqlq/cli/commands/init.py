@@ -6,17 +6,17 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from string import Template
-from typing import Final, NoReturn
+from typing import NoReturn
 
 import click
 
 from sqlq.cli.options import confirm, yes_option
 from sqlq.errors import ConfigurationError
 
-TEMPLATES: Final = Path(__file__).parent / "templates"
+TEMPLATES = Path(__file__).parent / "templates"
 
 
-KINDS: Final = {
+KINDS = {
     "Django": {"app": "app", "head": "from sqlq.django import app"},
     "Flask": {
         "app": "queue",

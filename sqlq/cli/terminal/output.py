@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 UNLIMITED = 100_000
 
-Cell: TypeAlias = str | int | tuple[str, str] | None
+Cell = str | int | tuple[str, str] | None
 """Text, a number, nothing, or text with a style."""
 
 

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy import Connection, Engine, event
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
-Call: TypeAlias = Callable[[], object]
+Call = Callable[[], object]
 
 
 class _Callbacks(NamedTuple):

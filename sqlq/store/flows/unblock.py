@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -40,7 +40,7 @@ from sqlq.store.jobs import settle
 from sqlq.store.jobs.rows import ENDED_AT, in_line, slices
 from sqlq.store.limits.grant import wake_lines
 
-FlowPosition: TypeAlias = tuple[int, int]
+FlowPosition = tuple[int, int]
 """A flow, and a step of it, by their ids."""
 ENDED_AT_ONCE = 500
 STEPS_AT_ONCE = 1_000

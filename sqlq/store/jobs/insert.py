@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cache, lru_cache, partial
 from itertools import groupby
 from operator import attrgetter, itemgetter
-from typing import Any, TypeAlias
+from typing import Any
 
 from sqlalchemy import (
     BigInteger,
@@ -262,7 +262,7 @@ def _insert_in_order(
     return done, [key for key in ordered if key not in holders]
 
 
-Conflict: TypeAlias = tuple[OnConflict, int | None]
+Conflict = tuple[OnConflict, int | None]
 """How a new job changes the waiting one with its unique key, and the bound of a debounce in milliseconds,
 counted from the first enqueue."""
 _conflict_of: Callable[[NewJob], Conflict] = attrgetter("on_conflict", "max_wait_ms")
@@ -324,7 +324,7 @@ REPLACED = (*names_of("replaced", "forgotten"), "available_at")
 
 _ROUNDS = 20
 
-JobKey: TypeAlias = tuple[str, str | None]
+JobKey = tuple[str, str | None]
 """A queue and a unique key in it."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from operator import attrgetter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     BigInteger,
@@ -137,7 +137,7 @@ def row_of(job: NewJob, options: Sequence[str]) -> dict[str, Any]:
     return {name: getattr(job, FIELDS[name]) for name in parameters_of(options)}
 
 
-Value: TypeAlias = Callable[[str], Expression]
+Value = Callable[[str], Expression]
 """Returns the expression of an option."""
 
 

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias, assert_never
+from typing import Any, NamedTuple, assert_never
 
 from sqlalchemy import (
     CTE,
@@ -127,7 +127,7 @@ def _follow(conn: Connection, follow_ups: Iterable[NewJob | None]) -> None:
         insert(conn, new)
 
 
-Row: TypeAlias = tuple[Any, ...]
+Row = tuple[Any, ...]
 """A right to a job, and the values of a batch."""
 
 

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from fractions import Fraction
 from functools import cache
 from math import ceil, floor
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
@@ -115,7 +115,7 @@ AHEAD = timedelta(milliseconds=100)
 """A rate grants starts this far ahead; the claim keeps the time. The key is looked at again half this time
 before its next start that is not granted yet."""
 MS, _US = timedelta(milliseconds=1), timedelta(microseconds=1)
-Start: TypeAlias = tuple[int, datetime | None]
+Start = tuple[int, datetime | None]
 """A job that is admitted, and the time of its start where that is not at once."""
 
 
