@@ -92,7 +92,7 @@ class Jobs(Facet):
         Progress(done=25.0, of=100.0, note='writing')
         """
         here = self._results.job_here(id)
-        job: JobDetails | None = None if here is None else here.details()
+        job: JobDetails | None = here and here.details()
         if job is None:
             job = self._query(lookup.details, id_of(id), self._database.encryption)
             if isinstance(id, Handle):
@@ -231,7 +231,7 @@ class Jobs(Facet):
         """Return how many jobs an action means, by state, of each table at most 100,000."""
         counts: Counter[State] = Counter()
         for some in self._meant((), "jobs", **chosen):
-            counts.update(self._query(lookup.counted, some, states, SEARCH_LIMIT))
+            counts.update(self._query(lookup.counts, some, states, SEARCH_LIMIT))
         return dict(counts)
 
     # -- cancel ----------------------------------------------------------------------------------------------
@@ -240,19 +240,16 @@ class Jobs(Facet):
         """Return the jobs that a call means, without those that are enqueued from now on: it ends however
         fast they arrive."""
         meant = selections(ids_of(ids, self._read), noun, **chosen)
-        error, queue, task = chosen.get("error"), chosen.get("queue"), chosen.get("task")
         with self._read() as conn:
             before = operate.newest(conn) + 1
-            parts = (
-                lookup.of_error(conn, error, queue=queue, task=task)
-                if error
-                else [Selection(task=task, queue=queue)]
-            )
+            meant = [replace(some, before=before) for some in meant]
+            first = meant[0]
+            if first.error is None:
+                return meant
+            parts = lookup.of_error(conn, first.error, queue=first.queue, task=first.task)
         if not parts:
-            raise JobNotFoundError(f"no failed job has the error {error!r}: see sqlq failed")
-        return [
-            replace(some, before=before, queue=each.queue, task=each.task) for some in meant for each in parts
-        ]
+            raise JobNotFoundError(f"no failed job has the error {first.error!r}: see sqlq failed")
+        return [replace(some, queue=each.queue, task=each.task) for some in meant for each in parts]
 
     @audited("cancel")
     def cancel(

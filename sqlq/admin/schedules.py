@@ -97,7 +97,7 @@ class ScheduleDetails(AsJson):
         return None
 
     def as_json(self) -> dict[str, Any]:
-        plan = None if self.plan is None else str(self.plan)
+        plan = self.plan and str(self.plan)
         return {**asdict(self), "plan": plan, "payload": decoded(self.payload)}
 
 

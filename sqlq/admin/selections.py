@@ -19,42 +19,37 @@ from sqlq.store.jobs import lookup
 from sqlq.store.jobs.lookup import Selection, look
 
 
-class Search(TypedDict, total=False):
-    """Which jobs to look for; all that is given must fit. `header` is a name, or "name=value"; `text` stands
-    in the arguments or the error. `since` and `until` are times of the end, and for jobs that have not ended,
-    of their creation. `visible` is called with each job, and leaves it out by False. Without `ids` all are
-    meant."""
+class _Fields(TypedDict, total=False):
+    """Fields of jobs; all that is given must fit. `since` and `until` are times of the end, and for jobs that
+    have not ended, of their creation."""
 
-    ids: tuple[int, ...]
     task: str | None
     queue: str | None
     label: str | None
     batch: str | None
     key: str | None
     limit_key: str | None
-    header: str | None
-    text: str | None
     since: datetime | Duration | None
     until: datetime | Duration | None
+
+
+class Search(_Fields, total=False):
+    """Which jobs to look for. `header` is a name, or "name=value"; `text` stands in the arguments or the
+    error. `visible` is called with each job, and leaves it out by False. Without `ids` all are meant."""
+
+    ids: tuple[int, ...]
+    header: str | None
+    text: str | None
     before: int | None
     visible: Callable[[JobDetails], bool] | None
 
 
-class Chosen(TypedDict, total=False):
-    """Which jobs are meant, beside ids: those of a task, queue, batch, error or state, which must all fit,
-    or `all`. `error` is the fingerprint of an error of failed jobs. `since` and `until` are times of their
-    end; for jobs that have not ended, of their creation."""
+class Chosen(_Fields, total=False):
+    """Which jobs are meant, beside ids: those with these fields, or `all`. `error` is the fingerprint of an
+    error of failed jobs."""
 
-    task: str | None
-    queue: str | None
-    batch: str | None
-    label: str | None
-    key: str | None
-    limit_key: str | None
     error: str | None
     state: str | None
-    since: datetime | Duration | None
-    until: datetime | Duration | None
     all: bool
 
 
@@ -106,7 +101,7 @@ def ids_of(jobs: AnyJob | AnyJobs, read: Callable[[], AbstractContextManager[Con
             rows = look(conn, {job.id: False for job in handles})
         for job in handles:
             row = rows.get(job.id)
-            job.require_own(None if row is None else row.created)
+            job.require_own(row and row.created)
             if row is None:
                 raise no_job(job.id)
     return [id_of(job) for job in jobs]

@@ -82,9 +82,8 @@ def _unserved(database: Database, queue: str, workers: Sequence[WorkerStatus]) -
     if pauses.all is not None:
         return Reason("all queues are paused", "queues resume --all")
     if queue in pauses.named:
-        end = pauses.named[queue].until
-        end_text = "" if end is None else f" until {written(end)}"
-        return Reason(f"its queue is paused{end_text}", f"queues resume {word(queue)}")
+        end = pauses.named[queue].ending
+        return Reason(f"its queue is paused{end}", f"queues resume {word(queue)}")
     return None if workers else Reason("no worker serves its queue", f"work -q {word(queue)}", needs_app=True)
 
 

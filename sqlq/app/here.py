@@ -112,7 +112,7 @@ class InlineJob:
             **vars(new),
             **row._asdict(),
             "payload": json.loads(new.payload),
-            "result": None if row.result is None else json.loads(row.result),
+            "result": row.result and json.loads(row.result),
             "headers": dict(new.headers),
             "available_at": new.available_at or self.enqueued_at + timedelta(milliseconds=new.delay_ms),
             "created_at": self.enqueued_at,

@@ -184,7 +184,7 @@ def _listen(app: App) -> None:
 
 def _of_django(task: Task[..., Any] | None) -> Any:
     """Return the task of Django's that a task of sqlq's stands for, None where it stands for itself."""
-    return None if task is None else getattr(task.handler, "django_task", None)
+    return task and getattr(task.handler, "django_task", None)
 
 
 def _as_enqueued(task: Any, details: JobDetails, alias: str) -> Any:

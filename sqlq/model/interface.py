@@ -72,16 +72,12 @@ class Interface:
         if not any(value is None for value in (*args, *kwargs.values())):
             return
         arguments = self.signature.bind(*args, **kwargs).arguments
-        for name in self._never_none & arguments.keys():
+        for name in arguments.keys() & never_none(self.signature, self.hints):
             if arguments[name] is None:
                 raise ArgumentsError(
                     f"{self._task}: {name} is None, but it is annotated as never None: if it is a new "
                     "row's id, call session.flush() first"
                 )
-
-    @cached_property
-    def _never_none(self) -> frozenset[str]:
-        return frozenset(never_none(self.signature, self.hints))
 
     def encoded(self, args: list[Any], kwargs: dict[str, Any], *, but: Collection[int | str]) -> str:
         """Return the payload of these arguments, by their annotations. Those `but` which are results of steps

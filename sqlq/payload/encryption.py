@@ -106,7 +106,7 @@ class Encryption:
         self._key = None if how == "read" else next(iter(self.keys.values()), None)
         if how == "encrypt" and self._key is not None:
             _ = self._key.cipher
-        self.writes = None if self._key is None else _described(_MARKS[how], self._key.id)
+        self.writes = self._key and _described(_MARKS[how], self._key.id)
         """How new texts are signed or encrypted, as `readable` returns it; None for plain ones."""
 
     def __repr__(self) -> str:
@@ -132,7 +132,7 @@ class Encryption:
                 )
             return text
         row = _ROW.fullmatch(text)
-        key = None if row is None else self.keys.get(row["key"])
+        key = row and self.keys.get(row["key"])
         # guard: protected-without-a-key
         if row is not None and key is None:
             raise PayloadKeyError(
@@ -199,7 +199,7 @@ def readable(
     if kind == "payload" and not is_protected(text):
         return text, None
     row = _ROW.fullmatch(text) if is_protected(text) else None
-    protected = None if row is None else _described(row["mark"], row["key"])
+    protected = row and _described(row["mark"], row["key"])
     try:
         return (encryption or NO_KEYS).opened(kind, task, queue, text), protected
     except PayloadKeyError as error:

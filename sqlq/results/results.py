@@ -172,7 +172,7 @@ class AsCompleted(Generic[R]):
     def _require_own(self, id: int, seen: Seen | None) -> None:
         job = self._jobs[id]
         if isinstance(job, Job):
-            job.require_own(None if seen is None else seen.created)
+            job.require_own(seen and seen.created)
 
     def _received(self, id: int, seen: Seen | None) -> Job[R]:
         self._require_own(id, seen)

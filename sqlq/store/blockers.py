@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import Connection
 
-from sqlq.config.command_hint import word
+from sqlq.config.command_hint import command, word
 from sqlq.config.constants import POLL_MS, RESCUE_MS
 from sqlq.config.durations import span
 from sqlq.database.database import Database
@@ -38,6 +38,11 @@ class Reason(NamedTuple):
     text: str
     words: str | None = None
     needs_app: bool = False
+
+    @property
+    def command(self) -> str | None:
+        """The command, as it is pasted."""
+        return self.words and command(self.words, needs_app=self.needs_app)
 
 
 class Blocker:

@@ -194,7 +194,7 @@ def _write(conn: Connection, turns: Sequence[_Done], inserted: _Pairs) -> None:
                 "skipped": min(row.skipped + missed, MAX_COUNT),
                 "recent_jobs": json.dumps([*recent(row.recent_jobs), *created][-RECENT:]),
                 "error": done.error,
-                "error_at": None if done.error is None else row.moment,
+                "error_at": done.error and row.moment,
             }
         )
     conn.execute(update(schedules).where(_table.name == bindparam("of")), rows)

@@ -301,7 +301,7 @@ class Worker(Background):
 
     def _events_of_dead_workers(self, events: list[Any]) -> None:
         for event in map(unpacked, events):
-            error = None if event.error is None else remote_error(event.error)
+            error = event.error and remote_error(event.error)
             self._app.events.publish(replace(event, exception=error))  # guard: lost-jobs-publish-events
 
     def _receive_look(self, look: Look, at: float) -> None:

@@ -146,7 +146,7 @@ PLACES: dict[str, tuple[str, Callable[[str], str]]] = {
     "claim": ("sqlq/model/job.py", of_class("ClaimedJob", "note: str | None = None")),
     "HEAD": (
         "sqlq/schema/version.py",
-        lambda text: text.replace(f'HEAD: Final = "{HEAD}"', f'HEAD: Final = "{NEXT}"'),
+        lambda text: text.replace(f'HEAD = "{HEAD}"', f'HEAD = "{NEXT}"'),
     ),
     "migration": (
         f"migrations/versions/{NEXT}_note.py",

@@ -177,8 +177,7 @@ def limits(case: Case) -> Answers:
         first, *others, _ = why(case.database, job)  # the last one is its cancel
         reasons = "; ".join(reason.text for reason in (first, *others))
         message = f"a job has been in line for the key {key!r} since {written(due_at)}: {reasons}"
-        remedy = first.words and command(first.words, needs_app=first.needs_app)
-        yield (to_do if first.needs_app else check)(message, remedy or command(f"why {id}"))
+        yield (to_do if first.needs_app else check)(message, first.command or command(f"why {id}"))
 
 
 def flows(case: Case) -> Answers:

@@ -190,10 +190,7 @@ def workers(context: Context, silent: bool, as_json: bool) -> None:
     if as_json:
         show_json([worker.as_json() for worker in rows])
         return
-    if rows:
-        show_table(rows)
-    else:
-        click.echo(f"no worker is running: start one with {command('work', needs_app=True)}")
+    show_list(rows, nothing=f"no worker is running: start one with {command('work', needs_app=True)}")
     for worker in rows:
         if worker.jobs:
             show_part(worker_name(worker))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from sqlq.admin.doctor.doctor import findings
 from sqlq.admin.why import why as reasons_of
-from sqlq.app.app import App
 from sqlq.cli.context import Context
 from sqlq.cli.options import duration, flag, takes_json
 from sqlq.cli.terminal.output import (
@@ -24,7 +24,7 @@ from sqlq.cli.terminal.output import (
     show_part,
     show_wrapped,
 )
-from sqlq.config.command_hint import command, shortened
+from sqlq.config.command_hint import shortened
 from sqlq.config.durations import counted, readable, span, until, written
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.model.backoff import read
@@ -46,12 +46,13 @@ def why(context: Context, id: int, as_json: bool) -> None:
 
     context.kind = "reader"
     job = context.app().jobs.get(id)
-    listed, problems = reasons(context.app(), job), findings(context.app().database, job)
+    reasons = [*reasons_of(context.app().database, job)]
+    problems = findings(context.app().database, job)
     if as_json:
         show_json(
             {
                 **{name: getattr(job, name) for name in ("id", "state", "queue", "task")},
-                "reasons": [{"said": words, "command": line} for line, words in listed],
+                "reasons": [{"said": each.text, "command": each.command} for each in reasons],
                 "findings": [finding.as_json() for finding in problems],
             }
         )
@@ -60,26 +61,18 @@ def why(context: Context, id: int, as_json: bool) -> None:
     show_wrapped(
         "", f"job {job.id}, {plain(job.task)} in queue {queue_name(job.queue)}, is {job.state}{error}"
     )
-    show_reasons(listed)
+    show_reasons(reasons)
     if problems:
         show_part("doctor")
     for finding in problems:
         show_wrapped("", plain(str(finding)), before="  ")
 
 
-def reasons(app: App, job: JobDetails) -> list[tuple[str | None, str]]:
-    """Return why a job is in its state, each reason after the command that changes it."""
-
-    return [
-        (each.words and command(each.words, needs_app=each.needs_app), each.text)
-        for each in reasons_of(app.database, job)
-    ]
-
-
-def show_reasons(reasons: list[tuple[str | None, str]]) -> None:
-    width = max(len(line or "") for line, _ in reasons)
-    for line, text in reasons:
-        show_wrapped(f"{line:<{width}}  " if line else "", text, before="  ")
+def show_reasons(reasons: Sequence[Any]) -> None:
+    """Print why a job is in its state, each reason after the command that changes it."""
+    width = max(len(each.command or "") for each in reasons)
+    for each in reasons:
+        show_wrapped(f"{each.command:<{width}}  " if each.command else "", each.text, before="  ")
 
 
 CURSOR_LENGTH = 300
@@ -127,7 +120,7 @@ def show(context: Context, id: int, only_result: bool, wait: str | None, as_json
         show_part("traceback")
         show_block(job.traceback)
     show_part("next")
-    show_reasons(reasons(app, job))
+    show_reasons([*reasons_of(app.database, job)])
 
 
 def _fields(job: JobDetails) -> dict[str, object]:

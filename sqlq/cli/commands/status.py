@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from sqlq.admin.queues import Pause, Pauses, QueueStatuses
+from sqlq.admin.queues import Pauses, QueueStatuses
 from sqlq.admin.verbs import listed
 from sqlq.cli.context import Context
 from sqlq.cli.options import exact_option, listing, takes_json
-from sqlq.cli.terminal.output import plain, queue_name, show_json, show_table
+from sqlq.cli.terminal.output import plain, queue_name, show_json, show_list, show_table
 from sqlq.config.command_hint import command, word
-from sqlq.config.durations import span, written
+from sqlq.config.durations import span
 
 
 @click.command()
@@ -35,17 +35,14 @@ def status(context: Context, exact: bool, as_json: bool) -> None:
             {
                 "queues": [queue.as_json() for queue in queues],
                 "workers": [{**worker.as_json(), "jobs": len(worker.jobs)} for worker in workers],
-                "all_paused": None if pauses.all is None else pauses.all._asdict(),
+                "all_paused": pauses.all and pauses.all._asdict(),
                 "replica": replica,
             }
         )
         return
     show_queues(context, queues, pauses)
     click.echo()
-    if workers:
-        show_table(workers)
-    else:
-        click.echo(f"no worker is running: start one with {command('work', needs_app=True)}")
+    show_list(workers, nothing=f"no worker is running: start one with {command('work', needs_app=True)}")
     unserved = [queue.queue for queue in queues if not queue.served and queue.available + queue.scheduled]
     if workers and unserved:
         click.echo(
@@ -66,17 +63,11 @@ def show_queues(context: Context, queues: QueueStatuses, pauses: Pauses) -> None
     else:
         click.echo(f"no jobs wait, run or have failed in {context.shown_url()}")
     if pauses.all is not None:
-        click.echo(
-            f"\nall queues are paused{_until(pauses.all)}; go on with {command('queues resume --all')}"
-        )
+        click.echo(f"\nall queues are paused{pauses.all.ending}; go on with {command('queues resume --all')}")
     if pauses.named:
-        paused = ", ".join(f"{queue_name(name)}{_until(pause)}" for name, pause in pauses.named.items())
+        paused = ", ".join(f"{queue_name(name)}{pause.ending}" for name, pause in pauses.named.items())
         first = word(next(iter(pauses.named)))
         click.echo(f"\npaused: {paused}; go on with {command(f'queues resume {first}')}")
-
-
-def _until(pause: Pause) -> str:
-    return "" if pause.until is None else f" until {written(pause.until)}"
 
 
 @listing

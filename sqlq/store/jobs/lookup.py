@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
@@ -13,7 +12,6 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
-    CompoundSelect,
     Connection,
     Integer,
     RowMapping,
@@ -33,6 +31,7 @@ from sqlalchemy import (
     select,
     true,
     type_coerce,
+    union_all,
 )
 from sqlalchemy.sql.selectable import FromClause
 
@@ -256,14 +255,14 @@ def _job(row: RowMapping, encryption: Encryption | None = None) -> JobDetails:
         "headers": "{}" if row.headers is None else row.headers,
         "progress": None,
         "available_at": None if row.available_at == FAR else row.available_at,
-        "due_at": None if row.blocked_by is None else row.due_at,
+        "due_at": row.blocked_by and row.due_at,
     }
     # on SQLite columns may hold anything
     if isinstance(progress, int | float):
         of = of if isinstance(of, int | float) else None
-        values["progress"] = Progress(progress, of, None if note is None else str(note))
+        values["progress"] = Progress(progress, of, note and str(note))
     for name in ("headers", "on_success", "on_failure", "cursor"):
-        values[name] = None if values[name] is None else decoded(values[name])
+        values[name] = values[name] and decoded(values[name])
     for name in ("label", "batch_key"):
         values[name] = None if values[name] is None else str(values[name])
     return JobDetails(**values)
@@ -280,7 +279,7 @@ def _shown(text: Any) -> Any:
 
 def _last_line(row: RowMapping, started_at: datetime | None) -> Iterator[AttemptRecord]:
     """Yield the history line of the current or last attempt, which no record holds yet."""
-    attempt = None if row.reserved_at is None else row.attempts
+    attempt = row.reserved_at and row.attempts
     times = (attempt, row.reserved_at, started_at, row.ended_at, row.reserved_by)
     if row.state == State.FAILED:
         error = (row.reason, row.exception, row.message)
@@ -313,37 +312,31 @@ def waiting(conn: Connection, queues: Collection[str] | None, limit: int) -> Wai
     return Waiting(sum(map(bool, due)), len(due) < limit)
 
 
-def counted(conn: Connection, selection: Selection, states: Collection[str], limit: int) -> dict[State, int]:
+def counts(
+    conn: Connection,
+    selection: Selection,
+    states: Collection[str] = tuple(State),
+    limit: int | None = None,
+) -> dict[State, int]:
     """Return the number of the selected jobs in some states, of each table at most the limit."""
-    counts: Counter[State] = Counter()
+    queries = []
     for table in dict.fromkeys(_SOURCES[State(state)][0] for state in states):
         state = dict(TABLES)[table].label("state")
         rows = select(state).select_from(table).where(selection.where(table)).limit(limit).subquery()
-        query = select(rows.c.state, func.count()).group_by(rows.c.state)
-        counts.update({State(state): number for state, number in conn.execute(query) if state in states})
-    return dict(counts)
-
-
-def counts(conn: Connection, selection: Selection) -> dict[State, int]:
-    """Return the number of the selected jobs by state."""
-    states = _selected_everywhere(selection).subquery()
-    rows = conn.execute(select(states.c.state, func.count()).group_by(states.c.state))
-    return {State(state): number for state, number in rows}
+        queries.append(select(rows.c.state, func.count()).group_by(rows.c.state))
+    rows_by_state = conn.execute(union_all(*queries))
+    return {State(state): number for state, number in rows_by_state if state in states}
 
 
 def handles(conn: Connection, selection: Selection) -> list[Job]:
     """Return the selected jobs in the order of their ids."""
-    rows = conn.execute(_selected_everywhere(selection, "id", "queue", "task").order_by("id"))
-    return [Job(id, queue, task, State(state), created=False) for id, queue, task, state in rows]
-
-
-def _selected_everywhere(selection: Selection, *names: str) -> CompoundSelect[Any]:
-    """Select columns of the selected jobs from all tables, and then their states."""
-    return in_all_tables(
-        lambda table, state: select(*(table.c[name] for name in names), state.label("state")).where(
+    query = in_all_tables(
+        lambda table, state: select(table.c.id, table.c.queue, table.c.task, state).where(
             selection.where(table)
         )
     )
+    rows = conn.execute(query.order_by("id"))
+    return [Job(id, queue, task, State(state), created=False) for id, queue, task, state in rows]
 
 
 def enqueued(conn: Connection, task: str) -> Iterator[tuple[int, NewJob]]:
@@ -361,7 +354,7 @@ def enqueued(conn: Connection, task: str) -> Iterator[tuple[int, NewJob]]:
     for id, created_at, due, *values in conn.execute(rows):
         options = dict(zip((FIELDS.get(name, name) for name in names), values, strict=True))
         start_by = options["start_by"]
-        options["start_within_ms"] = None if start_by is None else round((start_by - due) / _MILLISECOND)
+        options["start_within_ms"] = start_by and round((start_by - due) / _MILLISECOND)
         options["delay_ms"] = round((due - created_at) / _MILLISECOND)
         yield id, NewJob(**options, available_at=due)
 

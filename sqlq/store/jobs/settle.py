@@ -180,7 +180,7 @@ def _written(
     """Return the batch that writes an outcome, and the values of its row."""
     if course is None and (outcome is NO_RESULT or outcome == NO_RESULT):
         return _COMPLETE, ()
-    start_ms = None if course is None else course.start_ms
+    start_ms = course and course.start_ms
     match outcome:
         case Finished(result, note):
             return _FINISH, ("finished", result, note, start_ms)

@@ -407,7 +407,7 @@ def _status(conn: Connection, key: str, row: Any) -> LimitStatus:
         is_capped=waiting > COUNTED,
         oldest_due_at=conn.scalar(oldest),
         next_start_seconds=max(0.0, (row.next_free_at - row.moment).total_seconds()) if starts else None,
-        set_at=None if row is None else row.pinned_at,
+        set_at=row and row.pinned_at,
         is_known=row is not None,
     )
 

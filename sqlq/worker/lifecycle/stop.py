@@ -204,20 +204,14 @@ STARTED_BEFORE = "this worker has been started before: make another one by app.w
 class Background:
     """The methods of a worker beside `run`, which blocks."""
 
+    run: Callable[[], Counts]
+    stop: Callable[[], None]
     _thread: threading.Thread | None = None
     _has_run = False
     _failure: BaseException | None = None
 
     def __init__(self) -> None:
         self._is_ready = threading.Event()
-
-    def run(self) -> Counts:
-        """Work until stopped."""
-        raise NotImplementedError
-
-    def stop(self) -> None:
-        """Stop in good order."""
-        raise NotImplementedError
 
     def start(self) -> Self:
         """Work in a thread of this process, and return at once. Raises `ConfigurationError` for a worker that

@@ -133,10 +133,6 @@ class Watchdog:
         return True
 
 
-def _counted(counts: dict[str, int]) -> Counter[str]:
-    return Counter({name: int(number) for name, number in counts.items()})
-
-
 class Supervisor:
     """Keeps a number of children at work. `run` blocks; `stop`, `pause`, `resume` and `kill` may be called
     from any thread."""
@@ -337,12 +333,11 @@ class Supervisor:
 
     def _has_ended(self, child: Child, counts: dict[str, int]) -> None:
         child.has_reported = True
-        child.counts = _counted(counts)
+        child.counts = Counter(counts)
 
     def _report(self, child: Child, message: Message) -> None:
-        child.counts = _counted(message["counts"])
-        child.running = int(message["running"])
-        child.idle_ms = float(message["idle_ms"])
+        child.counts = Counter(message["counts"])
+        child.running, child.idle_ms = message["running"], message["idle_ms"]
         limit = self._options.max_idle_ms
         # one idle child among several is no reason
         if limit is not None and self.idle_ms >= limit and not self._stops:

@@ -85,8 +85,8 @@ class Outage:
     ) -> None:
         """With `quiet` this loop does not log an outage, since other loops meet and log the same one. It logs
         refusals of the database, which it meets alone. Without a loop that `is_vital` no worker goes on."""
-        url = None if database is None else database.engine.url
-        key = None if url is None else (url.host, url.port, url.database, str(url.query))
+        url = database and database.engine.url
+        key = url and (url.host, url.port, url.database, str(url.query))
         # guard: each-database-has-its-own-outages
         self._shared = _outages.setdefault(key, _SharedOutage())
         self._activity = activity
