@@ -132,23 +132,30 @@ def _apply(
     that stayed locked."""
     deadline = time.monotonic() + LOCK_TIMEOUT_SECONDS
     effects: dict[int, E | None] = {}
+    for batch in _batches(database, selections, partial(operate.live, waiting=waiting)):
+        before = len(effects)
+        effects |= effects_of(database.run(partial(work, ids=batch)))
+        for id in batch:
+            if id not in effects:  # locked at that time, claimed or ended meanwhile
+                done = _with_lock_timeout(database, work, id, deadline)
+                effects |= {id: None} if done is None else effects_of(done)
+        if not may_proceed(len(effects) - before):
+            break
+    return effects
+
+
+def _batches(
+    database: Database, selections: Iterable[Selection], read: Callable[..., list[int]]
+) -> Iterator[list[int]]:
+    """Yield the ids of the jobs that are selected, in batches that are read one after the other."""
     for selection in selections:
-        last = 0
+        batch = [0]
         while True:
             with database.read() as conn:
-                batch = operate.live(conn, selection, after_id=last, waiting=waiting)
+                batch = read(conn, selection, after_id=batch[-1])
             if not batch:
                 break
-            last = batch[-1]
-            before = len(effects)
-            effects |= effects_of(database.run(partial(work, ids=batch)))
-            for id in batch:
-                if id not in effects:  # locked at that time, claimed or ended meanwhile
-                    done = _with_lock_timeout(database, work, id, deadline)
-                    effects |= {id: None} if done is None else effects_of(done)
-            if not may_proceed(len(effects) - before):
-                return effects
-    return effects
+            yield batch
 
 
 def _with_lock_timeout(database: Database, work: Callable[..., T], id: int, deadline: float) -> T | None:
@@ -206,19 +213,12 @@ def replay(database: Database, selections: Sequence[Selection]) -> Iterator[list
         return
     with database.read() as conn:
         done = operate.replayed(conn)
-    for selection in selections:
-        last = 0
-        while True:
-            with database.read() as conn:
-                batch = operate.ended(conn, selection, after_id=last)
-            if not batch:
-                break
-            last = batch[-1]
-            # guard: nothing-is-replayed-twice
-            copies = database.run(partial(operate.replay, ids=[id for id in batch if id not in done]))
-            yield copies
-            if not may_proceed(len(copies)):
-                return
+    for batch in _batches(database, selections, operate.ended):
+        # guard: nothing-is-replayed-twice
+        copies = database.run(partial(operate.replay, ids=[id for id in batch if id not in done]))
+        yield copies
+        if not may_proceed(len(copies)):
+            return
 
 
 def freed_after(database: Database, ended: Sequence[Any]) -> list[int]:

@@ -197,7 +197,7 @@ class Audit(Facet):
     ) -> builtins.list[audit.Action]:
         """Return the newest actions, at most `limit`. `before` is the id of the oldest one seen, for the next
         page. `actor` and `action` choose, as in action="queues pause"."""
-        return [*self._query(audit.listing, limit=limit, before=before, actor=actor, action=action)]
+        return self._query(audit.listing, limit=limit, before=before, actor=actor, action=action)
 
     alist = for_asyncio(list)
 

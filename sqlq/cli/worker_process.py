@@ -4,7 +4,6 @@ its options."""
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import sys
 from functools import partial
@@ -27,8 +26,7 @@ from sqlq.worker.ipc.parent import Parent, SharedMemory
 from sqlq.worker.ipc.pipe import Message, Pipe, ignore_signals, keep_standard_numbers, spawn
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.run.isolated import IsolatedProcesses, serve
-
-log = logging.getLogger("sqlq.worker")
+from sqlq.worker.threads.log import log
 
 
 def run(context: Context, fd: int) -> NoReturn:
@@ -136,7 +134,7 @@ def _announce(context: Context, app: App, options: WorkerOptions) -> None:
         named,
         slots,
         counted(len(app.tasks), "task"),
-        extra={"event": "started"},
+        event="started",
     )
     try:
         unknown = app.queues._unknown(queues, but_for_twins=True)

@@ -22,7 +22,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
 from sqlq.config.constants import ANSWER_SECONDS
-from sqlq.config.urls import masked, search_path_of, supported
+from sqlq.config.urls import masked, search_path_of
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_named, dialect_of
 from sqlq.database.engines import engine_at, engine_beside
@@ -77,10 +77,7 @@ class Address:
 
     def open(self, *, create: bool = False, use: Use = ANY) -> Database:
         """Return the database, connected to nothing yet."""
-        if self.engine is not None:
-            database = Database.beside(self.engine, self.schema, self.url, create=create, use=use)
-        else:
-            database = Database.open(self.url, self.schema, create=create, use=use)
+        database = Database.open(self.url, self.schema, self.engine, create=create, use=use)
         database.address = self
         database.encryption = self.encryption
         return database
@@ -129,30 +126,25 @@ class Database:
                 look_at_idle(dialect.driver, engine)
 
     @classmethod
-    def open(cls, url: URL, schema: str | None = None, *, create: bool = False, use: Use = ANY) -> Database:
-        """Return the database at a URL that `urls.database_url` has accepted. Connects to nothing yet."""
-        return cls(engine_at(url, use), schema, create=create, use=use)
-
-    @classmethod
-    def beside(
+    def open(
         cls,
-        engine: Engine | AsyncEngine,
+        url: URL,
         schema: str | None = None,
-        url: URL | None = None,
+        engine: Engine | AsyncEngine | None = None,
         *,
         create: bool = False,
         use: Use = ANY,
     ) -> Database:
-        """Return the database of a caller's engine, with a pool of its own beside the caller's. `url` is that
-        of the engine, with the whole path of a file.
+        """Return the database at a URL that `urls.database_url` has accepted. Connects to nothing yet.
 
-        The pool connects as the caller's does, so that certificates, generated passwords and other hooks keep
-        working. It cannot use an asynchronous driver's connections, nor the caller's to a read-only file.
-        There it opens the URL anew, with psycopg or sqlite3.
+        With a caller's `engine`, to which the URL belongs, it has a pool beside the caller's. The pool
+        connects as that does, so that certificates, generated passwords and other hooks keep working. It
+        cannot use an asynchronous driver's connections, nor the caller's to a read-only file. There it opens
+        the URL anew, with psycopg or sqlite3.
         """
-        sync = engine if isinstance(engine, Engine) else engine.sync_engine
-        url = url or supported(sync.url)
-        return cls(engine_beside(sync, url) or engine_at(url, use), schema, create=create, use=use)
+        sync: Any = getattr(engine, "sync_engine", engine)
+        beside = None if sync is None else engine_beside(sync, url)
+        return cls(beside or engine_at(url, use), schema, create=create, use=use)
 
     @cached_property
     def for_loops(self) -> Database:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 
@@ -80,7 +79,7 @@ def stop(conn: Connection, id: int) -> bool:
 
 def listing(
     conn: Connection, *, limit: int, before: int | None, actor: str | None, action: str | None
-) -> Sequence[Action]:
+) -> list[Action]:
     """Return the newest actions, at most `limit`, with ids below `before`, of one actor or action."""
     columns = (_STATE if each.name == "state" else audit.c[each.name] for each in fields(Action))
     query = select(*columns).order_by(audit.c.id.desc()).limit(limit)

@@ -110,17 +110,18 @@ def capped(conn: Connection, preferred: Collection[str] = ()) -> tuple[list[Queu
     rows = run_text(conn, dialect_of(conn).sql.levels).all()
     # in the order of an index, which the planner takes then for a table without statistics, too
     running = select(jobs.c.queue).where(IS_RESERVED).order_by(jobs.c.reserved_by, jobs.c.id)
-    runs, have_failed = _by_value(conn, running), failed.queues(conn, QUEUE_LIMIT + 1)
-    names = {level.queue for level in rows} | {queue for queue, _ in runs} | {*have_failed}
+    runs, failing = _by_value(conn, running), failed.queues(conn, QUEUE_LIMIT + 1)
+    names = {level.queue for level in rows} | {queue for queue, _ in runs} | {*failing}
     shown = set(sorted(names, key=lambda name: (name not in preferred, name))[:QUEUE_LIMIT])
-    failures = failed.numbers(conn, failed.QUEUE, [(name,) for name in have_failed if name in shown])
+    failures = failed.numbers(conn, failed.QUEUE, [(name,) for name in failing if name in shown])
     rows = [level for level in rows if level.queue in shown]
     limit = min(COUNT_LIMIT, max(COUNT_MINIMUM, ROW_LIMIT // max(1, len(rows))))
     waiting = dialect_of(conn).sql.each(conn, _waiting, _LEVEL, rows, {"limit": limit}) if rows else []
     until, pauses = moment(conn), paused(conn)
 
-    numbers: Counter[tuple[str, str]] = Counter()
-    full: set[tuple[str, str]] = set()
+    numbers = Counter({(queue, "running"): number for queue, number in runs})
+    # of running jobs any queue may have more
+    full = {(queue, "running") for queue in shown if numbers.total() == COUNT_LIMIT}
     oldest: dict[str, datetime] = {}
     for queue, *counted, first in waiting:
         for name, number in zip(_COUNTED, counted, strict=False):
@@ -129,24 +130,21 @@ def capped(conn: Connection, preferred: Collection[str] = ()) -> tuple[list[Queu
                 full.add((queue, name))
         if counted[0]:
             oldest[queue] = min(first, oldest.get(queue, first))
-    numbers.update({(queue, "running"): number for queue, number in runs})
-    if sum(number for _, number in runs) == COUNT_LIMIT:  # any queue may have more
-        full |= {(queue, "running") for queue in shown}
-    stats = [
-        QueueStatus(
+    full |= {key for key, number in numbers.items() if number > COUNT_LIMIT}
+    stats = []
+    for queue in sorted(shown):
+        have_failed, is_estimate = failures.get((queue,), (0, False))
+        status = QueueStatus(
             queue,
-            **{name: min(numbers[queue, name], COUNT_LIMIT) for name in _COUNTED if name != "failed"},
-            failed=failures.get((queue,), (0, False))[0],
+            **{name: min(numbers[queue, name], COUNT_LIMIT) for name in _COUNTED[:-1]},
+            failed=have_failed,
             oldest_wait_seconds=(until - oldest[queue]).total_seconds() if queue in oldest else None,
             paused=queue in pauses,
             served=False,
-            capped=tuple(
-                name for name in _COUNTED if (queue, name) in full or numbers[queue, name] > COUNT_LIMIT
-            ),
-            estimated=("failed",) if failures.get((queue,), (0, False))[1] else (),
+            capped=tuple(name for name in _COUNTED if (queue, name) in full),
+            estimated=("failed",) if is_estimate else (),
         )
-        for queue in sorted(shown)
-    ]
+        stats.append(status)
     return stats, len(names) - len(shown)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import sys
 import time
@@ -27,8 +26,8 @@ from sqlq.worker.ipc import forkserver
 from sqlq.worker.ipc.pipe import keep_standard_numbers, serve_signals
 from sqlq.worker.options import OPTIONS, WORK, WorkerOptions
 from sqlq.worker.supervise.supervisor import Supervisor, touch
+from sqlq.worker.threads.log import log
 
-log = logging.getLogger("sqlq.worker")
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that stop gracefully; the second one stops at once."""
 PAUSING = (signal.SIGUSR2, signal.SIGTSTP)
@@ -148,7 +147,7 @@ def _supervise(supervisor: Supervisor, showing: AbstractContextManager[None]) ->
     if code == 0:
         since = supervisor.ready_since
         seconds = None if since is None else time.monotonic() - since
-        log.info("stopped: %s", stopped(supervisor.counts, seconds), extra={"event": "stopped"})
+        log.info("stopped: %s", stopped(supervisor.counts, seconds), event="stopped")
     leave(code)
 
 
@@ -197,19 +196,19 @@ def _stop_on_signals(supervisor: Supervisor) -> list[int]:
         elif number == signal.SIGCONT:
             supervisor.pause(paused=False)
         elif number == signal.SIGQUIT or is_repeated:
-            log.warning("stopping at once: running jobs are released", extra={"event": "stopping"})
+            log.warning("stopping at once: running jobs are released", event="stopping")
             codes.append(128 + number)
             supervisor.stop()  # it starts no other processes
             supervisor.kill()
             time.sleep(GIVE_BACK_SECONDS)  # the supervisor leaves earlier, unless its database is away
             log.warning(
                 "stopped at once; what ran is taken over when its lease has run out",
-                extra={"event": "stopped"},
+                event="stopped",
             )
             leave(codes[0])
         elif number in STOPPING and stopping_since == inf:
             stopping_since = now
-            log.info("stopping: what runs may finish; once more stops at once", extra={"event": "stopping"})
+            log.info("stopping: what runs may finish; once more stops at once", event="stopping")
             supervisor.stop()
 
     numbers = [*STOPPING, *PAUSING, signal.SIGCONT, signal.SIGQUIT, signal.SIGUSR1]

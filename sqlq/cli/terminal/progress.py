@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -18,9 +17,8 @@ from sqlq.database.database import Database
 from sqlq.database.timeouts import LOOPS
 from sqlq.errors import SqlqError
 from sqlq.worker.supervise.supervisor import Supervisor
+from sqlq.worker.threads.log import log
 from sqlq.worker.threads.loop import Loop, Outage
-
-log = logging.getLogger("sqlq.worker")
 
 DRAW_SECONDS = 0.25
 COUNT_SECONDS = 3.0
@@ -61,7 +59,7 @@ class Progress(Loop):
         if self._drawn:
             draw(f"{ERASE}{line[: console(err=True).width - 1]}\r")
         else:
-            log.info("%s", line, extra={"event": "progress"})
+            log.info("%s", line, event="progress")
         return self.first_wait
 
     def _count(self, url: str, schema: str | None) -> None:

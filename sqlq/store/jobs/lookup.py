@@ -86,9 +86,9 @@ class Selection:
     def where(self, source: FromClause) -> Condition:
         columns = source.c
         parts: list[Condition] = [columns.id.in_(possible(self.ids))] if self.ids else []
-        equal = {name: getattr(self, name) for name in ("task", "queue", "flow_id", "label", "limit_key")}
-        equal |= {"batch_key": self.batch, "unique_key": self.key}
-        parts += [columns[name] == value for name, value in equal.items() if value is not None]
+        for name, column in _EQUAL.items():
+            if (value := getattr(self, name)) is not None:
+                parts.append(columns[column] == value)
         if self.header is not None:
             name, _, value = self.header.partition("=")
             parts.append(stands_in(literal(json.dumps(name, ensure_ascii=False)), columns.headers))
@@ -122,6 +122,9 @@ class Selection:
 
 
 EVERY = Selection()
+_EQUAL = {name: name for name in ("task", "queue", "flow_id", "label", "limit_key")}
+_EQUAL |= {"batch": "batch_key", "key": "unique_key"}
+"""The fields that equal a column, with its name."""
 
 
 def _time(value: datetime | Duration) -> Expression:
@@ -322,10 +325,10 @@ def counts(
     queries = []
     for table in dict.fromkeys(_SOURCES[State(state)][0] for state in states):
         state = dict(TABLES)[table].label("state")
-        rows = select(state).select_from(table).where(selection.where(table)).limit(limit).subquery()
-        queries.append(select(rows.c.state, func.count()).group_by(rows.c.state))
-    rows_by_state = conn.execute(union_all(*queries))
-    return {State(state): number for state, number in rows_by_state if state in states}
+        first = select(state).select_from(table).where(selection.where(table)).limit(limit).subquery()
+        queries.append(select(first.c.state, func.count()).group_by(first.c.state))
+    rows = conn.execute(union_all(*queries))
+    return {State(state): number for state, number in rows if state in states}
 
 
 def handles(conn: Connection, selection: Selection) -> list[Job]:
