@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from sqlq.admin.queues import Queues
 from sqlq.admin.workers import Workers, WorkerStatus
 from sqlq.config.command_hint import word
-from sqlq.config.durations import rate, span, until, written
+from sqlq.config.durations import ending, rate, span, until, written
 from sqlq.database.database import Database
 from sqlq.model.job import JobDetails, State
 from sqlq.store import blockers, health
@@ -82,8 +82,8 @@ def _unserved(database: Database, queue: str, workers: Sequence[WorkerStatus]) -
     if pauses.all is not None:
         return Reason("all queues are paused", "queues resume --all")
     if queue in pauses.named:
-        end = pauses.named[queue].ending
-        return Reason(f"its queue is paused{end}", f"queues resume {word(queue)}")
+        end = pauses.named[queue].until
+        return Reason(f"its queue is paused{ending(end)}", f"queues resume {word(queue)}")
     return None if workers else Reason("no worker serves its queue", f"work -q {word(queue)}", needs_app=True)
 
 

@@ -197,6 +197,11 @@ def written(at: datetime, timespec: str = "seconds") -> str:
     return at.astimezone().isoformat(sep=" ", timespec=timespec)
 
 
+def ending(end: datetime | None) -> str:
+    """Write the end of a pause, as it follows "is paused"."""
+    return "" if end is None else f" until {written(end)}"
+
+
 def since_boot() -> float:
     """Return the seconds since this machine was started, with those in which it slept, where the system
     counts them.

@@ -10,7 +10,7 @@ from sqlq.cli.context import Context
 from sqlq.cli.options import exact_option, listing, takes_json
 from sqlq.cli.terminal.output import plain, queue_name, show_json, show_list, show_table
 from sqlq.config.command_hint import command, word
-from sqlq.config.durations import span
+from sqlq.config.durations import ending, span
 
 
 @click.command()
@@ -63,9 +63,11 @@ def show_queues(context: Context, queues: QueueStatuses, pauses: Pauses) -> None
     else:
         click.echo(f"no jobs wait, run or have failed in {context.shown_url()}")
     if pauses.all is not None:
-        click.echo(f"\nall queues are paused{pauses.all.ending}; go on with {command('queues resume --all')}")
+        click.echo(
+            f"\nall queues are paused{ending(pauses.all.until)}; go on with {command('queues resume --all')}"
+        )
     if pauses.named:
-        paused = ", ".join(f"{queue_name(name)}{pause.ending}" for name, pause in pauses.named.items())
+        paused = ", ".join(f"{queue_name(name)}{ending(pause.until)}" for name, pause in pauses.named.items())
         first = word(next(iter(pauses.named)))
         click.echo(f"\npaused: {paused}; go on with {command(f'queues resume {first}')}")
 

@@ -25,7 +25,6 @@ from sqlalchemy import (
 )
 
 from sqlq.config.constants import LEASE_MS
-from sqlq.config.durations import written
 from sqlq.database.batch import RIGHT, Change, Key, Right, rights
 from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import IS_RESERVED, jobs, queues, workers
@@ -272,11 +271,6 @@ class Pause(NamedTuple):
 
     since: datetime
     until: datetime | None
-
-    @property
-    def ending(self) -> str:
-        """The end, as it follows "is paused"."""
-        return "" if self.until is None else f" until {written(self.until)}"
 
 
 @dataclass
