@@ -52,11 +52,14 @@ _QUESTION = re.compile(
 )
 FIRST = 3
 """How many pages, and sections of a page, the results of a search show at first."""
-LESS_WANTED = (
-    *("decisions/", "reference/", "examples/"),
-    *("benchmarks", "changelog", "contributing", "guarantees"),
-)
-"""The beginnings of pages that come after others in the results of a search."""
+BOOSTS = {
+    **dict.fromkeys(
+        ("reference/", "examples/", "benchmarks", "changelog", "contributing", "guarantees"), 0.02
+    ),
+    "decisions/": 0.001,
+}
+"""The weight of pages in the results of a search, by the beginnings of their paths. A heading counts a
+thousand times as much as a text, so the reference still comes first where no other heading has the words."""
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -82,7 +85,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     place = page.file.src_uri
     if not re.search(r"^## ", markdown, re.MULTILINE):
         page.meta["hide"] = ["toc"]  # a table of contents of nothing would take a fifth of the width
-    page.meta["search"] = {"boost": 0.2 if place.startswith(LESS_WANTED) else 1}
+    boost = min((BOOSTS[begin] for begin in BOOSTS if place.startswith(begin)), default=1)
+    page.meta["search"] = {"boost": boost}
     paths = {site: path for path, site in OUTSIDE.items()}
     is_made = place in ("examples/index.md", "decisions/index.md")
     path = f"docs/{place}" if is_made else paths.get(place, f"docs/{place}")
