@@ -72,18 +72,19 @@ class Context(CommandLine):
     @property
     def app_path(self) -> str | None:
         """The path of the App: -a, else SQLQ_APP, else pyproject.toml."""
-        if self.app_option is not None:
-            return self.app_option
-        return self._standing_app
+        return self._standing_app if self.app_option is None else self.app_option
 
     @property
     def _standing_app(self) -> str | None:
         return os.environ.get("SQLQ_APP") or (self.project.app if self.project else None)
 
+    @property
+    def _standing_url(self) -> str | None:
+        return os.environ.get("SQLQ_DATABASE_URL") or (self.project.database_url if self.project else None)
+
     def names_nothing(self) -> bool:
         """Whether neither an App nor a database is named anywhere."""
-        named_url = self.project and self.project.database_url
-        return not (self.database_url or self.app_path or os.environ.get("SQLQ_DATABASE_URL") or named_url)
+        return not (self.database_url or self.app_path or self._standing_url)
 
     def url(self) -> URL | None:
         return None if self._app is None else self._app.database.engine.url
@@ -186,8 +187,7 @@ class Context(CommandLine):
         its import where none is, or where it might be another one, for a command that changes something."""
         from sqlq.config.urls import masked
 
-        named = os.environ.get("SQLQ_DATABASE_URL") or (self.project and self.project.database_url)
-        if self.database_url is None and not (looks and named):
+        if self.database_url is None and not (looks and self._standing_url):
             raise ConfigurationError(f"{error}; this command needs no code: name its database with -d")
         app = self._find(None)
         text = f"{self.name}: {error}; going on without the App, with {masked(app.database.engine.url)}"
@@ -251,7 +251,13 @@ def takes_context(command: click.Command, *, explain: bool = True) -> None:
             takes_context(each, explain=False)
 
 
-_KINDS = {"enqueue": "producer", "work": "worker", "migrate": OWNER, "grants": OWNER}
+_KINDS = {
+    "enqueue": "producer",
+    "work": "worker",
+    "migrate": OWNER,
+    "grants": OWNER,
+    **dict.fromkeys(("doctor", "show", "why"), "reader"),
+}
 
 _DATABASE = (
     "The database: postgresql://user:password@host/name or sqlite:///file.db. Without it the App's own "
@@ -332,8 +338,7 @@ def _imported(name: str) -> ModuleType:
                 f"there is no module {error.name!r} in {Path.cwd()} or among the installed packages: "
                 "see --app, and where you run sqlq"
             ) from error
-        subject = f"the App's module {name!r} cannot be imported"
-        raise _failure(subject, error, f"import {name}") from error
+        raise _failure(f"the App's module {name!r} cannot be imported", error, f"import {name}") from error
 
 
 def _failure(subject: str, error: BaseException, code: str) -> ConfigurationError:

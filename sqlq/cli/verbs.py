@@ -27,12 +27,11 @@ EXPLAINED = 20
 
 def command_of(verb: Verb) -> click.Command:
     """Return the command that does a verb."""
-    several = verb.subjects.rstrip("]").endswith("...")
     subjects = click.Argument(
         ["subjects"],
         metavar=verb.subjects,
         type=int if verb.is_of_jobs else None,
-        nargs=-1 if several else 1,
+        nargs=-1 if "..." in verb.subjects else 1,
         required=not verb.subjects.startswith("["),
     )
     command = click.Command(
@@ -64,8 +63,7 @@ def _run(
     to_confirm = not yes and not subjects and not names.isdisjoint(verb.confirms)
     with naming_options():
         if to_confirm or (verb.is_of_jobs and not subjects and names != {"flow"} and on_terminal()):
-            search = {name: options[name] for name in names}
-            number = sum(app.jobs._counts(verb.states, **search).values())
+            number = sum(app.jobs._counts(verb.states, **{name: options[name] for name in names}).values())
         if to_confirm and number:
             more = "at least " if number >= SEARCH_LIMIT else ""
             noun = "failed job" if verb.states == ("failed",) else "job"

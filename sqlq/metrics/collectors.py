@@ -29,12 +29,12 @@ from sqlq.worker.supervise.supervisor import Supervisor
 
 
 class Described(NamedTuple):
-    """Name, kind and description of a metric. The exposition adds _total to the names of counters."""
+    """A metric and what describes it. The exposition adds _total to the names of counters."""
 
     name: str
-    kind: Literal["counter", "gauge", "histogram"]
     help: str
     labels: tuple[str, ...] = ()
+    kind: Literal["gauge", "counter", "histogram"] = "gauge"
 
     @property
     def key(self) -> str:
@@ -42,104 +42,90 @@ class Described(NamedTuple):
         return self.name.removeprefix("sqlq_").removesuffix("_seconds")
 
 
-_VERSION = Described("sqlq_version_info", "gauge", "The version of sqlq; always 1", ("version",))
+_VERSION = Described("sqlq_version_info", "The version of sqlq; always 1", ("version",))
 
 OF_WORKERS = (
     Described(
         "sqlq_attempts",
-        "counter",
         "Attempts that have ended, by event: finished, retried, failed, snoozed, "
         "released, cancelled, rescued (its worker died, it runs again), lost (its outcome did not count)",
         ("task", "queue", "outcome"),
+        "counter",
     ),
     Described(
         "sqlq_failed",
-        "counter",
         "Jobs that have failed for good: error, timeout, worker_lost, unknown_task, bad_payload, "
         "bad_signature",
         ("task", "queue", "reason"),
+        "counter",
     ),
-    Described("sqlq_claimed", "counter", "Jobs that workers have claimed", ("queue",)),
+    Described("sqlq_claimed", "Jobs that workers have claimed", ("queue",), "counter"),
     Described(
-        "sqlq_run_seconds", "histogram", "How long an attempt's handler ran", ("task", "queue", "outcome")
+        "sqlq_run_seconds", "How long an attempt's handler ran", ("task", "queue", "outcome"), "histogram"
     ),
     Described(
         "sqlq_wait_seconds",
-        "histogram",
         "From when a job was due to when its handler began, by the clocks of the database and of the worker",
         ("task", "queue"),
+        "histogram",
     ),
     Described(
         "sqlq_settle_seconds",
-        "histogram",
         "From the handler's end to when the outcome was committed",
         ("queue",),
+        "histogram",
     ),
     Described(
         "sqlq_claim_seconds",
-        "histogram",
         "How long a claim took, by what it found: jobs or nothing",
         ("found",),
+        "histogram",
     ),
-    Described("sqlq_slots", "gauge", "How many jobs these worker processes run at a time"),
-    Described("sqlq_slots_busy", "gauge", "How many jobs ran at the last report of the processes"),
-    Described("sqlq_processes", "gauge", "Worker processes that are at work"),
-    Described("sqlq_processes_lost", "counter", "Worker processes that have died"),
+    Described("sqlq_slots", "How many jobs these worker processes run at a time"),
+    Described("sqlq_slots_busy", "How many jobs ran at the last report of the processes"),
+    Described("sqlq_processes", "Worker processes that are at work"),
+    Described("sqlq_processes_lost", "Worker processes that have died", (), "counter"),
     _VERSION,
 )
 """The metrics of `sqlq work --metrics-port`."""
 
 OF_THE_DATABASE = (
-    Described("sqlq_database_up", "gauge", "Whether the database has answered: 1, or 0"),
+    Described("sqlq_database_up", "Whether the database has answered: 1, or 0"),
     Described(
         "sqlq_jobs",
-        "gauge",
         "Jobs in a queue by state: available, scheduled, blocked, running, failed; counted up to 10,000, "
         "failed ones up to 100,000 and beyond that estimated",
         ("queue", "state"),
     ),
     Described(
         "sqlq_jobs_capped",
-        "gauge",
         "1 where sqlq_jobs was not counted to the end, or estimated, else 0",
         ("queue", "state"),
     ),
-    Described(
-        "sqlq_oldest_wait_seconds", "gauge", "How long the oldest available job has been due", ("queue",)
-    ),
-    Described("sqlq_queue_paused", "gauge", "Whether the queue is paused", ("queue",)),
-    Described("sqlq_queue_served", "gauge", "Whether a live worker serves the queue", ("queue",)),
+    Described("sqlq_oldest_wait_seconds", "How long the oldest available job has been due", ("queue",)),
+    Described("sqlq_queue_paused", "Whether the queue is paused", ("queue",)),
+    Described("sqlq_queue_served", "Whether a live worker serves the queue", ("queue",)),
     Described(
         "sqlq_workers",
-        "gauge",
         "Worker processes by their heartbeats: alive, or silent for more than 90 s and up to a day",
         ("state",),
     ),
-    Described("sqlq_worker_slots", "gauge", "How many jobs live workers run at a time"),
-    Described("sqlq_schedules_overdue", "gauge", "Schedules that have been due for more than 60 s"),
+    Described("sqlq_worker_slots", "How many jobs live workers run at a time"),
+    Described("sqlq_schedules_overdue", "Schedules that have been due for more than 60 s"),
     Described(
-        "sqlq_failed_jobs",
-        "gauge",
-        "Rows of failed_jobs by reason; estimated beyond 100,000 of an error",
-        ("reason",),
+        "sqlq_failed_jobs", "Rows of failed_jobs by reason; estimated beyond 100,000 of an error", ("reason",)
     ),
-    Described(
-        "sqlq_table_rows", "gauge", "Rows of the table jobs, live or dead, as PostgreSQL estimates", ("kind",)
-    ),
+    Described("sqlq_table_rows", "Rows of the table jobs, live or dead, as PostgreSQL estimates", ("kind",)),
     Described(
         "sqlq_oldest_transaction_seconds",
-        "gauge",
         "The age of the oldest open transaction that keeps dead rows from being removed (not on SQLite)",
     ),
     Described(
         "sqlq_unpurged_transactions",
-        "gauge",
         "Transactions whose old rows the server has not purged yet, its history list length (MariaDB)",
     ),
-    Described("sqlq_wal_bytes", "gauge", "The size of the write-ahead log (SQLite)"),
-    Described(
-        "sqlq_replica_behind_seconds", "gauge", "How far the replica is behind that is read from (PostgreSQL)"
-    ),
+    Described("sqlq_wal_bytes", "The size of the write-ahead log (SQLite)"),
+    Described("sqlq_replica_behind_seconds", "How far the replica is behind that is read from (PostgreSQL)"),
     _VERSION,
 )
 """The metrics of `sqlq metrics`."""
@@ -164,11 +150,10 @@ FAMILIES: Mapping[str, Any] = {
 
 def families(values: Mapping[str, float | Labelled | None]) -> list[Any]:
     """Return the metrics of the database that have values, by their keys."""
-    pairs = [(metric, values.get(metric.key)) for metric in OF_THE_DATABASE]
     return [
         family(metric, value if isinstance(value, list) else [((), value)])
-        for metric, value in pairs
-        if value is not None
+        for metric in OF_THE_DATABASE
+        if (value := values.get(metric.key)) is not None
     ]
 
 
@@ -220,7 +205,7 @@ class DatabaseCollector(Collector):
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._last: list[Any] = []
 
     def describe(self) -> list[Any]:
@@ -231,18 +216,19 @@ class DatabaseCollector(Collector):
         with self._lock:
             if monotonic() >= self._until:  # guard: scrapes-are-no-load
                 try:
-                    self._last = self._query()
+                    self.look()
                 except (SQLAlchemyError, SqlqError) as error:
                     log.warning("the database does not answer a scrape: %s", refusal(error))
                     self._last = families({"database_up": 0, "version_info": VERSIONS})
-                self._until = monotonic() + KEPT_SECONDS
             yield from self._last
 
     def look(self) -> None:
         """Query the database once, and keep the result. Raises the errors of the database."""
         with self._lock:
-            self._last = self._query()
-            self._until = monotonic() + KEPT_SECONDS
+            try:
+                self._last = self._query()
+            finally:
+                self._until = monotonic() + KEPT_SECONDS
 
     def _query(self) -> list[Any]:
         queues, workers = self._app.queues.list(), self._app.workers.list(silent=True)

@@ -18,6 +18,7 @@ from pathlib import PurePath
 from typing import Any
 from uuid import UUID
 
+from sqlq.config.command_hint import shortened
 from sqlq.config.constants import PAYLOAD_BYTES
 from sqlq.errors import ArgumentsError, PayloadKeyError
 
@@ -282,4 +283,4 @@ def _shown(value: Any) -> str:
         text = repr(value)
     except Exception:
         return "a value"
-    return text if len(text) <= 60 else text[:57] + "..."
+    return shortened(text, 60)

@@ -110,7 +110,7 @@ def imports(case: Case) -> Answers:
     number = len({worker.host for worker in case.workers})
     for error, named in sorted(hosts.items(), key=lambda each: -len(each[1]))[:NAMED]:
         yield to_do(
-            f"{len(named):,} of {counted(number, 'host', 'hosts')} cannot start a new worker: {error}",
+            f"{len(named):,} of {counted(number, 'host')} cannot start a new worker: {error}",
             f"mend it on {', '.join(sorted(named)[:NAMED])}, then {command('workers restart --all')}",
         )
 

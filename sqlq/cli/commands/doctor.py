@@ -28,7 +28,6 @@ def doctor(context: Context, sizes: bool, as_json: bool) -> None:
     is anything to do.
     """
 
-    context.kind = "reader"
     if sizes:
         _show_sizes(context, as_json)
         return

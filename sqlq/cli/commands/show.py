@@ -44,7 +44,6 @@ def why(context: Context, id: int, as_json: bool) -> None:
     that changes it. The findings of sqlq doctor about those who should run it come last.
     """
 
-    context.kind = "reader"
     job = context.app().jobs.get(id)
     reasons = [*reasons_of(context.app().database, job)]
     problems = findings(context.app().database, job)
@@ -95,7 +94,6 @@ def show(context: Context, id: int, only_result: bool, wait: str | None, as_json
     time.
     """
     if only_result:
-        context.kind = "reader"
         with naming_options(timeout="--wait"):
             show_json(context.app().result(id, None if wait == "none" else wait or "0s", raw=True))
         return
@@ -185,8 +183,7 @@ def _show_history(job: JobDetails) -> None:
     show_part("history")
     for line in job.history:
         at = line.ended_at or line.claimed_at
-        number = "–" if line.attempt is None else line.attempt
-        label = f"{number:>3}  {'?' if at is None else written(at)}  "
+        label = f"{line.attempt or '–':>3}  {'?' if at is None else written(at)}  "
         show_wrapped(label, plain(f"{_outcome(line)}{_details(line)}"), before="  ")
 
 

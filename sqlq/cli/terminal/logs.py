@@ -72,12 +72,11 @@ class Lines(Form):
         return written(datetime.fromtimestamp(at, UTC), "milliseconds")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        text = _on_one_line(record.message)
+        record.message = _on_one_line(record.message)
         if not _is_of_sqlq(record):
             job = getattr(record, _LABELS, None)
-            of_job = "" if job is None else "job {job_id} {task}: ".format_map(job)
-            text = f"[{escaped(record.name)}] {escaped(of_job)}{text}"
-        record.message = text
+            of_job = "job {job_id} {task}: ".format_map(job) if job else ""
+            record.message = f"[{escaped(record.name)}] {escaped(of_job)}{record.message}"
         return f"{self._before}{super().formatMessage(record)}"
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
@@ -88,9 +87,8 @@ class Lines(Form):
 
     def finished(self, job: ClaimedJob, seconds: float, at: str) -> str:
         """Return the line of a finished job, as `format` returns that of its record."""
-        about = _texts(job.task, job.queue)[0]
         return (
-            f"{self._before}{at} INFO    job {job.id} {about}{job.attempts} of "
+            f"{self._before}{at} INFO    job {job.id} {_texts(job.task, job.queue)[0]}{job.attempts} of "
             f"{job.max_attempts}) finished in {readable(seconds * 1000)}"
         )
 
@@ -219,8 +217,7 @@ def set_up(form: Literal["text", "json"], level: str, *, drawn: bool = False) ->
     for known in logging.root.manager.loggerDict.values():
         if isinstance(known, logging.Logger) and known.propagate:
             known.handlers = [handler for handler in known.handlers if not _writes_the_same(handler)]
-    lines = JsonLines() if form == "json" else Lines(ERASE if drawn else "")
-    root.addHandler(Stderr(lines))
+    root.addHandler(Stderr(JsonLines() if form == "json" else Lines(ERASE if drawn else "")))
     root.setLevel(level.upper())
     logging.captureWarnings(capture=True)
 
