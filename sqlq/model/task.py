@@ -319,7 +319,7 @@ class Registry(Mapping[str, AnyTask]):
         self.adds_to_jobs = False
         """Whether a task or a queue adds more to its jobs than a task alone can when it makes one."""
         self._tasks: dict[str, AnyTask] = {}
-        self._by_name: dict[str, AnyTask] = {}
+        self.by_name: dict[str, AnyTask] = {}
         """By name and by alias."""
         self._arounds: list[Scope] = []
 
@@ -338,7 +338,7 @@ class Registry(Mapping[str, AnyTask]):
         would be a matter of luck."""
         names = (task.name, *task.aliases)
         for name in names:
-            taken = self._by_name.get(name)
+            taken = self.by_name.get(name)
             if taken is not None:
                 raise ConfigurationError(
                     f"two tasks are named {name!r} ({_defined_at(taken.handler)} and "
@@ -351,16 +351,16 @@ class Registry(Mapping[str, AnyTask]):
             object.__setattr__(each, "_app", self._app)
         # anew, since workers go through them meanwhile
         self._tasks = {**self._tasks, task.name: task}
-        self._by_name = {**self._by_name, **dict.fromkeys(names, task)}
+        self.by_name = {**self.by_name, **dict.fromkeys(names, task)}
 
     def find(self, name: str) -> AnyTask:
         """Return the task of that name or alias. Raises `UnknownTaskError` naming the nearest one."""
         try:
-            return self._by_name[name]
+            return self.by_name[name]
         except KeyError:
             import difflib
 
-            near = difflib.get_close_matches(name, self._by_name, 1, cutoff=0.0)
+            near = difflib.get_close_matches(name, self.by_name, 1, cutoff=0.0)
             advice = (
                 f"; did you mean {near[0]}?"
                 if near
@@ -369,7 +369,7 @@ class Registry(Mapping[str, AnyTask]):
             raise UnknownTaskError(f"no task is named {name!r}{advice}") from None
 
     def __getitem__(self, name: str) -> AnyTask:
-        return self._by_name[name]
+        return self.by_name[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tasks)

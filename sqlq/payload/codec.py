@@ -72,7 +72,7 @@ def json_within(limit: int, value: Any, subject: str, mend: str) -> str:
     return text
 
 
-_encoder, _decoder = json.JSONEncoder(ensure_ascii=False, default=as_text), json.JSONDecoder()
+_encoder = json.JSONEncoder(ensure_ascii=False, default=as_text)
 
 
 def encode_plain(args: Sequence[Any]) -> str | None:
@@ -130,10 +130,8 @@ def read_json(text: str | bytes, subject: str) -> Any:
     with the verb.
     """
     try:
-        # `json.loads` takes as long again: it looks for blanks and encodings, and sqlq writes none
-        value, end = _decoder.raw_decode(text) if isinstance(text, str) and text[:1] == "{" else (None, -1)
-        value = value if end == len(text) else json.loads(text)
-        if not _is_deep(text, value):  # guard: depth-is-bounded
+        value = json.loads(text)
+        if not is_deep(text, value):  # guard: depth-is-bounded
             return value
     except RecursionError:
         pass  # too deep for Python's own reader
@@ -146,14 +144,15 @@ def decoded(text: Any) -> Any:
     """Return the value of the JSON in a row as it may be shown; of text that is not JSON the text."""
     try:
         value = json.loads(text)
-        return "(nested too deep)" if _is_deep(text, value) else value
+        return "(nested too deep)" if is_deep(text, value) else value
     except RecursionError:
         return "(nested too deep)"
     except (ValueError, TypeError):
         return text
 
 
-def _is_deep(text: str | bytes, value: Any) -> bool:
+def is_deep(text: str | bytes, value: Any) -> bool:
+    """Return whether JSON is nested deeper than an enqueue allows."""
     # each level has a character; nearly all rows have fewer, or fewer brackets
     if len(text) <= _DEEPEST_IN_ROWS:
         return False
@@ -162,7 +161,7 @@ def _is_deep(text: str | bytes, value: Any) -> bool:
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    if not isinstance(value, (dict, list)):
+    if not isinstance(value, (dict, list, tuple)):
         return False
     parts = value.values() if isinstance(value, dict) else value
     return levels == 0 or any(_is_deeper(part, levels - 1) for part in parts)

@@ -29,6 +29,7 @@ from sqlq.errors import ArgumentsError, ConfigurationError, UnknownTaskError
 from sqlq.model.task import Registry, make_task
 from sqlq.payload import headers
 from sqlq.payload.codec import check_json, decode, decoded, encode, encode_plain
+from sqlq.payload.reader import read
 from sqlq.worker.attempt.own_row import decode_cursor
 from tests.kit import for_each
 
@@ -381,6 +382,7 @@ def test_accepted_arguments_arrive_equal_through_json(args: tuple[Any, ...], kwa
     payload.encode()
     arrived = decode(payload)
     assert arrived == (arrives_as(args), arrives_as(kwargs))
+    assert repr(read(payload)) == repr(arrived)
     assert repr(arrived[0]) == repr(arrives_as(args))  # 1, 1.0 and True are equal, but not the same
 
 
@@ -491,12 +493,32 @@ def test_cycles_and_depth_are_refused() -> None:
 def test_json_nested_too_deep_is_neither_read_nor_shown(levels: int, brackets: Any) -> None:
     begin, end = brackets
     text = f'{{"args": [{begin * levels}{"1" if begin != "[" else ""}{end * levels}]}}'
-    with pytest.raises(ArgumentsError, match="nested deeper than 100 levels"):
-        decode(text)
-    for read in (headers.decode, decode_cursor):
+    for each in (decode, read, headers.decode, decode_cursor):
         with pytest.raises(ArgumentsError, match="nested deeper than 100 levels"):
-            read(text)
+            each(text)
     assert decoded(text) == "(nested too deep)"
+
+
+@for_each(
+    "text",
+    [
+        '{"args": [7, -0.0, 5e-324, 1e400, 18446744073709551616, -9223372036854775809, null, true]}',
+        '{"args": [123456789012345678901234567890], "kwargs": {"a": 1, "a": {"b": [0.1]}}}',
+        '{"args": ["\\ud800", "\u2028\\u00e4\U0001f600\\""]}',
+        '{"args": [1], "args": [2]}',
+        ' {"kwargs": {}} ',
+        "{}",
+        *("[1]", '{"args": {}}', '{"args": [], "more": 1}', '{"signature": "x"}', '{"args": [}', "", None, 7),
+    ],
+)
+def test_payloads_are_read_alike_in_workers(text: Any) -> None:
+    def outcome(reader: Callable[[Any], Any]) -> Any:
+        try:
+            return repr(reader(text))
+        except sqlq.SqlqError as error:
+            return type(error), str(error)
+
+    assert outcome(read) == outcome(decode)
 
 
 def test_arguments_that_are_too_large_are_refused() -> None:

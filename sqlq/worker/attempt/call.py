@@ -55,6 +55,7 @@ from sqlq.model.retry import (
 from sqlq.model.task import Task
 from sqlq.payload import headers
 from sqlq.payload.codec import MismatchError
+from sqlq.payload.reader import read
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.context import begin, current_job, running_attempt
 from sqlq.worker.attempt.own_row import completion, decode_cursor
@@ -123,7 +124,7 @@ def _prepared(attempt: Attempt, starting: Starting) -> Outcome | None:
         task is None
         or attempt.cancelled_at is not None
         or attempt.cancel_requested
-        or attempt.is_too_late
+        or (job.late_ms is not None and attempt.is_too_late)
         or job.attempts > job.max_attempts
     ):
         return _not_runnable(attempt)
@@ -131,7 +132,7 @@ def _prepared(attempt: Attempt, starting: Starting) -> Outcome | None:
     if job.on_success is not None or job.on_failure is not None:
         check_follow_ups(job)
     try:
-        attempt.arguments = task._interface.arguments(job.payload)
+        attempt.arguments = task._interface.from_json(*read(job.payload))
     except MismatchError as error:  # in a rolling deploy another worker's handler may take them
         # guard: misfits-are-put-back
         return put_off(
@@ -144,7 +145,8 @@ def _prepared(attempt: Attempt, starting: Starting) -> Outcome | None:
         )
     if job.headers is not None:
         headers.decode(job.headers)  # guard: headers-are-read-first
-    decode_cursor(job.cursor)  # guard: cursors-are-read-first
+    if job.cursor is not None:
+        decode_cursor(job.cursor)  # guard: cursors-are-read-first
     begin(attempt)
     return None
 

@@ -187,7 +187,7 @@ class Claimer:
             due = self._look()
             if self._fixed is None:  # due jobs of the others were locked, or taken meanwhile
                 claimed = self._claim([name for name in due if name not in names], limit)
-        self._claimed_from.update(job.queue for job in claimed)
+        self._claimed_from |= {job.queue for job in claimed}
         self._short = len(claimed) < limit
         seconds = monotonic() - began
         # guard: slow-claims-get-smaller
@@ -196,7 +196,7 @@ class Claimer:
             if seconds > SLOW_SECONDS
             else min(2 * self.max_jobs, self._options.claim_batch)
         )
-        if payload_bytes := sum(len(job.payload) for job in claimed):
+        if payload_bytes := sum([len(job.payload) for job in claimed]):
             # guard: large-claims-get-smaller
             self.max_jobs = max(1, min(self.max_jobs, len(claimed) * CLAIM_BYTES // payload_bytes))
         return claimed
@@ -298,7 +298,7 @@ class Intake:
 
     def running(self, job: ClaimedJob, trusted_until: float) -> Attempt:
         """Return a claimed job as its handler sees it, with its task and how it is to run."""
-        task = self._app.tasks.get(job.task)
+        task = self._app.tasks.by_name.get(job.task)
         if task is not None and (task.on_success is not None or task.on_failure is not None):
             # guard: a-row-without-follow-ups-has-its-tasks
             job = job._replace(

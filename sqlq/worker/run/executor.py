@@ -78,8 +78,9 @@ class Executor:
         self._for_isolates: deque[Attempt] = deque()
         """Ready, too, but each needs a subprocess, and a limited number of those start at a time."""
         self._running: set[Attempt] = set()
-        self._freed = threading.Condition(self._lock)
-        """A slot has freed, and no job runs, or few enough wait."""
+        self._idle = threading.Condition(self._lock)
+        self._room = threading.Event()
+        """Few enough jobs wait. It has a lock of its own: each slot needs the other one for each job."""
         self._handed_over: SimpleQueue[Attempt | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._tasks: dict[Attempt, asyncio.Task[None]] = {}
@@ -112,18 +113,20 @@ class Executor:
 
     def wait_for_room(self, low_water: int, seconds: float) -> None:
         """Wait until a slot has freed and no more than `low_water` jobs wait, at most that time."""
-        with self._freed:
+        with self._lock:
             is_full = self._waiting() > low_water or len(self._running) >= self._concurrency
-            if is_full and self._starting:
-                self._low_water = low_water
-                self._freed.wait(seconds)
-                self._low_water = -1
+            if not (is_full and self._starting):
+                return
+            self._room.clear()
+            self._low_water = low_water
+        self._room.wait(seconds)
+        self._low_water = -1
 
     def start_no_more(self) -> None:
         """Start no more jobs, and end a wait for room."""
-        with self._freed:
+        with self._lock:
             self._starting = False
-            self._freed.notify_all()
+            self._room.set()
 
     # -- releases: the job runs again, here or elsewhere, and no attempt is counted --------------------------
 
@@ -184,8 +187,8 @@ class Executor:
 
     def wait_idle(self, seconds: float) -> bool:
         """Wait until nothing runs, at most that time. Return whether nothing runs."""
-        with self._freed:
-            return self._freed.wait_for(lambda: not self._running, seconds)
+        with self._idle:
+            return self._idle.wait_for(lambda: not self._running, seconds)
 
     def _take(self) -> Attempt | None:
         """Take the next job that may start now into a slot; None without one."""
@@ -224,7 +227,8 @@ class Executor:
             job.trusted_until = -inf  # so that it does not start later
             with self._lock:
                 self._running.discard(job)
-                self._freed.notify_all()
+                self._idle.notify_all()
+                self._room.set()
             # guard: what-cannot-start-is-bounded
             self._done(job, given_back(job.claimed, delay_ms=NOT_STARTED_MS))
 
@@ -255,8 +259,10 @@ class Executor:
             if ended.started is not None:
                 self.busy_seconds += monotonic() - ended.started
             job = self._take()
-            if not self._running or self._waiting() <= self._low_water:
-                self._freed.notify_all()
+            if not self._running:
+                self._idle.notify_all()
+            if self._waiting() <= self._low_water:
+                self._room.set()
         if job is None or job.is_async == on_loop:
             return job
         self._start(job)
