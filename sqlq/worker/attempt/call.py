@@ -119,15 +119,9 @@ def _prepared(attempt: Attempt, starting: Starting) -> Outcome | None:
     Raises `ArgumentsError` for a payload that no handler can be called with, and for a cursor that is none.
     """
     job, task = attempt.claimed, attempt.registered
-    # guard: what-is-given-back-does-not-start
-    if (
-        task is None
-        or attempt.cancelled_at is not None
-        or attempt.cancel_requested
-        or (job.late_ms is not None and attempt.is_too_late)
-        or job.attempts > job.max_attempts
-    ):
-        return _not_runnable(attempt)
+    if (ended := _not_runnable(attempt)) is not None:
+        return ended
+    assert task is not None
     starting(attempt)  # what kills or stalls the process from here on is this job; guard: reading-is-a-start
     if job.on_success is not None or job.on_failure is not None:
         check_follow_ups(job)
@@ -361,17 +355,19 @@ def late(attempt: Attempt) -> Outcome | None:
     return decide(attempt.claimed, attempt.error, _policy(attempt))
 
 
-def _not_runnable(attempt: Attempt) -> Outcome:
-    """Return the outcome of a job that is not to be run, or not here."""
+def _not_runnable(attempt: Attempt) -> Outcome | None:
+    """Return the outcome of a job that is not to be run, or not here; None for one that is."""
     job = attempt.claimed
     if attempt.cancel_requested:  # guard: cancelled-before-it-starts
         return Cancelled(ON_REQUEST)
-    if attempt.stop_requested:
+    if attempt.cancelled_at is not None:  # guard: what-is-given-back-does-not-start
         return given_back(job)
-    if attempt.is_too_late:  # guard: too-late-is-not-started
+    if job.late_ms is not None and attempt.is_too_late:  # guard: too-late-is-not-started
         return Cancelled(NOT_IN_TIME)
     if job.attempts > job.max_attempts:
         text = f"its {job.max_attempts} attempts were spent before this one began"
         return Failed("error", ErrorText("sqlq.errors.SqlqError", text))
-    text = f"no worker knew a task named {job.task!r} for {readable(job.unknown_ms or 0)}"
-    return put_off(job, "unknown_task", f"no task is named {job.task!r} here", UnknownTaskError(text))
+    if attempt.registered is None:
+        text = f"no worker knew a task named {job.task!r} for {readable(job.unknown_ms or 0)}"
+        return put_off(job, "unknown_task", f"no task is named {job.task!r} here", UnknownTaskError(text))
+    return None
