@@ -104,20 +104,24 @@ def audited(words: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
                     database.require_tables()
                 run = database.run if session is None else partial(facet._do, session)  # noqa: SLF001 - likewise
                 id = _record(run, lambda conn: audit.begin(conn, actor, words.partition(" --")[0], line))
-                changed: list[int] = []
+                changed = 0
+
+                def write(step: Callable[[Connection, int, int], bool], number: int) -> bool | None:
+                    return None if id is None else _record(run, lambda conn: step(conn, id, number))
 
                 def see(number: int) -> bool:
-                    changed.append(number)
+                    nonlocal changed
+                    changed += number
                     # one that cannot be recorded goes on
-                    return _record(run, lambda conn: audit.advance(conn, id, sum(changed))) is not False
+                    return write(audit.advance, changed) is not False
 
                 try:
                     with watched(see):
                         result = method(*args, **options)
                 except SqlqError:  # refused, which is no interruption
-                    _record(run, lambda conn: audit.end(conn, id, sum(changed)))
+                    write(audit.end, changed)
                     raise
-                if _record(run, lambda conn: audit.end(conn, id, _number(result))) is None:
+                if write(audit.end, _number(result)) is None:
                     log.warning("%s is done, and not recorded: the database refuses that", words)
             return result
 

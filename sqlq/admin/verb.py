@@ -90,8 +90,6 @@ class Verb:
     """The states of the subjects that it is for; empty for all."""
     button: str = ""
     """The text of its button; a verb without one has a command alone."""
-    asks: bool = False
-    """Whether a page has to confirm it first."""
     confirms: tuple[str, ...] = ()
     """The choices that a command has to confirm. Nobody confirms ids."""
     needs_code: bool = False
@@ -117,6 +115,11 @@ class Verb:
     @property
     def is_of_jobs(self) -> bool:
         return self.group in ("", "flows")
+
+    @property
+    def asks(self) -> bool:
+        """Whether a page has to confirm it first."""
+        return self.button.endswith("…")
 
     @property
     def style(self) -> str:

@@ -145,7 +145,6 @@ def retry(app: Any, ids: Sequence[int], *, flow: int | None = None, **options: A
     ),
     states=LIVE,
     button="Cancel…",
-    asks=True,
     confirms=("all",),
 )
 def cancel(app: Any, ids: Sequence[int], *, flow: int | None = None, **options: Any) -> Outcome:
@@ -229,7 +228,6 @@ _NOT_CHANGED = {
     role="admin",
     states=("failed",),
     button="Delete…",
-    asks=True,
     confirms=("all", "error", *(each.name for each in SEARCH)),
     steps="another step of its flow may still take its result",
 )
@@ -247,7 +245,6 @@ def delete(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
     selectors=(*SEARCH, ERROR, STATE, Option("all", "All ended jobs; asks for confirmation.", "flag")),
     states=ENDED,
     button="Replay…",
-    asks=True,
     confirms=("all",),
     needs_code=True,
     steps="it is a step of a flow: sqlq retry --flow runs failed steps again",
@@ -268,7 +265,7 @@ def replay(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
     return on_jobs("replayed", ids, replays, options, line=line, replayed=rows)
 
 
-@verb("flows skip", states=("failed", "blocked"), button="Skip…", asks=True)
+@verb("flows skip", states=("failed", "blocked"), button="Skip…")
 def skip(app: Any, ids: Sequence[int]) -> Outcome:
     """Go on as if a step had finished, without a result.
 
@@ -369,7 +366,6 @@ def resume_workers(app: Any, names: Sequence[str], **options: Any) -> Outcome:
     selectors=(ALL_WORKERS,),
     role="admin",
     button="Restart…",
-    asks=True,
 )
 def restart_workers(app: Any, names: Sequence[str], **options: Any) -> Outcome:
     """Have worker processes replaced by new ones, which import your App anew, as after a deploy.
@@ -380,7 +376,7 @@ def restart_workers(app: Any, names: Sequence[str], **options: Any) -> Outcome:
     return _requested("restart", "restarted", app.workers.restart(*names, **options))
 
 
-@verb("workers stop", selectors=(ALL_WORKERS,), role="admin", button="Stop…", asks=True)
+@verb("workers stop", selectors=(ALL_WORKERS,), role="admin", button="Stop…")
 def stop_workers(app: Any, names: Sequence[str], **options: Any) -> Outcome:
     """Have workers end when what they run has ended, however long that takes.
 
@@ -401,18 +397,18 @@ def pause_schedule(app: Any, names: Sequence[str]) -> Outcome:
 
     The pause holds across deploys. Runs that pass meanwhile are not caught up.
     """
-    (name,) = names
-    return _schedule(name, "paused", app.schedules.pause(name), "paused already")
+    return _schedule(names, "paused", app.schedules.pause, "paused already")
 
 
 @verb("schedules resume", states=("paused",), button="Resume")
 def resume_schedule(app: Any, names: Sequence[str]) -> Outcome:
     """Go on with a schedule, from its next run."""
+    return _schedule(names, "resumed", app.schedules.resume, "not paused")
+
+
+def _schedule(names: Sequence[str], done: str, switch: Callable[[str], bool], otherwise: str) -> Outcome:
     (name,) = names
-    return _schedule(name, "resumed", app.schedules.resume(name), "not paused")
-
-
-def _schedule(name: str, done: str, changed: bool, otherwise: str) -> Outcome:
+    changed = switch(name)
     return Outcome(
         {"schedule": name, done: changed}, [f"{done} {name}" if changed else f"{name} is {otherwise}"]
     )
@@ -428,7 +424,7 @@ def run_schedule(app: Any, names: Sequence[str]) -> Outcome:
     return Outcome({key: getattr(job, key) for key in ("id", "queue", "task", "created")}, [line])
 
 
-@verb("schedules remove", role="admin", button="Remove…", asks=True)
+@verb("schedules remove", role="admin", button="Remove…")
 def remove_schedule(app: Any, names: Sequence[str]) -> Outcome:
     """Take a schedule out; jobs that it has enqueued stay.
 

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from sqlalchemy import Row
 
@@ -171,7 +171,7 @@ class Settlement(NamedTuple):
 
 # -- what follows --------------------------------------------------------------------------------------------
 
-Ending: TypeAlias = "ClaimedJob | Row[Any]"
+Ending = ClaimedJob | Row[Any]
 """A job that ends, as a worker holds it or as a rescue finds its row."""
 
 

@@ -55,18 +55,14 @@ def begin(conn: Connection, actor: str, action: str, target: str) -> int:
     return int(conn.execute(insert_returning(audit, values, audit.c.id)).scalar_one())
 
 
-def end(conn: Connection, id: int | None, number: int) -> int | None:
-    """Record that an action has ended; None for one that could not be recorded."""
-    if id is None:
-        return None
-    conn.execute(update(audit).where(audit.c.id == id).values(number=number, ended_at=now()))
-    return id
+def end(conn: Connection, id: int, number: int) -> bool:
+    """Record that an action has ended."""
+    row = update(audit).where(audit.c.id == id)
+    return conn.execute(row.values(number=number, ended_at=now())).rowcount > 0
 
 
-def advance(conn: Connection, id: int | None, number: int) -> bool:
+def advance(conn: Connection, id: int, number: int) -> bool:
     """Record how many rows an action has changed by now. Return False for one that is to stop."""
-    if id is None:
-        return True
     row = update(audit).where(audit.c.id == id, audit.c.stopped_at.is_(None))  # guard: actions-can-be-stopped
     return conn.execute(row.values(number=number, seen_at=now())).rowcount > 0
 
