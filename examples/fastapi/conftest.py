@@ -18,7 +18,8 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def sqlq_metadata() -> MetaData:
-    return shop.Model.metadata  # sqlq_app creates these tables for each test, and drops them after it
+    # sqlq_app creates these tables for each test, and drops them after it
+    return shop.Model.metadata
 
 
 def async_engine(app: sqlq.App) -> AsyncEngine:
@@ -27,8 +28,9 @@ def async_engine(app: sqlq.App) -> AsyncEngine:
         case "sqlite":
             return create_async_engine(app.url.set(drivername="sqlite+aiosqlite"))
         case "postgresql":
+            url = app.url.set(drivername="postgresql+asyncpg")
             return create_async_engine(
-                app.url.set(drivername="postgresql+asyncpg").difference_update_query(["options"]),
+                url.difference_update_query(["options"]),
                 connect_args={"server_settings": {"search_path": app.schema}},
             )
         case _:

@@ -1,3 +1,5 @@
+from functools import partial
+
 import httpx
 import pytest
 import shop
@@ -15,7 +17,8 @@ async def test_an_order_sends_its_receipt(
 ) -> None:
     order = (await client.post("/orders", json=ORDER)).json()
     assert_enqueued(shop.send_receipt, args=[order["id"]])
-    assert (await adrain(database)).finished == 1  # on this event loop, with this engine
+    # on this event loop, with this engine
+    assert (await adrain(database)).finished == 1
     assert len(mails) == 1
     assert (await client.get(f"/orders/{order['id']}")).json()["receipt"] == "sent"
 
@@ -28,7 +31,8 @@ async def test_a_declined_order_leaves_no_job(database: sqlq.App, client: httpx.
 async def test_a_job_of_an_open_session(database: sqlq.App) -> None:
     async with shop.new_session() as session:
         await database.aenqueue(shop.send_receipt.new(7), session=session)
-        await session.run_sync(lambda sync: assert_enqueued(shop.send_receipt, args=[7], session=sync))
+        seen = partial(assert_enqueued, shop.send_receipt, args=[7])
+        await session.run_sync(lambda sync: seen(session=sync))
     assert_not_enqueued(shop.send_receipt)  # the session ended without a commit
 
 

@@ -69,7 +69,8 @@ def place_order(new: NewOrder, session: RequestSession, card: str = "good") -> O
     session.add(order)
     queue.enqueue(write_receipt.new(order.id, datetime.now(UTC)), session=session)
     if card == "declined":  # found out late, as it happens in shops
-        raise HTTPException(409, "the card was declined")  # and the session ends without a commit
+        # the session ends without a commit
+        raise HTTPException(409, "the card was declined")
     session.commit()
     session.refresh(order)
     return order

@@ -100,6 +100,7 @@ class Desk:
 
     def run(self, script: str, ends_with: int = 0, **environment: str) -> str:
         """Return the standard output of a script, or of commands that stand one a line."""
+        script = re.sub(r"\\\n\s*", "", script)
         lines = [line for line in script.splitlines() if not line.startswith("#")]
         if len(lines) > 1 and all(line.startswith("sqlq ") for line in lines):
             return "".join(self.run(line, ends_with, **environment) for line in lines)

@@ -13,4 +13,5 @@ def write_receipt(order_id: int) -> None:
     session = get_current_request().dbsession
     order = session.get_one(Order, order_id)
     order.receipt = f"1 × {order.item}: {order.cents / 100:.2f} €"
-    sqlq.current_job().complete(session)  # request.tm commits it together with the receipt
+    # request.tm commits it together with the receipt
+    sqlq.current_job().complete(session)
