@@ -78,15 +78,6 @@ def read_time(text: str) -> datetime:
     return time
 
 
-def read_time_or_age(text: str) -> datetime | str:
-    """Return the time that an option has, or the age, which the library reads."""
-    try:
-        datetime.fromisoformat(text)
-    except ValueError:
-        return text
-    return read_time(text)
-
-
 def read_json(text: str) -> Any:
     """Return a JSON value, strictly: NaN and Infinity are none. Raises `ValueError`."""
     return json.loads(text, parse_constant=_refuse)
@@ -105,7 +96,7 @@ TYPES: Mapping[str, Mapping[str, Any]] = {
     "number": {"type": int},
     "duration": {"metavar": "DURATION"},
     "time": {"type": read_time, "metavar": "TIME"},
-    "age": {"type": read_time_or_age, "metavar": "TIME"},
+    "age": {"metavar": "TIME"},
 }
 """How a command reads the options of each kind."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial, wraps
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, get_args
@@ -119,6 +119,18 @@ def _checked_duration(value: Any, name: str) -> Duration:
     return value  # type: ignore[no-any-return]  # checked above
 
 
+def _checked_time_or_age(value: Any, name: str) -> datetime | Duration:
+    if isinstance(value, str):  # of a command or a page
+        with suppress(ValueError):
+            time = datetime.fromisoformat(value)
+            if time.tzinfo is None:
+                raise ConfigurationError(
+                    f"{name} is {value}, which has no time zone: write it as in {value}Z"
+                )
+            value = time
+    return (aware if isinstance(value, datetime) else _checked_duration)(value, name)
+
+
 def _checked_list(one: Callable[[Any, str], Any], example: str, values: Any, name: str) -> list[Any]:
     # the elements of bytes are numbers, which might be ids
     if isinstance(values, str | bytes | bytearray | Mapping) or not isinstance(values, Collection):
@@ -148,9 +160,7 @@ _CHECKS: Mapping[str, Callable[[Any, str], Any]] = {
     "Rows": partial(checked_whole, choice=range(1, 100_001)),
     "bool": checked_bool,
     "datetime": aware,
-    "datetime | Duration": lambda value, name: (aware if isinstance(value, datetime) else _checked_duration)(
-        value, name
-    ),
+    "datetime | Duration": _checked_time_or_age,
     "int": partial(checked_whole, choice=range(LAST_ID + 1)),
     "str": checked_name,
     "tuple[int, ...]": lambda value, name: tuple(map(id_of, _checked_jobs(value, name))),

@@ -18,7 +18,7 @@ from sqlq.admin.verbs import VERBS, of
 from sqlq.app.app import App
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.web.access import RefusedError
-from sqlq.web.pages import FIELDS, SEARCHED, fields_of, search_of, shared, time_of
+from sqlq.web.pages import FIELDS, SEARCHED, fields_of, search_of, shared
 from sqlq.web.reading import unread
 from sqlq.web.view import View
 
@@ -43,7 +43,9 @@ def act(view: View) -> Response:
     subjects: list[Any] = [form["name"]] if form.get("name") else []
     states: Mapping[Any, int] | str = {}
     changed = 0
-    search = _filter(verb, form) if form.get("matching") or form.get("filter") else None
+    search = None
+    if form.get("matching") or form.get("filter"):
+        search = verb.filter_of(fields_of(form, (*FIELDS, "error")))
     # guard: a-filter-is-counted-before-it-acts
     to_confirm = form.get("matching") or (verb.asks and form.get("confirmed") != "yes")
     if search is not None:
@@ -91,14 +93,6 @@ def _options(verb: Verb) -> Mapping[str, Option]:
         for each in (*verb.selectors, *verb.options)
         if each.name not in others and each.kind != "time"
     }
-
-
-def _filter(verb: Verb, form: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the options that choose what the filter of a form does; None where no command does so."""
-    fields = fields_of(form, (*FIELDS, "error"))
-    return verb.filter_of(
-        {name: time_of(text, name) if name in ("since", "until") else text for name, text in fields.items()}
-    )
 
 
 def _counts(view: View, app: App, verb: Verb, search: Mapping[str, Any]) -> Mapping[Any, int] | str:

@@ -20,7 +20,7 @@ from sqlq.admin.verb import whole
 from sqlq.admin.why import why
 from sqlq.app.app import App
 from sqlq.config.json_text import document
-from sqlq.errors import ConfigurationError, JobNotFoundError
+from sqlq.errors import JobNotFoundError
 from sqlq.model.checks import checked_whole
 from sqlq.model.job import JobDetails, State
 from sqlq.payload.codec import decoded
@@ -140,11 +140,9 @@ def fields_of(arguments: Mapping[str, str], names: Sequence[str] = FIELDS) -> di
 
 
 def search_of(view: View, fields: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options of `app.jobs.list`. Raises `ConfigurationError` for a field that cannot be read, and
-    `RefusedError` where the search would reveal hidden arguments."""
-    search: dict[str, Any] = {
-        name: time_of(value, name) if name in ("since", "until") else value for name, value in fields.items()
-    }
+    """Return the options of `app.jobs.list`. Raises `RefusedError` where the search would reveal hidden
+    arguments."""
+    search: dict[str, Any] = {**fields}
     if "text" in fields or "header" in fields:
         if view.hides:  # guard: no-search-tells-what-is-hidden
             raise RefusedError("arguments are hidden from viewers here, so that no search may look into them")
@@ -170,16 +168,6 @@ def _shown(redact: Callable[[Any], Any], value: Any, parts: Sequence[str]) -> bo
         return True
     text = json.dumps(shown, ensure_ascii=False, default=str)  # as sqlq writes it
     return all(part in text for part in parts)
-
-
-def time_of(text: str, name: str) -> datetime | str:
-    """Return the time that a field has, or the age, which the library reads."""
-    with suppress(ValueError):
-        time = datetime.fromisoformat(text)
-        if time.tzinfo is None:
-            raise ConfigurationError(f"{name} is {text}, which has no time zone: write it as in {text}Z")
-        return time
-    return text
 
 
 def jobs(view: View) -> Values:
