@@ -39,10 +39,11 @@ FOLDERS = {
 SOURCES = {".py": "python", ".txt": "text", ".ini": "ini", ".service": "ini", ".yml": "yaml"}
 STYLE = (
     ".md-grid { max-width: 76rem } .md-typeset td code { word-break: keep-all }\n"
+    ".md-typeset pre > code { font-size: .82em }\n"
     ".md-typeset table:not([class]) :is(td, th) { padding: .6em .8em; min-width: 0 }\n"
     '[data-md-color-scheme="slate"] img[src$=".svg"] { filter: brightness(.85) }\n'
 )
-"""Room for lines of code of a hundred characters and tables of six columns; charts that do not dazzle."""
+"""Room for lines of code of 88 characters and tables of six columns; charts that do not dazzle."""
 _LINK = re.compile(r"(```.*?^```$)|\]\(([^)#\s]*)(#[^)\s]*)?\)", re.MULTILINE | re.DOTALL)
 
 

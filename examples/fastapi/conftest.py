@@ -23,7 +23,7 @@ def sqlq_metadata() -> MetaData:
 
 
 def async_engine(app: sqlq.App) -> AsyncEngine:
-    """Make an engine of the test's database, with the asynchronous driver of each kind."""
+    """Make an engine of the test's database, with its asynchronous driver."""
     match app.url.get_backend_name():
         case "sqlite":
             return create_async_engine(app.url.set(drivername="sqlite+aiosqlite"))
@@ -39,7 +39,7 @@ def async_engine(app: sqlq.App) -> AsyncEngine:
 
 @pytest.fixture
 async def database(sqlq_app: sqlq.App) -> AsyncIterator[sqlq.App]:
-    """The App and the sessions of the shop, on the database and the event loop of the test."""
+    """The App and the sessions of the shop, on the test's database and event loop."""
     engine = async_engine(sqlq_app)
     shop.new_session.configure(bind=engine)
     yield sqlq_app

@@ -80,13 +80,13 @@ web = FastAPI(lifespan=lifespan)
 
 
 async def get_session() -> AsyncIterator[AsyncSession]:
-    """A transaction for each request: what a page raises takes everything back, jobs included."""
+    """A transaction for each request: an exception of a page takes everything back."""
     async with new_session() as session, session.begin():
         yield session
 
 
-# with scope="function" the commit comes before the response; else a customer could learn of an order that the
-# database then refuses
+# with scope="function" the commit comes before the response; else a customer could
+# learn of an order that the database then refuses
 Transaction = Annotated[AsyncSession, Depends(get_session, scope="function")]
 
 
