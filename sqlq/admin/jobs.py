@@ -40,7 +40,7 @@ from sqlq.results.results import Results
 from sqlq.schema import version
 from sqlq.schema.types import milliseconds_since_epoch
 from sqlq.store.health import Pace, pace_of
-from sqlq.store.jobs import insert, lookup, operate
+from sqlq.store.jobs import failed, insert, lookup, operate
 from sqlq.store.jobs.lookup import Selection
 from sqlq.store.jobs.operate import JobChange
 
@@ -197,7 +197,7 @@ class Jobs(Facet):
         """Group failed jobs by task and error, the most frequent first; return also whether all are there.
 
         It returns about 1,000 groups, the most frequent among them. It counts up to 100,000 jobs of a queue,
-        task and error, and 400,000 in all. Larger numbers are estimates. It reads the newest 100,000 jobs
+        task and error, and 300,000 in all. Larger numbers are estimates. It reads the newest 100,000 jobs
         of a batch. `error` is a fingerprint.
         """
         return self._query(grouped, Selection(task=task, queue=queue, batch=batch, error=error))
@@ -246,7 +246,7 @@ class Jobs(Facet):
             first = meant[0]
             if first.error is None:
                 return meant
-            parts = lookup.of_error(conn, first.error, queue=first.queue, task=first.task)
+            parts = failed.of_error(conn, first.error, queue=first.queue, task=first.task)
         if not parts:
             raise JobNotFoundError(f"no failed job has the error {first.error!r}: see sqlq failed")
         return [replace(some, queue=each.queue, task=each.task) for some in meant for each in parts]

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from functools import cache
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import BigInteger, Connection, Integer, Select, String, and_, func, literal, select
@@ -21,12 +20,12 @@ from sqlq.database.dialects import dialect_of
 from sqlq.database.sql import Sql, distinct
 from sqlq.schema.tables import failed_jobs
 from sqlq.schema.types import is_sampled, last_of
-from sqlq.store.jobs.lookup import BATCH, EVERY, Selection, of_error
+from sqlq.store.jobs.lookup import BATCH, EVERY, Selection
 from sqlq.store.jobs.rows import slices
 
 EXACT = 100_000
 """Up to this number the jobs of a queue, and of an error in a queue and task, are counted one by one."""
-ROWS = 400_000
+ROWS = 300_000
 """The most rows that one look counts one by one; beyond it the largest numbers are estimates, too."""
 KEYS = 1_000
 """The most queues, or errors in a queue and task, that one look counts."""
@@ -41,7 +40,7 @@ Key: TypeAlias = tuple[str, ...]
 """A queue, or a queue, a task and a fingerprint."""
 
 _of = failed_jobs.c
-QUEUE = Batch(queue=String)
+QUEUE, _PAIR = Batch(queue=String), Batch(queue=String, task=String)
 _ERROR = Batch(queue=String, task=String, fingerprint=String)
 _TIMES = Batch(**_ERROR.columns, part=BigInteger)
 _COLUMNS = [_of[name] for name in _ERROR.columns]
@@ -86,13 +85,14 @@ def groups(conn: Connection, only: Selection) -> tuple[dict[Key, Group], bool]:
     sql, (ids, is_complete) = dialect_of(conn).sql, _keys(conn, only)
     counts = numbers(conn, _ERROR, [*ids], only)
     size = max(LEAST_TIMES, TIMES // max(1, len(ids)))
-    part = PRIME * ONE_OF * size
-    for is_sample in (False, True):
-        rows = [(*key, 1 + part // (n or 1)) for key, (n, _) in counts.items() if (n > size) == is_sample]
-        for *key, at in _each(conn, _times(sql, is_sample), _TIMES, rows):
-            times[tuple(key)].append(at)
-    many = [key for key, (n, _) in counts.items() if n > size]
-    for at, *key in _each(conn, _value(sql, _ERROR, _FIRST), _ERROR, many):
+    few = [(*key, 0) for key, (n, _) in counts.items() if n <= size]
+    many = [(*key, 1 + PRIME * ONE_OF * size // n) for key, (n, _) in counts.items() if n > size]
+    looks = (
+        _each(conn, _times(sql), _TIMES, few),
+        _each(conn, _times(sql, is_sample=True), _TIMES, many),
+        _values(conn, _ERROR, _FIRST, [row[:-1] for row in many]),
+    )
+    for *key, at in chain(*looks):
         times[tuple(key)].append(at)
     return _with_newest(conn, ids.values(), counts, times), is_complete
 
@@ -117,6 +117,18 @@ def _keys(conn: Connection, only: Selection) -> tuple[dict[Key, int], bool]:
     return keys, len(selected) < KEYS
 
 
+def of_error(
+    conn: Connection, fingerprint: str, *, queue: str | None = None, task: str | None = None
+) -> list[Selection]:
+    """Return a selection for each queue and task that has failed jobs of an error, in their order. An index
+    finds the jobs of each."""
+    equal = {name: value for name, value in (("queue", queue), ("task", task)) if value is not None}
+    pairs = conn.execute(distinct(dialect_of(conn).sql, (_of.queue, _of.task), 1_000_000, equal))
+    first = select(_of.id).where(_of.fingerprint == fingerprint).limit(1)
+    rows = _values(conn, _PAIR, first, sorted(map(tuple, pairs), key=str))
+    return [Selection(task=name, queue=of, error=fingerprint) for of, name, id in rows if id is not None]
+
+
 def queues(conn: Connection, limit: int) -> list[str]:
     """Return the queues with failed jobs, by name."""
     return list(conn.scalars(distinct(dialect_of(conn).sql, [_of.queue], limit)))
@@ -126,37 +138,33 @@ def numbers(
     conn: Connection, batch: Batch, keys: Sequence[Key], only: Selection = EVERY
 ) -> dict[Key, tuple[int, bool]]:
     """Return the number of failed jobs of each queue or error, and whether it is an estimate."""
+    if not keys:
+        return {}
     columns = [_of[name] for name in batch.columns]
-    sample = select(func.count(), *columns).where(is_sampled(_of.id), only.where(failed_jobs))
+    sample = select(*columns, func.count()).where(is_sampled(_of.id), only.where(failed_jobs))
     estimates = dict.fromkeys(keys, 0)
-    estimates |= {tuple(key): number * ONE_OF for number, *key in conn.execute(sample.group_by(*columns))}
+    estimates |= {tuple(key): number * ONE_OF for *key, number in conn.execute(sample.group_by(*columns))}
     keys = sorted(keys, key=lambda key: estimates[key])
     sums = accumulate(estimates[key] for key in keys)
+    # guard: large-numbers-are-estimates
     few = [key for key, of in zip(keys, sums, strict=True) if of <= ROWS and estimates[key] < 1.2 * EXACT]
-    counts = dict[Key, tuple[int, bool]]()
-    for number, *key in _each(conn, _value(dialect_of(conn).sql, batch, _NUMBER), batch, few):
-        counts[tuple(key)] = (number, False)
-    for key in keys:
-        number, _ = counts.get(key, (EXACT + 1, False))
-        if number > EXACT:  # guard: large-numbers-are-estimates
-            counts[key] = rounded(max(estimates[key], EXACT if key in counts else 1)), True
-    return counts
+    counts = {tuple(key): (number, False) for *key, number in _values(conn, batch, _NUMBER, few)}
+    return {key: counts.get(key, (rounded(max(estimates[key], 1)), True)) for key in keys}
 
 
 def _each(conn: Connection, query: Select[Any], batch: Batch, rows: Sequence[Any]) -> Sequence[Any]:
     return conn.execute(query, dialect_of(conn).sql.batch_parameters(batch, rows)).all() if rows else []
 
 
-@cache
-def _value(sql: Sql, batch: Batch, query: Select[Any]) -> Select[Any]:
-    """Return a query of one value for each row, by a subquery, which goes by the index on each database."""
-    rows = sql.batch_table(batch)
+def _values(conn: Connection, batch: Batch, query: Select[Any], keys: Sequence[Any]) -> Sequence[Any]:
+    """Return each key and the value of a query of its jobs. It is a subquery, which goes by the index on each
+    database."""
+    rows = dialect_of(conn).sql.batch_table(batch)
     value = query.where(*(_of[name] == rows.c[name] for name in batch.columns)).scalar_subquery()
-    return select(value.label("value"), *(rows.c[name] for name in batch.columns))
+    return _each(conn, select(*(rows.c[name] for name in batch.columns), value.label("value")), batch, keys)
 
 
-@cache
-def _times(sql: Sql, is_sample: bool) -> Select[Any]:
+def _times(sql: Sql, *, is_sample: bool = False) -> Select[Any]:
     rows = sql.batch_table(_TIMES)
     equal = (_of[name] == rows.c[name] for name in _ERROR.columns)
     query = select(*_COLUMNS, _of.failed_at).join_from(rows, failed_jobs, and_(*equal))

@@ -16,11 +16,9 @@ from sqlalchemy import (
     Integer,
     RowMapping,
     Select,
-    String,
     Table,
     Text,
     and_,
-    bindparam,
     case,
     cast,
     false,
@@ -40,7 +38,6 @@ from sqlq.config.durations import FAR, Duration, aware, milliseconds
 from sqlq.database.batch import Batch, Condition, Expression
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
-from sqlq.database.sql import distinct
 from sqlq.model import history
 from sqlq.model.history import AttemptRecord
 from sqlq.model.job import LARGE, Job, JobDetails, NewJob, Progress, State
@@ -363,35 +360,6 @@ def enqueued(conn: Connection, task: str) -> Iterator[tuple[int, NewJob]]:
 
 
 _MILLISECOND = timedelta(milliseconds=1)
-
-
-# -- failed jobs of one error --------------------------------------------------------------------------------
-
-
-def of_error(
-    conn: Connection, fingerprint: str, *, queue: str | None = None, task: str | None = None
-) -> list[Selection]:
-    """Return a selection for each queue and task that has failed jobs of an error, in their order. An index
-    finds the jobs of each."""
-    table, sql = failed_jobs.c, dialect_of(conn).sql
-    equal = {name: value for name, value in (("queue", queue), ("task", task)) if value is not None}
-    pairs = conn.execute(distinct(sql, (table.queue, table.task), _PAIRS, equal))
-    rows = sql.each(conn, _first_of, _PAIR, sorted(map(tuple, pairs), key=str), {"error": fingerprint})
-    return [Selection(task=task, queue=queue, error=fingerprint) for queue, task in rows]
-
-
-_PAIR = Batch(queue=String, task=String)
-_PAIRS = 1_000_000
-
-
-def _first_of(pair: Any) -> Select[Any]:
-    table = failed_jobs.c
-    is_there = (
-        table.queue == pair["queue"],
-        table.task == pair["task"],
-        table.fingerprint == bindparam("error"),
-    )
-    return select(table.queue, table.task).where(*is_there).limit(1)
 
 
 # -- results, for the processes that wait for them -----------------------------------------------------------
