@@ -27,7 +27,7 @@ class Failures(AsJson):
     the jobs in equal parts of the time from the first to the last of all groups. Beyond 100,000 jobs `number`
     is an estimate, and `estimated` names it. `over_time` of many jobs comes from a sample."""
 
-    COLUMNS = ("number", "task", "newest", "fingerprint", "error")
+    COLUMNS = ("number", "first=first_at", "last=last_at", "task", "newest", "fingerprint", "error")
     fingerprint: str
     task: str
     error: str

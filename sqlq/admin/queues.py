@@ -73,7 +73,7 @@ class Queues(Facet):
             reasons = Counter[str]()
             for group in groups(conn, Selection())[0].values():
                 reasons[group.newest.reason] += group.number
-            return reasons, self._database.dialect.health.burden(conn), schedules.late(conn)
+            return reasons, self._database.dialect.health.burden(conn), len(schedules.late(conn))
 
     def _unknown(self, names: Collection[str], *, but_for_twins: bool = False) -> builtins.list[str]:
         """Return the queues that neither the App's code nor a job, a pause or an alive worker names. With

@@ -31,7 +31,7 @@ _COMMANDS = {
     "migrate": "Create the tables, or bring them up to this version.",
     "work": "Run jobs until stopped.",
     "enqueue": "Enqueue a job of TASK with ARGS.",
-    "status": "Show what each queue holds, and who serves it.",
+    "status": "Show what is wrong, what each queue holds, and who serves it.",
     "jobs": "List jobs, the newest first, in whatever state they are.",
     "show": "Show all about one job, in whatever state it is.",
     "why": "Explain why a job does not run now, and when it will.",

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, bindparam, delete, func, literal, select, update
+from sqlalchemy import Connection, Row, bindparam, delete, literal, select, update
 
 from sqlq.config.constants import LAST_ID
 from sqlq.database.batch import Expression, Key, inserted
@@ -388,9 +388,9 @@ def get(conn: Any, name: str, *, locks: bool = False) -> Row[Any]:
 LATE_MS = 60_000
 
 
-def late(conn: Connection) -> int:
-    """Return the number of schedules that have been due for more than a minute."""
-    return int(conn.scalar(select(func.count()).where(_table.next_at < ago(LATE_MS))) or 0)
+def late(conn: Connection) -> list[str]:
+    """Return the schedules that have been due for more than a minute, those due longest first."""
+    return [*conn.scalars(select(_table.name).where(_table.next_at < ago(LATE_MS)).order_by(_table.next_at))]
 
 
 def failing(conn: Connection) -> list[tuple[str, str]]:

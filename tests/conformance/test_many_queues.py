@@ -94,5 +94,5 @@ def test_status_counts_the_queues_that_it_does_not_show(
         shown = app.queues.list(exact=exact)
         assert [each.queue for each in shown] == ["q0", "q1", "q5"], "a paused queue is shown first"
         assert shown.others == 3
-        show_queues(Context(), shown, app.queues.pauses())
+        show_queues(Context(), shown)
         assert "and 3 other queues" in capsys.readouterr().out

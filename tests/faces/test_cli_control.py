@@ -298,4 +298,4 @@ def test_all_queues_are_paused_and_resumed(sqlq_: Command, app: sqlq.App) -> Non
         sqlq_.ok("queues", "pause", "mail", "--duration", "2h")
         == "mail is paused already, and from now on for 2h\n"
     )
-    assert "paused: mail until " in sqlq_.ok("status")
+    assert "mail is paused until " in sqlq_.ok("status")

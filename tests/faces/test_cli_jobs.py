@@ -147,7 +147,7 @@ def test_bytes_in_a_row_are_shown(desk: Desk, engine: Engine) -> None:
     (row,) = desk("jobs").splitlines()[1:]
     assert row.split()[1:4] == ["available", r"b'\xfb'", r"b'\xfa'"]
     assert r"b'\xfb'" in desk("show", row.split()[0])
-    assert desk("status").splitlines()[1].startswith(r"b'\xfb' ")
+    assert "\nb'\\xfb' " in desk("status")
 
 
 @on_sqlite
@@ -321,20 +321,20 @@ def test_failed_jobs_counted_by_error(desk: Desk, monkeypatch: pytest.MonkeyPatc
     _, newest = desk.end(BOOM), desk.end(BOOM)
     other = desk.end(Failed("error", ErrorText("LookupError", "no van")))
     header, first, second = desk("failed").splitlines()
-    assert header.split() == ["number", "task", "newest", "fingerprint", "error"]
-    assert re.fullmatch(rf" +2  shop\.send +{newest}  [0-9a-f]{{12}}  ValueError: no box", first)
-    assert re.fullmatch(rf" +1  shop\.send +{other}  [0-9a-f]{{12}}  LookupError: no van", second)
+    assert header.split() == ["number", "first", "last", "task", "newest", "fingerprint", "error"]
+    row = r" +{}  \S.*\S  +\S.*\S +shop\.send +{}  ([0-9a-f]{{12}})  {}"
+    assert re.fullmatch(row.format(2, newest, "ValueError: no box"), first)
+    assert re.fullmatch(row.format(1, other, "LookupError: no van"), second)
     listed = desk.json("failed", "-n", "1")
     (error,) = listed["errors"]
     told = {"task": "shop.send", "error": "ValueError: no box", "number": 2, "newest": newest}
     assert told.items() <= error.items()
     assert not listed["capped"]
     assert "and 1 other error; --limit N shows more" in desk("failed", "-n", "1")
-    for bound in ("EXACT", "TIMES", "LEAST_TIMES"):
-        monkeypatch.setattr(failed, bound, 1)
-    assert desk("failed", "--queue", "default").count("about ") == 1
+    monkeypatch.setattr(failed, "ROWS", -1)
+    assert desk("failed", "--queue", "default").count("about ") == 2
     listed = desk.json("failed")
-    assert sorted(each["estimated"] for each in listed["errors"]) == [[], ["number"]]
+    assert sorted(each["estimated"] for each in listed["errors"]) == [["number"], ["number"]]
     (queue,) = desk.json("status")["queues"]
     assert queue["estimated"] == ["failed"]
     monkeypatch.setattr(failed, "KEYS", 1)

@@ -147,10 +147,10 @@ def test_pause_and_resume(sqlq_: Command, app: sqlq.App) -> None:
     ]
     sqlq_.work("-q", "mail")
     assert app.jobs.get(id).state == "available"
-    _, *rows = sqlq_.ok("status").splitlines()
+    rows = sqlq_.ok("status").split("\n\n")[1].splitlines()[1:]
     assert [row.split()[0] for row in rows[:2]] == ["mail", "nope"]
     assert all(row.rstrip().endswith("paused") for row in rows[:2])
-    assert "paused: mail, nope; go on with sqlq queues resume mail" in rows
+    assert "\ncheck: nope is paused, since " in sqlq_.ok("queues")
     assert sqlq_.ok("queues", "resume", "mail", "other") == (
         "resumed mail\nother is not paused\n"
         "nothing else is known of other: no job, worker or task names such a queue\n"

@@ -72,8 +72,9 @@ def examine_queue(database: Database, **known: Any) -> list[Finding]:
     case = Case(database)
     vars(case).update(known)
     rows = _findings(MIGRATIONS, case)
-    is_known = all(row.verdict is Verdict.OK for row in rows)
-    return [*rows, *(row for each in queue.CHECKS if is_known for row in _findings(each, case))]
+    if any(row.verdict is not Verdict.OK for row in rows):  # nothing else can be looked at
+        return [replace(row, verdict=Verdict.TO_DO) for row in rows]
+    return [*rows, *(row for each in queue.CHECKS for row in _findings(each, case))]
 
 
 def findings(database: Database, job: JobDetails) -> list[Finding]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import itemgetter
 
-from sqlq.admin.doctor.finding import Answers, Case, Check, check, ok, to_do
+from sqlq.admin.doctor.finding import Answers, Case, Check, Finding, check, ok, to_do
 from sqlq.admin.queues import QueueStatus
 from sqlq.admin.verbs import listed, worker_name
 from sqlq.admin.why import why
 from sqlq.config.command_hint import command, word
 from sqlq.config.constants import RESCUE_MS, UNKNOWN_TASK_MS
-from sqlq.config.durations import counted, readable, span, written
+from sqlq.config.durations import about, counted, ending, readable, span, written
 from sqlq.model.job import State
 from sqlq.store import health
 from sqlq.store import schedules as schedule_rows
@@ -19,7 +19,7 @@ from sqlq.store.flows import flows as flow_rows
 from sqlq.store.jobs import lookup
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers as worker_rows
-from sqlq.store.workers.workers import PAUSED, STUCK
+from sqlq.store.workers.workers import PAUSED, STUCK, Pause
 
 LONG_MS = 300_000
 """The doctor reports waits of at least this length."""
@@ -78,23 +78,25 @@ def queues(case: Case) -> Answers:
         return
     seconds, oldest = max(waits, key=itemgetter(0))
     message = f"the oldest waiting job is in queue {oldest.queue}, due for {span(seconds)}"
-    if oldest.served and seconds * 1000 > LONG_MS:
-        remedy = "start more workers, or workers with more slots"
-        yield check(message, f"{remedy}; {command('workers')} shows their jobs")
-    elif not unserved:
+    if seconds * 1000 > LONG_MS:
+        remedy = f"start more workers, or workers with more slots; {command('workers')} shows their jobs"
+        yield check(message, remedy if oldest.served else None)
+    elif not (unserved and case.workers):
         yield ok(message)
 
 
 def paused(case: Case) -> Answers:
-    if (pause := case.pauses.all) is not None:
-        until = "without an end" if pause.until is None else f"until {written(pause.until)}"
-        remedy = command("queues resume --all")
-        yield check(f"all queues are paused, {until}, since {written(pause.since)}", remedy)
+    def pause(subject: str, pause: Pause, waits: str, names: str) -> Finding:
+        text = f"{subject} paused{ending(pause.until)}, since {written(pause.since)}{waits}"
+        return check(text, command(f"queues resume {names}"))
+
+    if case.pauses.all is not None:
+        yield pause("all queues are", case.pauses.all, "", "--all")
     for queue in case.queues:
-        if queue.queue in case.pauses.named:
+        if (named := case.pauses.named.get(queue.queue)) is not None:
             waits = _number_in([queue], ("available", "scheduled"), "job waits", "jobs wait")
             waits = f", and {waits} in it" if queue.available + queue.scheduled else ""
-            yield check(f"{queue.queue} is paused{waits}", command(f"queues resume {word(queue.queue)}"))
+            yield pause(f"{queue.queue} is", named, waits, word(queue.queue))
     if number := sum(worker.state == PAUSED for worker in case.workers):
         paused = f"{number:,} of {counted(len(case.workers), 'worker is', 'workers are')} paused"
         yield check(paused, command("workers resume --all"))
@@ -163,9 +165,9 @@ def schedules(case: Case) -> Answers:
         remedy = f"see {command(f'schedules show {word(name)}')}, and mend what it names"
         yield to_do(f"the schedule {name} cannot be ticked: {error}", remedy)
     if late := case.query(schedule_rows.late):
-        are = counted(late, "schedule is", "schedules are")
+        are = counted(len(late), "schedule is", "schedules are")
         remedy = "see the workers' logs" if case.workers else "start a worker: any ticks them"
-        yield to_do(f"{are} due for more than {readable(schedule_rows.LATE_MS)}", remedy)
+        yield to_do(f"{are} due for more than {readable(schedule_rows.LATE_MS)}: {listed(late)}", remedy)
 
 
 def limits(case: Case) -> Answers:
@@ -192,10 +194,10 @@ def flows(case: Case) -> Answers:
 
 def failed(case: Case) -> Answers:
     if failed := [queue for queue in case.queues if queue.failed]:
-        lists, prunes = command("jobs --state failed"), command("prune --failed 30d")
+        counts, prunes = command("failed"), command("prune --failed 30d")
         yield check(
             f"{_number_in(failed, ('failed',), 'job has', 'jobs have')} failed for good",
-            f"{lists}; then retry or delete them, or {prunes}",
+            f"{counts} counts them by error; then retry --error, delete --error, or {prunes}",
         )
 
 
@@ -221,7 +223,10 @@ CHECKS = (
 
 
 def _number_in(queues: Sequence[QueueStatus], names: Sequence[str], one: str, many: str) -> str:
-    """Return the number of jobs in queues as text, with "+" where a count was not brought to an end."""
+    """Return the number of jobs in queues as text: with "+" where a count has not ended, with "about" where
+    it is an estimate."""
     number = sum(getattr(queue, name) for queue in queues for name in names)
+    if any(name in queue.estimated for queue in queues for name in names):
+        return f"{about(number)} {many}"
     more = any(name in queue.capped for queue in queues for name in names)
     return f"{number:,}+ {many}" if more else counted(number, one, many)

@@ -88,7 +88,7 @@ def _play(app: App) -> None:
     states = Counter(job.state.value for job in app.jobs.list(limit=1_000))
     click.echo("  " + ", ".join(f"{number} {state}" for state, number in states.items()))
     click.echo("\nsqlq status shows the failed job, and sqlq retry would run it again:\n")
-    show_queues(Context(_app=app), app.queues.list(), app.queues.pauses())
+    show_queues(Context(_app=app), app.queues.list())
 
 
 class _Narrator(logging.Handler):

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from sqlq.admin.queues import Pauses, QueueStatuses
-from sqlq.admin.verbs import listed
+from sqlq.admin.doctor.doctor import by_harm, examine_queue
+from sqlq.admin.doctor.finding import Verdict
+from sqlq.admin.queues import QueueStatuses
+from sqlq.app.app import App
 from sqlq.cli.context import Context
 from sqlq.cli.options import exact_option, listing, takes_json
-from sqlq.cli.terminal.output import plain, queue_name, show_json, show_list, show_table
-from sqlq.config.command_hint import command, word
-from sqlq.config.durations import ending, span
+from sqlq.cli.terminal.output import plain, show_json, show_table
+from sqlq.config.durations import span
 
 
 @click.command()
 @exact_option
 @takes_json
 def status(context: Context, exact: bool, as_json: bool) -> None:
-    """Show what each queue holds, and who serves it.
+    """Show what is wrong, what each queue holds, and who serves it.
 
-    Jobs are counted by state: available, scheduled, blocked, running and failed; beside them stands how
-    long the oldest has waited. A count ends at 10,000, shown as 10,000+. Beyond 100,000 failed
-    jobs it is an estimate. --exact counts on. A queue that no live worker serves is marked. A worker
-    counts as live for 90 seconds after its last heartbeat.
+    The worst comes first; sqlq doctor examines the database, too. Jobs are counted by state: available,
+    scheduled, blocked, running and failed; beside them stands how long the oldest has waited. A count ends
+    at 10,000, shown as 10,000+. Beyond 100,000 failed jobs it is an estimate. --exact counts on. A queue that
+    no live worker serves is marked. A worker counts as live for 90 seconds after its last heartbeat.
     """
     app, replica, behind = context.looking(), None, None
     if app is not context.app():
@@ -40,36 +43,31 @@ def status(context: Context, exact: bool, as_json: bool) -> None:
             }
         )
         return
-    show_queues(context, queues, pauses)
-    click.echo()
-    show_list(workers, nothing=f"no worker is running: start one with {command('work', needs_app=True)}")
-    unserved = [queue.queue for queue in queues if not queue.served and queue.available + queue.scheduled]
-    if workers and unserved:
-        click.echo(
-            f"no worker serves {listed([*map(queue_name, unserved)])}: start one with "
-            f"{command(f'work -q {word(unserved[0])}', needs_app=True)}, or without -q for all"
-        )
+    _show(context, app, queues=queues, workers=workers, pauses=pauses)
+    if workers:
+        click.echo()
+        show_table(workers)
     if replica is not None:
         lag = "how far it is behind is not known" if behind is None else f"{span(behind)} behind"
         click.echo(f"\nread from {plain(context.shown_url())}, {lag}")
 
 
-def show_queues(context: Context, queues: QueueStatuses, pauses: Pauses) -> None:
-    """Print what each queue holds, and which are paused."""
+def _show(context: Context, app: App, **known: Any) -> None:
+    """Print what is wrong, and then what each queue holds."""
+    findings = by_harm(examine_queue(app.database, **known))
+    lines = [plain(f"{each.verdict}: {each}") for each in findings if each.verdict != Verdict.OK]
+    click.echo("\n".join([*lines, ""]), nl=bool(lines))
+    show_queues(context, known["queues"])
+
+
+def show_queues(context: Context, queues: QueueStatuses) -> None:
+    """Print what each queue holds."""
     if queues:
         show_table(queues)
         if queues.others:
             click.echo(f"and {queues.others:,} other queues")
     else:
         click.echo(f"no jobs wait, run or have failed in {context.shown_url()}")
-    if pauses.all is not None:
-        click.echo(
-            f"\nall queues are paused{ending(pauses.all.until)}; go on with {command('queues resume --all')}"
-        )
-    if pauses.named:
-        paused = ", ".join(f"{queue_name(name)}{ending(pause.until)}" for name, pause in pauses.named.items())
-        first = word(next(iter(pauses.named)))
-        click.echo(f"\npaused: {paused}; go on with {command(f'queues resume {first}')}")
 
 
 @listing
@@ -86,4 +84,4 @@ def queues(context: Context, exact: bool, as_json: bool) -> None:
     if as_json:
         show_json([row.as_json() for row in rows])
     else:
-        show_queues(context, rows, app.queues.pauses())
+        _show(context, app, queues=rows)
