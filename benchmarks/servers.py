@@ -23,9 +23,9 @@ import psycopg
 import pymysql
 from sqlalchemy import make_url
 
-from tests.mariadb import MariaDB, OwnMariaDB
-from tests.mariadb import found as program
-from tests.servers import OwnPostgreSQL, PostgreSQL
+from tests.kit.mariadb import MariaDB, OwnMariaDB
+from tests.kit.mariadb import found as program
+from tests.kit.postgresql import OwnPostgreSQL, PostgreSQL
 
 MARIADB = (
     "--innodb-flush-log-at-trx-commit=1",

@@ -27,8 +27,8 @@ from benchmarks.peers import find
 from benchmarks.servers import Place, UnavailableError
 from benchmarks.subject import NOOP
 from benchmarks.work import CALLS, Calls
-from tests.faults.pgbouncer import pgbouncer
-from tests.servers import OwnPostgreSQL
+from tests.kit.pgbouncer import pgbouncer
+from tests.kit.postgresql import OwnPostgreSQL
 
 REPORTED_SECONDS = 12.0
 """After so long idle processes of PostgreSQL have reported what they did."""

@@ -37,7 +37,7 @@ def rescue(bench: Bench, database: str, case: str) -> dict[str, float]:
     Two clients go on beside: one enqueues and one claims, again and again.
     """
     import sqlq
-    from tests import claims as claiming
+    from tests.kit import claim_on
 
     subject = find("sqlq")
     with bench.place(subject, database) as place:
@@ -50,7 +50,7 @@ def rescue(bench: Bench, database: str, case: str) -> dict[str, float]:
 
         def claim() -> None:
             with app.database.begin() as conn:
-                claiming.claim(conn, [OTHERS], limit=1, owner="a live worker", lease_ms=300_000)
+                claim_on(conn, [OTHERS], limit=1, owner="a live worker", lease_ms=300_000)
 
         slowest = {"enqueue": 0.0, "claim": 0.0}
         doing = {"enqueue": lambda: app.enqueue(other.new(1)), "claim": claim}

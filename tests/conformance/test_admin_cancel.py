@@ -34,9 +34,7 @@ from sqlq.store.jobs import lease, operate
 from sqlq.store.jobs import settle as settling
 from sqlq.store.jobs.lease import LeaseState
 from sqlq.store.workers import look
-from tests import claims as claiming
-from tests.kit import for_each
-from tests.waiting import wait_until
+from tests.kit import claim_on, for_each, wait_until
 
 ERROR = ErrorText("ValueError", "no", "Traceback …")
 EVERY_OUTCOME: list[Outcome] = [
@@ -67,7 +65,7 @@ class Play:
 
     def claim(self, limit: int = 1_000, lease_ms: int = 30_000) -> list[ClaimedJob]:
         with self.app.database.begin() as conn:
-            return claiming.claim(
+            return claim_on(
                 conn,
                 list(look.due_in(self.app.database, look.KnownQueues())),
                 limit=limit,
@@ -391,7 +389,7 @@ def test_cancel_after_a_claim_is_a_request(play: Play, engine: Engine, force: bo
     first, second, third = play.enqueue(3)
     with ThreadPoolExecutor(1) as pool:
         with play.app.database.begin() as conn:
-            claimed = claiming.claim(conn, ["default"], limit=2, owner="worker", lease_ms=30_000)
+            claimed = claim_on(conn, ["default"], limit=2, owner="worker", lease_ms=30_000)
             assert [job.id for job in claimed] == [first, second]
             cancelling = pool.submit(play.app.jobs.cancel, [first, second, third], force=force)
             wait_until(lambda: waits_for_a_lock(engine), what="the cancel to wait for the claim")
@@ -485,7 +483,7 @@ def test_on_sqlite_a_cancel_waits_for_the_writer(play: Play, engine: Engine) -> 
     (id,) = play.enqueue()
     with ThreadPoolExecutor(1) as pool:
         with play.app.database.begin() as conn:
-            assert claiming.claim(conn, ["default"], limit=1, owner="worker", lease_ms=30_000)
+            assert claim_on(conn, ["default"], limit=1, owner="worker", lease_ms=30_000)
             begins = threading.Event()
             event.listen(play.app.database.engine, "begin", lambda conn: begins.set())
             cancelling = pool.submit(play.app.jobs.cancel, [id])

@@ -29,9 +29,8 @@ from sqlq.store import health as queue_health
 from sqlq.store import rights
 from sqlq.store.jobs import settle as settling
 from sqlq.store.workers import workers
-from tests import claims as claiming
-from tests.faces.command import other_distribution
-from tests.kit import for_each, span
+from tests.kit import claim_on, for_each, span
+from tests.kit.command import other_distribution
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -57,7 +56,7 @@ class Patient:
 
     def claim(self, queue: str = "mail") -> Any:
         with self.app.database.begin() as conn:
-            (job,) = claiming.claim(conn, [queue], limit=1, owner="w", lease_ms=30_000)
+            (job,) = claim_on(conn, [queue], limit=1, owner="w", lease_ms=30_000)
         return job
 
     def settle(self, job: Any, outcome: Any) -> None:

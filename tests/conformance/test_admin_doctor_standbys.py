@@ -13,9 +13,8 @@ import sqlq
 from sqlq.admin.doctor import postgresql
 from sqlq.admin.doctor.doctor import examine
 from sqlq.admin.doctor.finding import Finding, Verdict
-from tests.faults.standby import Pair, pair_of_servers
-from tests.kit import for_each
-from tests.waiting import wait_until
+from tests.kit import for_each, wait_until
+from tests.kit.standby import Pair, pair_of_servers
 
 
 @pytest.fixture(scope="module")

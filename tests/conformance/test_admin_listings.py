@@ -21,8 +21,7 @@ from sqlq.store import health
 from sqlq.store.jobs import failed, lookup, settle
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
-from tests import claims as claim
-from tests.kit import NOW, span
+from tests.kit import NOW, claim_on, span
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -40,7 +39,7 @@ class Play:
     def end(self, outcome: Outcome, count: int = 1, queue: str = "mail") -> list[int]:
         ids = self.enqueue(count, queue=queue, priority=100)
         with self.app.database.begin() as conn:
-            claimed = claim.claim(conn, [queue], limit=count, owner="w", lease_ms=30_000)
+            claimed = claim_on(conn, [queue], limit=count, owner="w", lease_ms=30_000)
             assert [job.id for job in claimed] == ids
             settle.settle(
                 conn, [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in claimed]
@@ -73,7 +72,7 @@ def test_a_count_stops_at_a_bound(play: Play, monkeypatch: pytest.MonkeyPatch) -
     play.fail(2)
     play.enqueue(4, queue="third")
     with play.app.database.begin() as conn:
-        claim.claim(conn, ["third"], limit=3, owner="w", lease_ms=30_000)
+        claim_on(conn, ["third"], limit=3, owner="w", lease_ms=30_000)
     all_of_them = {
         "mail": (6, 3, 0, 2, ()),
         "other": (0, 1, 0, 0, ()),
@@ -152,7 +151,7 @@ def test_a_listing_reports_whether_it_is_complete(play: Play) -> None:
     (old,) = play.enqueue(1, queue="rare")
     running = play.enqueue(1, queue="busy")
     with play.app.database.begin() as conn:
-        claim.claim(conn, ["busy"], limit=1, owner="w", lease_ms=30_000)
+        claim_on(conn, ["busy"], limit=1, owner="w", lease_ms=30_000)
     newer = play.enqueue(5, queue="mail")
     listing = play.app.jobs.list
 
@@ -272,7 +271,7 @@ def crowded(app: sqlq.App) -> sqlq.App:
                 f"{ended.format(chr(39) + 'error' + chr(39))}"
             )
         )
-        claim.claim(conn, ["rare"], limit=5, owner="w", lease_ms=30_000)
+        claim_on(conn, ["rare"], limit=5, owner="w", lease_ms=30_000)
     return app
 
 

@@ -20,9 +20,7 @@ from sqlq.store.jobs import insert, lease, lookup, operate, settle
 from sqlq.store.workers import notify
 from sqlq.store.workers import workers as workerss
 from sqlq.worker.claim.claimer import Claimer
-from tests import claims as claiming
-from tests.kit import for_each, working
-from tests.waiting import wait_until
+from tests.kit import claim_on, for_each, wait_until, working
 
 BOOM = Failed("error", ErrorText("ValueError", "boom"))
 
@@ -39,7 +37,7 @@ class Play:
 
     def claim(self, names: Sequence[str], owner: str = "worker") -> list[ClaimedJob]:
         with self.app.database.begin() as conn:
-            return claiming.claim(conn, names, limit=100, owner=owner, lease_ms=30_000)
+            return claim_on(conn, names, limit=100, owner=owner, lease_ms=30_000)
 
     def end(self, outcome: Outcome, count: int = 1) -> list[int]:
         ids = self.enqueue(count)
@@ -52,7 +50,7 @@ class Play:
 
     @staticmethod
     def claim_in(conn: Any) -> list[ClaimedJob]:
-        return claiming.claim(conn, ["default"], limit=100, owner="worker", lease_ms=30_000)
+        return claim_on(conn, ["default"], limit=100, owner="worker", lease_ms=30_000)
 
     def age(self, table: Table, column: str, ids: Sequence[int], seconds: Sequence[int]) -> None:
         with self.app.database.begin() as conn:
@@ -171,7 +169,7 @@ def test_unknown_returns_queues_without_jobs_workers_or_pause(play: Play) -> Non
     play.claim(["running"])
     with play.app.database.begin() as conn:
         insert.insert(conn, [play.task.new().set(queue="failing")])
-        (job,) = claiming.claim(conn, ["failing"], limit=1, owner="w", lease_ms=1)
+        (job,) = claim_on(conn, ["failing"], limit=1, owner="w", lease_ms=1)
         settle.settle(conn, [Settlement(job.id, job.lease_token, 1, BOOM)])
     play.register("w", ["served"])
     names = ["waiting", "running", "failing", "served", "maill"]

@@ -17,16 +17,14 @@ from sqlq.model.outcome import ErrorText, Retried, Settlement
 from sqlq.payload.encryption import new_key
 from sqlq.store.jobs import operate, settle
 from sqlq.store.limits import admit
-from tests import claims as claiming
-from tests.kit import drain, working
-from tests.waiting import wait_until
+from tests.kit import claim_on, drain, wait_until, working
 
 SOON = timedelta(minutes=5)
 
 
 def claim(app: sqlq.App, limit: int = 100) -> list[ClaimedJob]:
     with app.database.begin() as conn:
-        return claiming.claim(conn, ["default"], limit=limit, owner="me", lease_ms=30_000)
+        return claim_on(conn, ["default"], limit=limit, owner="me", lease_ms=30_000)
 
 
 def due(app: sqlq.App, id: int) -> timedelta:
@@ -111,7 +109,7 @@ def test_a_reschedule_waits_for_a_claim_under_way_and_leaves_its_lease(app: sqlq
     lease = "SELECT lease_token, lease_expires_at, available_at, attempts FROM jobs WHERE id = :id"
     with ThreadPoolExecutor(1) as pool:
         with app.database.begin() as conn:
-            (held,) = claiming.claim(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
+            (held,) = claim_on(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
             before = conn.execute(text(lease), {"id": held.id}).one()
             moving = pool.submit(app.jobs.reschedule, [first, second], delay="1h")
             wait_until(waits, what="the reschedule to wait for the claim")

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import sqlq
 from sqlq.testing import inline
-from tests.servers import async_database_url
+from tests.kit.postgresql import async_database_url
 
 current: ContextVar[Any] = ContextVar("current", default=None)
 

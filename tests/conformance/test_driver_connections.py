@@ -28,7 +28,9 @@ from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 
 import sqlq
 from sqlq.enqueue import notify
-from tests.conformance.driver_callers import (
+from tests.kit import run_one
+from tests.kit.databases import sqlite_url
+from tests.kit.drivers import (
     Caller,
     Mode,
     automatic,
@@ -37,8 +39,6 @@ from tests.conformance.driver_callers import (
     every_mode,
     modes,
 )
-from tests.conftest import sqlite_url
-from tests.kit import run_one
 
 pytestmark = pytest.mark.variants
 """Each test tries one of twenty ways to hold a connection; `poe test-all` has each try all of them."""

@@ -12,8 +12,8 @@ from sqlalchemy import create_engine
 
 import sqlq
 from sqlq.errors import UnsupportedDatabaseError
-from tests.faces.command import Command
 from tests.kit import for_each
+from tests.kit.command import Command
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 

@@ -37,7 +37,9 @@ import sqlq
 from sqlq import State
 from sqlq.enqueue import notify
 from sqlq.schema.tables import jobs as jobs_table
-from tests.conformance.callers import (
+from tests.kit.databases import sqlite_url
+from tests.kit.postgresql import PostgreSQL, async_database_url
+from tests.kit.sessions import (
     Caller,
     Way,
     async_session_of,
@@ -45,8 +47,6 @@ from tests.conformance.callers import (
     every_way,
     session_of,
 )
-from tests.conftest import sqlite_url
-from tests.servers import PostgreSQL, async_database_url
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -18,11 +18,9 @@ from sqlq.database.schemas import in_schema
 from sqlq.model.outcome import ErrorText, Failed, Finished, Retried, Settlement
 from sqlq.store.jobs import settle as settling
 from sqlq.testing import inline
-from tests import claims as claim
-from tests.conformance.driver_callers import Caller, Mode, common_modes
 from tests.faults import guard
-from tests.kit import for_each, waiting_for_locks
-from tests.waiting import wait_until
+from tests.kit import claim_on, for_each, wait_until, waiting_for_locks
+from tests.kit.drivers import Caller, Mode, common_modes
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
@@ -49,7 +47,7 @@ def engine(database_url: str) -> Iterator[Engine]:
 
 def claim_all(app: sqlq.App) -> list[Any]:
     with app.database.begin() as conn:
-        return claim.claim(conn, ["default"], limit=10, owner="w", lease_ms=60_000)
+        return claim_on(conn, ["default"], limit=10, owner="w", lease_ms=60_000)
 
 
 def settle(app: sqlq.App, held: Any, outcome: Any) -> None:
@@ -273,7 +271,7 @@ def test_a_job_that_was_claimed_meanwhile_is_not_replaced(
 ) -> None:
     first = app.enqueue(index.new(1).set(unique_key="k"))
     with app.database.begin() as conn:
-        claim.claim(conn, ["default"], limit=1, owner="w", lease_ms=60_000)
+        claim_on(conn, ["default"], limit=1, owner="w", lease_ms=60_000)
         future = pool.submit(app.enqueue, index.new(2).set(unique_key="k", on_conflict="replace"))
         wait_until(lambda: waiting_for_locks(engine) == 1, what="it waits for the claim")
     again = future.result(20)

@@ -13,9 +13,9 @@ from sqlalchemy import Engine, NullPool, create_engine, text
 
 import sqlq
 from sqlq.testing import tick
-from tests.conformance import callers, driver_callers
-from tests.conformance.callers import Way, common_ways
-from tests.conformance.driver_callers import Mode, common_modes
+from tests.kit import drivers, sessions
+from tests.kit.drivers import Mode, common_modes
+from tests.kit.sessions import Way, common_ways
 
 JOBS = "SELECT limit_key, blocked_by, due_at IS NOT NULL FROM jobs ORDER BY id"
 WAKES = "SELECT limit_key, max_running, rate, period_ms, in_order, holds FROM sqlq_wakes ORDER BY id"
@@ -47,7 +47,7 @@ def committed(engine: Engine, query: str) -> list[Any]:
 def test_every_session_enqueues_limited_jobs_as_blocked(
     app: sqlq.App, call: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
 ) -> None:
-    with callers.Caller(database_url, way) as caller:
+    with sessions.Caller(database_url, way) as caller:
         done = [
             caller.enqueue(app, call.new(1)),
             *caller.enqueue_many(app, [call.new(2).set(delay="1h"), call.new(3).set(limit=None)]),
@@ -67,7 +67,7 @@ def test_every_session_enqueues_limited_jobs_as_blocked(
 def test_every_driver_enqueues_limited_jobs_as_blocked(
     app: sqlq.App, call: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
 ) -> None:
-    with driver_callers.Caller(database_url, mode) as caller:
+    with drivers.Caller(database_url, mode) as caller:
         caller.begin()
         one = caller.enqueue(app, call.new(1))
         two, three = caller.enqueue_many(app, [call.new(2), call.new(3).set(priority=3)])
@@ -157,7 +157,7 @@ def test_every_driver_enqueues_a_flow_with_limits(
     app: sqlq.App, call: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
 ) -> None:
     flow: Any = sqlq.chain(call.new(1), call.new(2))
-    with driver_callers.Caller(database_url, mode) as caller:
+    with drivers.Caller(database_url, mode) as caller:
         caller.begin()
         caller.enqueue(app, flow)
         caller.commit()

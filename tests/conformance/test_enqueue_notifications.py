@@ -14,9 +14,8 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.enqueue import notify
 from sqlq.store.workers import notify as notifys
-from tests.conformance import driver_callers
-from tests.conformance.callers import Caller, Way
-from tests.waiting import wait_until
+from tests.kit import drivers, wait_until
+from tests.kit.sessions import Caller, Way
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 ways = pytest.mark.parametrize(
@@ -117,7 +116,7 @@ def test_a_commit_on_a_drivers_connection_sends_one_notification(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(notify, "WATCH_SECONDS", 60.0)
-    with driver_callers.Caller(database_url, driver_callers.MODES["postgresql"][mode]) as caller:
+    with drivers.Caller(database_url, drivers.MODES["postgresql"][mode]) as caller:
         for _ in range(3):
             caller.begin()
             caller.enqueue(app, send.new(1))
@@ -140,7 +139,7 @@ def test_a_long_transaction_of_a_driver_is_watched_for_a_limited_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(notify, "WATCH_SECONDS", 0.0)
-    with driver_callers.Caller(database_url, driver_callers.MODES["postgresql"]["psycopg"]) as caller:
+    with drivers.Caller(database_url, drivers.MODES["postgresql"]["psycopg"]) as caller:
         caller.enqueue(app, send.new(1))
         sent: Any = app._connected.enqueuer
         wait_until(lambda: not sent._notifier._watched, what="an end of looking")

@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 import sqlq
-from tests.conformance.callers import Caller, async_session_of
+from tests.kit.sessions import Caller, async_session_of
 
 PACKAGE = str(Path(sqlq.__file__).parent)
 MOST_FILES = 8

@@ -18,9 +18,9 @@ from sqlalchemy.orm import Session, sessionmaker
 import sqlq
 from sqlq import EnqueueError
 from sqlq.errors import ArgumentsError, ConfigurationError
-from tests.conformance.callers import Caller, async_session_of
 from tests.kit import for_each
-from tests.servers import async_database_url
+from tests.kit.postgresql import async_database_url
+from tests.kit.sessions import Caller, async_session_of
 
 CYCLE: list[Any] = []
 CYCLE.append(CYCLE)

@@ -17,9 +17,7 @@ import sqlq
 from sqlq import Job, NewJob
 from sqlq.model.outcome import ErrorText, Finished, Retried, Settlement
 from sqlq.store.jobs import settle as settling
-from tests import claims as claim
-from tests.kit import waiting_for_locks
-from tests.waiting import wait_until
+from tests.kit import claim_on, wait_until, waiting_for_locks
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
@@ -60,7 +58,7 @@ def claim_all(app: sqlq.App) -> dict[int, int]:
     with app.database.begin() as conn:
         return {
             job.id: job.lease_token
-            for job in claim.claim(conn, ["default"], limit=10, owner="w", lease_ms=60_000)
+            for job in claim_on(conn, ["default"], limit=10, owner="w", lease_ms=60_000)
         }
 
 

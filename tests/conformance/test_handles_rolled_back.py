@@ -21,10 +21,9 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.admin.selections import ids_of
 from sqlq.errors import JobNotFoundError
-from tests.conformance import driver_callers
-from tests.conformance.callers import Caller, Way, common_ways, ways
 from tests.conformance.test_django_connections import connection as _connection
-from tests.waiting import wait_until
+from tests.kit import drivers, wait_until
+from tests.kit.sessions import Caller, Way, common_ways, ways
 
 connection = _connection
 """Django's."""
@@ -200,11 +199,11 @@ def test_an_outer_savepoint_takes_the_handles_of_an_inner_one(
     serves(app, late, 10)
 
 
-@driver_callers.common_modes
+@drivers.common_modes
 def test_a_handle_of_a_drivers_rollback_names_no_other_job(
-    app: sqlq.App, task: sqlq.Task[..., Any], database_url: str, mode: driver_callers.Mode
+    app: sqlq.App, task: sqlq.Task[..., Any], database_url: str, mode: drivers.Mode
 ) -> None:
-    with driver_callers.Caller(database_url, mode) as caller:
+    with drivers.Caller(database_url, mode) as caller:
         caller.begin()
         stale = caller.enqueue(app, task.new(1))
         caller.rollback()

@@ -24,7 +24,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, SessionTransaction,
 
 import sqlq
 from sqlq.testing import Counts, create_tables, drain, inline, on_database
-from tests.servers import async_database_url
+from tests.kit.postgresql import async_database_url
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what Pyramid imports is deprecated

@@ -16,10 +16,8 @@ from sqlalchemy.exc import OperationalError, PendingRollbackError
 from sqlalchemy.orm import Session
 
 import sqlq
-from tests.conformance import callers, driver_callers
 from tests.conformance.test_django_connections import connection, order
-from tests.kit import run_one, waiting_for_locks
-from tests.waiting import wait_until
+from tests.kit import drivers, run_one, sessions, wait_until, waiting_for_locks
 
 __all__ = ["connection"]  # a fixture
 
@@ -83,11 +81,11 @@ def enqueue_undone(caller: Any, app: sqlq.App, send: sqlq.Task[..., None], watch
         caller.enqueue_many(app, [keyed(send), send.new(2).set(unique_key="l")])
 
 
-@callers.ways("mariadb", in_all=True)
+@sessions.ways("mariadb", in_all=True)
 def test_a_session_refuses_statements_after_a_deadlock_until_its_rollback(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: callers.Way
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: sessions.Way
 ) -> None:
-    with callers.Caller(database_url, way) as caller:
+    with sessions.Caller(database_url, way) as caller:
         for in_savepoint in (False, True):
             caller.execute("INSERT INTO orders VALUES (1)")
             if in_savepoint:
@@ -108,11 +106,11 @@ def test_a_session_refuses_statements_after_a_deadlock_until_its_rollback(
     assert committed(watch) == [3]
 
 
-@driver_callers.modes(databases=("mariadb",), in_all=True)
+@drivers.modes(databases=("mariadb",), in_all=True)
 def test_a_drivers_connection_refuses_statements_after_a_deadlock(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: driver_callers.Mode
+    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: drivers.Mode
 ) -> None:
-    with driver_callers.Caller(database_url, mode) as caller:
+    with drivers.Caller(database_url, mode) as caller:
         caller.begin()
         caller.order(1)
         enqueue_undone(caller, app, send, watch)

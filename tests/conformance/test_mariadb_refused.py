@@ -13,8 +13,8 @@ import pytest
 
 import sqlq
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
-from tests.conftest import fresh_database
-from tests.mariadb import MariaDB, OwnMariaDB
+from tests.kit.databases import fresh_database
+from tests.kit.mariadb import MariaDB, OwnMariaDB
 
 
 @pytest.fixture(params=["8.0.36-log", "10.6.18-MariaDB-log"])

@@ -13,9 +13,8 @@ from sqlalchemy.orm import Session
 import sqlq
 import sqlq.testing
 from sqlq.store.jobs import insert
-from tests.conformance.driver_callers import Caller, Mode, common_modes
-from tests.kit import working
-from tests.waiting import wait_until
+from tests.kit import wait_until, working
+from tests.kit.drivers import Caller, Mode, common_modes
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 

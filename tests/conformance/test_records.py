@@ -19,7 +19,7 @@ from sqlq.store.jobs import lookup, operate
 from sqlq.store.jobs import settle as settling
 from sqlq.store.workers import look
 from sqlq.store.workers import workers as workerss
-from tests import claims as claiming
+from tests.kit import claim_on
 
 BOOM = Failed("error", ErrorText("ValueError", "boom", "Traceback …"))
 
@@ -39,7 +39,7 @@ class Play:
 
     def claim(self, limit: int = 10_000, owner: str = "worker") -> list[ClaimedJob]:
         with self.app.database.begin() as conn:
-            return claiming.claim(
+            return claim_on(
                 conn,
                 list(look.due_in(self.app.database, look.KnownQueues())),
                 limit=limit,
@@ -455,7 +455,7 @@ def test_the_queues_to_serve_are_those_that_hold_something_to_claim(play: Play) 
         play.enqueue(2, queue=name)
     play.enqueue(1, queue="later", delay="1d")
     with play.app.database.begin() as conn:
-        claiming.claim(conn, ["b"], limit=10, owner="w", lease_ms=30_000)
+        claim_on(conn, ["b"], limit=10, owner="w", lease_ms=30_000)
     assert sorted(look.due_in(play.app.database, look.KnownQueues())) == sorted(["ä", "A", "a b", "later"])
 
 

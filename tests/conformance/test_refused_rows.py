@@ -22,8 +22,7 @@ from sqlq.worker.maintain import services
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.report.meter import Totals
 from sqlq.worker.supervise.heartbeat import Heartbeat
-from tests.kit import execute, span, working
-from tests.waiting import wait_until
+from tests.kit import execute, span, wait_until, working
 
 INNOCENT, POISON, BATCH = 8, 5, 3
 """More rows are refused than a batch has, and they come first."""

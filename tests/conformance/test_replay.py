@@ -18,9 +18,7 @@ from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Outcome, 
 from sqlq.schema.tables import TOKEN_SCHEMA, jobs
 from sqlq.store.jobs import lookup, settle
 from sqlq.store.workers import look
-from tests import claims as claiming
-from tests.kit import span
-from tests.waiting import wait_until
+from tests.kit import claim_on, span, wait_until
 
 BOOM = Failed("error", ErrorText("ValueError", "boom", "Traceback …"))
 
@@ -42,7 +40,7 @@ class Play:
     def claim(self) -> list[ClaimedJob]:
         with self.app.database.begin() as conn:
             queues = list(look.due_in(self.app.database, look.KnownQueues()))
-            return claiming.claim(conn, queues, limit=10_000, owner="worker", lease_ms=30_000)
+            return claim_on(conn, queues, limit=10_000, owner="worker", lease_ms=30_000)
 
     def end(self, outcome: Outcome = BOOM) -> list[int]:
         """Claim what is due, and end it."""

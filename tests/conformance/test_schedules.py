@@ -20,9 +20,8 @@ from sqlq.store import schedules
 from sqlq.store.workers import notify
 from sqlq.testing import drain, on_database, tick
 from sqlq.testing.database import write_declared
-from tests.kit import rows_read, span
-from tests.servers import async_database_url
-from tests.waiting import wait_until
+from tests.kit import rows_read, span, wait_until
+from tests.kit.postgresql import async_database_url
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)

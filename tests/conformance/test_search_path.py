@@ -32,10 +32,9 @@ from sqlq.schema.qualify import in_catalog
 from sqlq.store import rights
 from sqlq.store.jobs import insert, settle
 from sqlq.testing import drain
-from tests import claims as claim
-from tests.conftest import fresh_database
-from tests.servers import PostgreSQL
-from tests.waiting import wait_until
+from tests.kit import claim_on, wait_until
+from tests.kit.databases import fresh_database
+from tests.kit.postgresql import PostgreSQL
 
 GOLDEN = Path(__file__).parents[1] / "sql" / "postgresql"
 SOURCES = Path(sqlq.__file__).parent
@@ -301,7 +300,7 @@ def work_through(app: sqlq.App, url: str) -> None:
     app.queues.list(), app.workers.list(), app.schedules.list(), app.limits.list(), app.flows.list()
     with app.database.begin() as held:
         insert.insert(held, [plain.new()])
-        claim.claim(held, ["default"], limit=1, owner="dead", lease_ms=-1_000)
+        claim_on(held, ["default"], limit=1, owner="dead", lease_ms=-1_000)
         settle.rescue(held)
     app.jobs.prune(finished="0s", failed="0s")
     with app.database.begin() as conn:

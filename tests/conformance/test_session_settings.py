@@ -15,8 +15,8 @@ from sqlalchemy import NullPool, create_engine, event, make_url
 import sqlq
 from sqlq.cli.context import Context
 from sqlq.cli.root import sqlq as command
-from tests.conftest import DATABASES
 from tests.kit import drain
+from tests.kit.databases import DATABASES
 
 TEXT = "price in €, 😀"
 LACKING = ("LATIN1", "WIN1252")

@@ -23,7 +23,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scop
 
 import sqlq
 from sqlq.testing import inline
-from tests.conformance.callers import Caller, Way
+from tests.kit.sessions import Caller, Way
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what Pyramid imports is deprecated

@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import make_url
 
 import sqlq
-from tests.conftest import DATABASES
+from tests.kit.databases import DATABASES
 
 MOMENT = datetime(2030, 1, 31, 8, tzinfo=UTC)
 OPTIONS: list[dict[str, Any]] = [

@@ -21,8 +21,7 @@ from sqlq.store.flows import unblock
 from sqlq.store.jobs import operate
 from sqlq.store.jobs import settle as settling
 from sqlq.worker.maintain.services import Unblock
-from tests import claims as claiming
-from tests.kit import span
+from tests.kit import claim_on, span
 
 ERROR = ErrorText("ValueError", "no")
 LONG_AGO_MS = 10 * RECENT_MS
@@ -49,7 +48,7 @@ class Seam:
 
     def claim(self) -> list[ClaimedJob]:
         with self.app.database.begin() as conn:
-            return claiming.claim(conn, ["default"], limit=1000, owner="me", lease_ms=3_600_000)
+            return claim_on(conn, ["default"], limit=1000, owner="me", lease_ms=3_600_000)
 
     def settle(self, held: list[ClaimedJob], outcome: Outcome | None = None) -> None:
         with self.app.database.begin() as conn:

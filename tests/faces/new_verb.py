@@ -35,7 +35,7 @@ def touch(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
 
 def _see_the_dashboard() -> None:
     import sqlq
-    from tests.faces.web.visitor import Visitor
+    from tests.kit.visitor import Visitor
 
     visitor = Visitor(sqlq.App())
     page = visitor.page("/jobs")

@@ -18,8 +18,8 @@ import sqlq
 from sqlq.cli import STAYING, main
 from sqlq.cli.root import sqlq as command_line
 from sqlq.schema.version import HEAD
-from tests.faces.command import Command
 from tests.kit import for_each
+from tests.kit.command import Command
 
 # -- help ----------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import pwd
 import socket
 
 import sqlq
-from tests.faces.command import Command
+from tests.kit.command import Command
 
 
 def test_commands_are_recorded_as_their_users(sqlq_: Command, app: sqlq.App) -> None:

@@ -12,9 +12,9 @@ from sqlalchemy import text
 
 import sqlq
 from sqlq.model.outcome import Failed, Finished
-from tests.faces.command import Command, Done
-from tests.faces.web.visitor import end, failed
 from tests.kit import span
+from tests.kit.command import Command, Done
+from tests.kit.visitor import end, failed
 
 NUMBER = 5_000
 SECOND_BATCH = """

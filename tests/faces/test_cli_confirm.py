@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import sqlq
-from tests.faces.command import Command
 from tests.kit import drain, for_each
+from tests.kit.command import Command
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 

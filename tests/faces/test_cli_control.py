@@ -16,9 +16,8 @@ import sqlq
 from sqlq.admin.doctor.doctor import examine
 from sqlq.admin.doctor.finding import Finding, Verdict
 from sqlq.model.job import State
-from tests.faces.command import Command
-from tests.kit import for_each
-from tests.waiting import wait_until
+from tests.kit import for_each, wait_until
+from tests.kit.command import Command
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 

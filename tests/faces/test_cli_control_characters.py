@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Engine, MetaData, Table
 import sqlq
 from sqlq.cli.terminal.output import show_wrapped
 from sqlq.config.command_hint import escaped, escaped_lines
-from tests.faces.command import Command, Done
+from tests.kit.command import Command, Done
 
 STEERING = "q\x1b]0;pwned\x07\x1b[2J\r\n\x0b\x0c\x85\x9b31m\x7f\u061c\u202e\u2066\u2028z"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import sqlq
-from tests.faces.command import Command
+from tests.kit.command import Command
 
 AT = "2030-01-31T08:00:00+01:00"
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -17,8 +17,8 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.model.job import State
-from tests.faces.command import SEARCH, Command
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.command import SEARCH, Command
 
 FAILED_KEYS = {
     "id", "queue", "task", "priority", "attempts", "max_attempts", "unique_key", "created_at", "reserved_at",

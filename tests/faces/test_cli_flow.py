@@ -11,9 +11,9 @@ import sqlq
 from sqlq.admin.doctor.doctor import examine
 from sqlq.admin.flows import SKIPPED
 from sqlq.errors import JobNotFoundError
-from tests.faces.command import Command
-from tests.flow_shop import Shop
 from tests.kit import span
+from tests.kit.command import Command
+from tests.kit.flows import Shop
 
 
 @pytest.fixture

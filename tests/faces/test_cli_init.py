@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faces.command import Command, Done
 from tests.faces.test_cli_jobs import obey_permissions
-from tests.preloaded import DJANGO, preloaded
+from tests.kit.command import Command, Done
+from tests.kit.preloaded import DJANGO, preloaded
 
 FLASK = "from flask import Flask\n\nweb = Flask(__name__)\n"
 KINDS: dict[str, tuple[Mapping[str, str], str, str]] = {

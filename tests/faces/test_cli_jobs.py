@@ -27,8 +27,8 @@ from sqlq.store.jobs import failed, lease
 from sqlq.store.jobs import settle as settling
 from sqlq.store.workers import workers
 from sqlq.testing import drain
-from tests import claims as claiming
-from tests.faces.command import Command
+from tests.kit import claim_on
+from tests.kit.command import Command
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -77,7 +77,7 @@ class Desk:
 
     def claim(self, owner: str = "w", queue: str = "default", limit: int = 1) -> list[Any]:
         with self.app.database.begin() as conn:
-            return claiming.claim(conn, [queue], limit=limit, owner=owner, lease_ms=30_000)
+            return claim_on(conn, [queue], limit=limit, owner=owner, lease_ms=30_000)
 
     def settle(self, job: Any, outcome: Outcome) -> None:
         with self.app.database.begin() as conn:

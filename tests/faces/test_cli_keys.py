@@ -8,7 +8,7 @@ import re
 import pytest
 from sqlalchemy import Engine, text
 
-from tests.faces.command import Command, Done
+from tests.kit.command import Command, Done
 
 KEY = "iVpDmEGzqNKTMHisH6ZAI3_1f1WK0SKuciK6m3GX1po"  # names tests, so it is the same in all processes
 SECRET = "4111-1111"

@@ -13,8 +13,8 @@ from sqlq.admin.doctor.doctor import examine
 from sqlq.admin.doctor.finding import Finding, Verdict
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
-from tests.faces.command import Command
 from tests.kit import span
+from tests.kit.command import Command
 
 
 @pytest.fixture

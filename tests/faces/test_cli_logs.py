@@ -19,8 +19,8 @@ from sqlq.cli.terminal.logs import JsonLines, Lines, Stderr
 from sqlq.config.constants import ERROR_BYTES
 from sqlq.worker.attempt.context import current_job
 from sqlq.worker.report import reporter
-from tests.faces.command import Command
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.command import Command
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 

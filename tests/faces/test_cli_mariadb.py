@@ -13,10 +13,10 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import make_url
 
-from tests.conftest import fresh_database
-from tests.faces.command import Command
-from tests.mariadb import MariaDB, OwnMariaDB, found
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.command import Command
+from tests.kit.databases import fresh_database
+from tests.kit.mariadb import MariaDB, OwnMariaDB, found
 
 on_mariadb = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 Account = Callable[[str], str]

@@ -14,8 +14,8 @@ from sqlalchemy import make_url
 from sqlq.cli.context import Context
 from sqlq.config import command_hint
 from sqlq.config.command_hint import command
-from tests.faces.command import Command
 from tests.kit import for_each
+from tests.kit.command import Command
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 

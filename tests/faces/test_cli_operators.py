@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import Engine, make_url, text
 
 import sqlq
-from tests.faces.command import SEARCH, Command
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.command import SEARCH, Command
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 

@@ -21,8 +21,8 @@ import sqlq
 from sqlq.cli.terminal import progress
 from sqlq.cli.terminal.progress import stopped
 from sqlq.store.jobs import lookup
-from tests.faces.command import Command
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.command import Command
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 

@@ -9,8 +9,8 @@ import pytest
 
 import sqlq
 from sqlq.model.job import State
-from tests.faces.command import Command
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.command import Command
 
 MOMENT = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d"
 SPAN = r"[\d.]+ m?s"

@@ -11,9 +11,9 @@ import psycopg
 import pytest
 
 import sqlq
-from tests.faces.command import Command
-from tests.faces.web.visitor import Visitor
-from tests.faults.standby import Pair, pair_of_servers
+from tests.kit.command import Command
+from tests.kit.standby import Pair, pair_of_servers
+from tests.kit.visitor import Visitor
 
 pytestmark = pytest.mark.integration
 

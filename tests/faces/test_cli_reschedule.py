@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from tests.faces.command import Command
+from tests.kit.command import Command
 
 
 def test_reschedule_moves_jobs_and_explains_the_others(sqlq_: Command, app: sqlq.App, engine: Engine) -> None:

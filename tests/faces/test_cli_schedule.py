@@ -6,8 +6,8 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from tests.faces.command import Command
 from tests.kit import for_each, span
+from tests.kit.command import Command
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 CRON = ("--cron", "0 3 * * *", "--timezone", "Europe/Berlin")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import sqlq
-from tests.faces.command import Command
+from tests.kit.command import Command
 
 TYPED = """
 from dataclasses import dataclass

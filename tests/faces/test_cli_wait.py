@@ -14,9 +14,9 @@ import pytest
 from sqlalchemy import URL, make_url
 
 import sqlq
-from tests.faces.command import Command
-from tests.preloaded import Forked, preloaded
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.command import Command
+from tests.kit.preloaded import Forked, preloaded
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
 WAITS = {"work": "the database does not answer (while starting: ", "migrate": "the database is not up yet ("}

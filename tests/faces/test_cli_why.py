@@ -12,9 +12,8 @@ import sqlq
 from sqlq.store import health
 from sqlq.store.workers import workers
 from sqlq.testing import drain
-from tests import claims as claiming
-from tests.faces.command import Command
-from tests.kit import for_each, span
+from tests.kit import claim_on, for_each, span
+from tests.kit.command import Command
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
@@ -170,7 +169,7 @@ def _busy(app: sqlq.App) -> None:
     """Enter a worker with one slot, which is taken."""
     with app.database.begin() as conn:
         workers.register(conn, id="w", host="here", pid=1, version="0", queues=None, concurrency=1)
-        assert claiming.claim(conn, ["mail"], limit=1, owner="w", lease_ms=60_000)
+        assert claim_on(conn, ["mail"], limit=1, owner="w", lease_ms=60_000)
 
 
 FORECASTS = {

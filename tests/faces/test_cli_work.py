@@ -19,8 +19,8 @@ import sqlq
 from sqlq.model.job import State
 from sqlq.store.workers import workers
 from sqlq.worker.supervise.supervisor import touch
-from tests.faces.command import Command
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.command import Command
 
 
 def _enqueue(run: Command, *args: str) -> int:

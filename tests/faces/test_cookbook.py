@@ -27,9 +27,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlq
 from sqlq.testing import drain, tick
-from tests.faces.pages import BLOCKS, COOKBOOK, PAGES, Desk, Order, block, commands, run_python
-from tests.kit import execute, working
-from tests.waiting import wait_until
+from tests.kit import execute, wait_until, working
+from tests.kit.pages import BLOCKS, COOKBOOK, PAGES, Desk, Order, block, commands, run_python
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests.faces.command import Command
+from tests.kit.command import Command
 
 
 def _holds(output: str) -> None:

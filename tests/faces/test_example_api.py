@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import sqlq
-from tests.faults.processes import worker_process
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.processes import worker_process
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "api_client"
 REQUESTS = 30

@@ -25,8 +25,8 @@ from sqlalchemy import NullPool, create_engine, make_url
 from sqlq.cli.context import Context
 from sqlq.cli.root import sqlq as command_line
 from sqlq.metrics.collectors import OF_THE_DATABASE
-from tests.faces.pages import Desk
-from tests.servers import PostgreSQL
+from tests.kit.pages import Desk
+from tests.kit.postgresql import PostgreSQL
 
 DEPLOY = Path(__file__).parents[2] / "examples" / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, text
 
-from tests.preloaded import preloaded
+from tests.kit.preloaded import preloaded
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "orders_flow"
 

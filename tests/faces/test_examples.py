@@ -23,8 +23,8 @@ from typing import Any, TypeAlias
 import pytest
 from sqlalchemy import create_engine, text
 
-from tests.servers import async_database_url
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.postgresql import async_database_url
 
 pytestmark = pytest.mark.integration
 

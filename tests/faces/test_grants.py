@@ -21,11 +21,11 @@ from sqlq.cli.root import sqlq as command_line
 from sqlq.config.durations import FAR
 from sqlq.database.postgresql import online
 from sqlq.store import rights
-from tests.faces.pages import PAGES, ROOT
 from tests.faces.test_cli_jobs import BOOM, Desk
 from tests.faces.test_readme import grant
-from tests.preloaded import preloaded
-from tests.servers import PostgreSQL
+from tests.kit.pages import PAGES, ROOT
+from tests.kit.postgresql import PostgreSQL
+from tests.kit.preloaded import preloaded
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 

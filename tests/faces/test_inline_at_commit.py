@@ -20,8 +20,8 @@ from sqlalchemy.pool import QueuePool, StaticPool
 
 import sqlq
 from sqlq.testing import InlineJob, assert_enqueued, assert_not_enqueued, inline
-from tests.conformance.callers import Caller, Way, common_ways
-from tests.servers import async_database_url
+from tests.kit.postgresql import async_database_url
+from tests.kit.sessions import Caller, Way, common_ways
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 

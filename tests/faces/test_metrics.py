@@ -29,11 +29,10 @@ import sqlq
 from sqlq.metrics import DatabaseCollector
 from sqlq.metrics.collectors import CONNECTIONS, OF_THE_DATABASE, OF_WORKERS, Described, serve
 from sqlq.metrics.collectors import text as shown
-from tests.faces.command import Command
-from tests.kit import span
-from tests.preloaded import Forked
-from tests.servers import OwnPostgreSQL
-from tests.waiting import wait_until
+from tests.kit import span, wait_until
+from tests.kit.command import Command
+from tests.kit.postgresql import OwnPostgreSQL
+from tests.kit.preloaded import Forked
 
 yaml: Any = importlib.import_module("yaml")
 ROOT = Path(__file__).parents[2]

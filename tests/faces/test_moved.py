@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from benchmarks.environments import Environments, variables
-from tests.faces.pages import Desk, block
+from tests.kit.pages import Desk, block
 
 MOVED = {
     # the code before, the code after, how it is called, and what its jobs print

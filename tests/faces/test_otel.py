@@ -22,7 +22,7 @@ import sqlq
 from sqlq import otel
 from sqlq.errors import ConfigurationError
 from sqlq.testing import drain, inline
-from tests.faces.command import Command
+from tests.kit.command import Command
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 

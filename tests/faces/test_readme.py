@@ -79,8 +79,8 @@ from sqlq.store.workers import workers as workerss
 from sqlq.testing import drain, tick
 from sqlq.web import User
 from sqlq.web.serve import ByPassword
-from tests import claims as claim
-from tests.faces.pages import (
+from tests.kit import claim_on, working
+from tests.kit.pages import (
     BLOCK,
     BLOCKS,
     PAGES,
@@ -93,8 +93,7 @@ from tests.faces.pages import (
     headings,
     run_python,
 )
-from tests.kit import working
-from tests.servers import PostgreSQL, async_database_url
+from tests.kit.postgresql import PostgreSQL, async_database_url
 
 LINKED = sorted(
     {*PAGES, *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")}
@@ -537,7 +536,7 @@ class TestPython:
         assert capsys.readouterr().out == "order 7 was paid\n"
         failing = app.enqueue(names["charge_card"].new(9))
         with app.database.begin() as conn:
-            (held,) = claim.claim(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
+            (held,) = claim_on(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
             failed = Failed("error", ErrorText("CardError", "declined"))
             settle.settle(conn, [settlement(held, failed)])
         drain(app)
@@ -1104,7 +1103,7 @@ def test_a_follow_up_in_sql(names: dict[str, Any]) -> None:
     with names["engine"].begin() as conn:
         conn.exec_driver_sql(block("sql", "followed"))
     with app.database.begin() as conn:
-        (held,) = claim.claim(conn, ["mail"], limit=1, owner="me", lease_ms=30_000)
+        (held,) = claim_on(conn, ["mail"], limit=1, owner="me", lease_ms=30_000)
         settle.settle(conn, [settlement(held, Failed("error", ErrorText("MailError", "refused")))])
     (follow_up,) = app.jobs.list(task="shop.alarm")
     assert follow_up.queue == "ops"
@@ -1130,7 +1129,7 @@ def history(names: dict[str, Any]) -> dict[str, int]:
     ids["running"] = app.enqueue(receipt.new(41)).id
     with app.database.begin() as conn:
         workerss.register(conn, id="w1", host="larch", pid=7, version="1", queues=None, concurrency=1)
-        claim.claim(conn, ["mail"], limit=1, owner="w1", lease_ms=60_000)
+        claim_on(conn, ["mail"], limit=1, owner="w1", lease_ms=60_000)
     ids["waiting"] = app.enqueue(receipt.new(42)).id
     ids["newer"] = app.enqueue(receipt.new(43)).id
     ids["scheduled"] = app.enqueue(receipt.new(44).set(delay="1h")).id
@@ -1406,12 +1405,12 @@ def work_as(url: str) -> None:
         app.enqueue_many([task.new(str(i)).set(max_attempts=1 + i % 2) for i in range(6)])
         for outcome in (Finished("1"), Failed("error", error), Retried(0, error), Released(0)):
             with database.begin() as conn:
-                (job,) = claim.claim(conn, ["default"], limit=1, owner="w", lease_ms=1000)
+                (job,) = claim_on(conn, ["default"], limit=1, owner="w", lease_ms=1000)
                 lease.extend(conn, [(job.id, job.lease_token)], lease_ms=1000)
                 settle.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)])
                 lease.states_of(conn, [(job.id, job.lease_token)])
         with database.begin() as conn:
-            claim.claim(conn, ["default"], limit=10, owner="w", lease_ms=0)
+            claim_on(conn, ["default"], limit=10, owner="w", lease_ms=0)
         with database.begin() as conn:
             settle.rescue(conn)
         new = Declared(f"n-{uuid4()}", Schedule(every="1h"), task.new("x"))
@@ -1434,7 +1433,7 @@ def work_as(url: str) -> None:
 
 def complete_all(app: sqlq.App, queue: str) -> None:
     with app.database.begin() as conn:
-        held = claim.claim(conn, [queue], limit=10, owner="w", lease_ms=60_000)
+        held = claim_on(conn, [queue], limit=10, owner="w", lease_ms=60_000)
         done = [Settlement(job.id, job.lease_token, job.attempts, Finished()) for job in held]
         assert len(settle.settle(conn, done)) == len(held) > 0
 
@@ -1503,7 +1502,7 @@ def fill(owner: Engine) -> None:
         task = app.task(name="shop.note")(lambda text="": text)
         app.enqueue_many([task.new() for _ in range(5)])
         with app.database.begin() as conn:
-            *failing, _ = claim.claim(conn, ["default"], limit=3, owner="w", lease_ms=60_000)
+            *failing, _ = claim_on(conn, ["default"], limit=3, owner="w", lease_ms=60_000)
             settle.settle(
                 conn,
                 [

@@ -21,7 +21,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 import sqlq
-from tests.waiting import wait_until
+from tests.kit import wait_until
 
 pytestmark = [
     pytest.mark.integration,

@@ -29,7 +29,7 @@ from sqlq.testing import (
     inline,
     on_database,
 )
-from tests.servers import async_database_url
+from tests.kit.postgresql import async_database_url
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.testing import inline
-from tests.flow_shop import Shop
+from tests.kit.flows import Shop
 
 
 @pytest.fixture

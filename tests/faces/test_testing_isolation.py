@@ -20,9 +20,9 @@ from sqlalchemy.pool import StaticPool
 import sqlq
 from sqlq.database.database import Database
 from sqlq.testing import Counts, assert_enqueued, create_tables, drain, inline, on_database
-from tests.conftest import sqlite_url
-from tests.faces.beside import Shop, rows
-from tests.servers import PostgreSQL, async_database_url
+from tests.kit.beside import Shop, rows
+from tests.kit.databases import sqlite_url
+from tests.kit.postgresql import PostgreSQL, async_database_url
 
 TEST_SCHEMA = "beside"
 REAL = {"args": ["real"]}

@@ -15,7 +15,7 @@ from sqlalchemy.pool import StaticPool
 
 import sqlq
 from sqlq.testing import assert_enqueued, assert_not_enqueued, create_tables, drain, inline, on_database
-from tests.servers import async_database_url
+from tests.kit.postgresql import async_database_url
 
 IN_MEMORY = "in memory is seen by one connection only"
 on_postgresql = pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)

@@ -14,11 +14,11 @@ from sqlalchemy import create_engine, inspect, make_url, text
 
 import sqlq
 from sqlq.testing.database import _into
-from tests.conftest import DATABASES, sqlite_url
-from tests.faces.beside import Shop, rows
-from tests.mariadb import MariaDB
-from tests.preloaded import preloaded
-from tests.servers import PostgreSQL
+from tests.kit.beside import Shop, rows
+from tests.kit.databases import DATABASES, sqlite_url
+from tests.kit.mariadb import MariaDB
+from tests.kit.postgresql import PostgreSQL
+from tests.kit.preloaded import preloaded
 
 ROOT = Path(__file__).parents[2]
 

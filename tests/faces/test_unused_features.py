@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 
-from tests.faults.processes import ROOT
+from tests.kit.processes import ROOT
 
 JOBS = """
 import json, sys, threading

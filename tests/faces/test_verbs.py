@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import sqlq
-from tests.faces.command import Command, Done
+from tests.kit.command import Command, Done
 
 NEW = Path(__file__).with_name("new_verb.py")
 

@@ -27,8 +27,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.faults.processes import OPERATED
 from tests.faults.scorecard import DISTRIBUTIONS, MUST_BE_ZERO, ROUNDS, VARIABLE
+from tests.kit.processes import OPERATED
 
 OPERATED_TESTS = (
     *("crash_points", "flows_survive", "follow_ups", "limits", "many_workers", "nothing_is_lost"),

@@ -48,7 +48,7 @@ from sqlq.store.limits import admit as admission
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.context import JobContext
 from sqlq.worker.ipc.pipe import unpacked
-from tests import claims as claiming
+from tests.kit import claim_on
 
 ROOT = Path(__file__).parents[2]
 DIED = 77
@@ -152,7 +152,7 @@ class Life:
 
     def claim(self, argument: Any) -> None:
         with self.database.begin() as conn:
-            claiming.claim(conn, [argument], limit=2, owner="mortal", lease_ms=3_600_000)
+            claim_on(conn, [argument], limit=2, owner="mortal", lease_ms=3_600_000)
 
     def settle(self, argument: Any) -> None:
         id, token, attempts, outcome = argument

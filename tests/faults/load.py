@@ -17,8 +17,8 @@ from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlq
-from tests.faults.processes import WorkerProcess
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.processes import WorkerProcess
 
 MODULE = '''
 import os, sqlq

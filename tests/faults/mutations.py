@@ -36,8 +36,8 @@ from tests.faults import encryption_guards
 from tests.faults.border_guards import BORDER
 from tests.faults.waiting_guards import WAITING
 from tests.faults.web_guards import WEB
-from tests.mariadb import found, own_mariadb
-from tests.servers import own_postgresql
+from tests.kit.mariadb import found, own_mariadb
+from tests.kit.postgresql import own_postgresql
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("sqlq", "migrations", "tests", "examples", "docs", "pyproject.toml", "alembic.ini", "README.md")

@@ -19,9 +19,9 @@ from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlq
-from tests.faults.processes import OPERATED, WorkerProcess
 from tests.faults.scorecard import record
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.processes import OPERATED, WorkerProcess
 
 ENDED = ("finished", "failed", "cancelled")
 URL = re.compile(r"http://127\.0\.0\.1:(\d+)/metrics")

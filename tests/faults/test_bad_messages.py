@@ -25,7 +25,7 @@ from sqlq.worker.options import WorkerOptions
 from sqlq.worker.run import isolated
 from sqlq.worker.supervise.child import Child
 from sqlq.worker.supervise.supervisor import Supervisor
-from tests.waiting import wait_until
+from tests.kit import wait_until
 
 pytestmark = pytest.mark.integration
 

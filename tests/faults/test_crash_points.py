@@ -24,12 +24,11 @@ from sqlq.store.flows import unblock
 from sqlq.store.jobs import insert, settle
 from sqlq.store.limits import admit
 from sqlq.worker.ipc.pipe import packed
-from tests import claims as claim
 from tests.faults import guard
 from tests.faults.dying import ERROR, OUTCOMES, dying_process
 from tests.faults.follow_ups import count_followed
 from tests.faults.scorecard import record
-from tests.waiting import wait_until
+from tests.kit import claim_on, wait_until
 
 HOUR = 3_600_000
 MOST = 400
@@ -106,7 +105,7 @@ class Points:
     def claimed(self, n: int, max_attempts: int = 3, *, followed: bool = False) -> ClaimedJob:
         self.new(n, max_attempts, followed=followed)
         with self.app.database.begin() as conn:
-            (job,) = claim.claim(conn, [f"q{n}"], limit=1, owner=f"worker-{n}", lease_ms=HOUR)
+            (job,) = claim_on(conn, [f"q{n}"], limit=1, owner=f"worker-{n}", lease_ms=HOUR)
         return job
 
     def finish(self) -> dict[int, list[Any]]:
@@ -327,7 +326,7 @@ def test_dying_before_and_while_unblocking(points: Callable[[str], Points]) -> N
         made[n] = [job.id for job in crash.app.enqueue(flow).jobs]
         crash.made += len(made[n])
         with crash.app.database.begin() as conn:
-            (job,) = claim.claim(conn, [f"q{n}"], limit=1, owner="me", lease_ms=HOUR)
+            (job,) = claim_on(conn, [f"q{n}"], limit=1, owner="me", lease_ms=HOUR)
             settle.settle(conn, [Settlement(job.id, job.lease_token, 1, OUTCOMES["complete"])])
         moment = crash._die("unblock", n, made[n][:1])
         crash.wait_until_gone()
@@ -408,7 +407,7 @@ def test_dying_while_a_slot_is_released(points: Callable[[str], Points], outcome
         (made[n],) = in_line(crash, n)
         assert admit.look(crash.app.database).number >= 1
         with crash.app.database.begin() as conn:
-            (job,) = claim.claim(conn, [f"q{n}"], limit=1, owner="me", lease_ms=HOUR)
+            (job,) = claim_on(conn, [f"q{n}"], limit=1, owner="me", lease_ms=HOUR)
         return [packed(job), outcome]
 
     crash.all(prepare)
@@ -435,7 +434,7 @@ def test_dying_while_an_operator_skips_a_step(points: Callable[[str], Points], f
         crash.made += 2
         if failed:
             with crash.app.database.begin() as conn:
-                (job,) = claim.claim(conn, [f"q{n}"], limit=1, owner="me", lease_ms=HOUR)
+                (job,) = claim_on(conn, [f"q{n}"], limit=1, owner="me", lease_ms=HOUR)
                 settle.settle(conn, [Settlement(job.id, job.lease_token, 1, Failed("error", ERROR))])
         return made[n][0]
 

@@ -24,15 +24,15 @@ from sqlalchemy.exc import DBAPIError
 from sqlq.database.timeouts import LISTENING
 from sqlq.store.workers import look
 from sqlq.worker.wait.poller import IDLE_POLL_SECONDS
-from tests.conftest import SERVERS
 from tests.faults.load import Load, readable_log
-from tests.faults.processes import WorkerProcess, worker_process
-from tests.faults.proxy import Pipe, Proxy, made
 from tests.faults.scorecard import record
-from tests.faults.standby import standby_of
-from tests.mariadb import MariaDB, OwnMariaDB
-from tests.servers import OwnPostgreSQL
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.databases import SERVERS
+from tests.kit.mariadb import MariaDB, OwnMariaDB
+from tests.kit.postgresql import OwnPostgreSQL
+from tests.kit.processes import WorkerProcess, worker_process
+from tests.kit.proxy import Pipe, Proxy, made
+from tests.kit.standby import standby_of
 
 pytestmark = pytest.mark.integration
 on_servers = pytest.mark.parametrize("database_url", SERVERS, indirect=True)

@@ -10,8 +10,8 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.payload.encryption import HEAD, new_key
-from tests.faults.processes import worker_process
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.processes import worker_process
 
 pytestmark = pytest.mark.integration
 

@@ -16,13 +16,13 @@ from sqlalchemy import NullPool, create_engine, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import sqlq
-from tests.faces.command import Command
 from tests.faults.load import Load, readable_log
-from tests.faults.processes import worker_process
 from tests.faults.scorecard import record
-from tests.faults.standby import Pair, pair_of_servers, standby_of
-from tests.servers import OwnPostgreSQL
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.command import Command
+from tests.kit.postgresql import OwnPostgreSQL
+from tests.kit.processes import worker_process
+from tests.kit.standby import Pair, pair_of_servers, standby_of
 
 pytestmark = pytest.mark.integration
 RESUME_SECONDS = 15.0

@@ -14,8 +14,7 @@ import sqlq
 from sqlq.model.retry import PUT_BACK_NAMES
 from sqlq.store.limits import admit
 from tests.faces.test_readme import grant
-from tests.kit import drain, execute
-from tests.waiting import wait_until
+from tests.kit import drain, execute, wait_until
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 

@@ -11,9 +11,9 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from tests.faults.load import MODULE
-from tests.faults.processes import WorkerProcess
 from tests.faults.scorecard import record
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.processes import WorkerProcess
 
 pytestmark = pytest.mark.integration
 

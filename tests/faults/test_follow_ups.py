@@ -16,8 +16,8 @@ from sqlalchemy import Engine, text
 import sqlq
 from tests.faults import effects
 from tests.faults.follow_ups import count_followed
-from tests.faults.processes import WorkerProcess, worker_process
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.processes import WorkerProcess, worker_process
 
 pytestmark = pytest.mark.integration
 

@@ -6,8 +6,8 @@ import subprocess
 import sys
 
 import sqlq
-from tests.faults.processes import ROOT
 from tests.faults.scorecard import record
+from tests.kit.processes import ROOT
 
 CHILDREN = 4
 EACH = 50

@@ -16,8 +16,7 @@ from sqlalchemy import Engine, event, text
 
 import sqlq
 from tests.faults import guard
-from tests.kit import working
-from tests.waiting import wait_until
+from tests.kit import wait_until, working
 
 RESULT = "x" * 200_000
 

@@ -22,14 +22,13 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.store.limits import admit
-from tests.conftest import _migrate
 from tests.faults.load import Load, readable_log
-from tests.faults.processes import WorkerProcess, worker_process
 from tests.faults.scorecard import record
 from tests.faults.test_database_outages import RESUME_SECONDS
-from tests.galera import Node, cluster, library
-from tests.kit import claim
-from tests.waiting import wait_until
+from tests.kit import claim, wait_until
+from tests.kit.databases import migrate
+from tests.kit.galera import Node, cluster, library
+from tests.kit.processes import WorkerProcess, worker_process
 
 pytestmark = [
     pytest.mark.integration,
@@ -51,7 +50,7 @@ def urls(galera: Sequence[Node]) -> Iterator[list[str]]:
     """The URLs of one database with sqlq's tables, at each node."""
     first, *others = galera
     url = first.create_database()
-    _migrate(url)
+    migrate(url)
     name = make_url(url).database
     made = f"SELECT 1 FROM information_schema.tables WHERE table_schema = '{name}' AND table_name = 'orders'"
     first.administer(f"CREATE TABLE {name}.orders (id integer PRIMARY KEY)")

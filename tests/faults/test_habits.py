@@ -13,9 +13,8 @@ import pytest
 from sqlalchemy import make_url, text
 
 import sqlq
-from tests.faults.processes import ROOT, WorkerProcess, worker_process
-from tests.kit import claim
-from tests.waiting import wait_until
+from tests.kit import claim, wait_until
+from tests.kit.processes import ROOT, WorkerProcess, worker_process
 
 pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.database import migrate
 from sqlq.database.postgresql import online
-from tests.waiting import wait_until
+from tests.kit import wait_until
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)

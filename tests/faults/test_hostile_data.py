@@ -27,10 +27,10 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 import sqlq
-from tests.conftest import DATABASES
 from tests.faults import guard
 from tests.faults.scorecard import record
 from tests.kit import NOW, span
+from tests.kit.databases import DATABASES
 
 BEHIND = 100
 SECONDS = 60.0

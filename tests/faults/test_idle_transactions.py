@@ -12,12 +12,11 @@ import pytest
 from sqlalchemy import Engine, make_url
 
 import sqlq
-from tests.conftest import SERVERS
 from tests.faults import guard
-from tests.faults.processes import ROOT
-from tests.faults.proxy import Proxy
-from tests.kit import claim
-from tests.waiting import wait_until
+from tests.kit import claim, wait_until
+from tests.kit.databases import SERVERS
+from tests.kit.processes import ROOT
+from tests.kit.proxy import Proxy
 
 pytestmark = pytest.mark.parametrize("database_url", SERVERS, indirect=True)
 
@@ -27,10 +26,10 @@ import sys
 from sqlq.config import constants
 constants.IDLE_TRANSACTION_MS = {SECONDS * 1000}
 import sqlq
-from tests import claims as claim
+from tests.kit import claim_on
 database = sqlq.App(sys.argv[1]).database
 with database.begin() as conn:
-    (job,) = claim.claim(conn, ["default"], limit=10, owner="the lost", lease_ms=30_000)
+    (job,) = claim_on(conn, ["default"], limit=10, owner="the lost", lease_ms=30_000)
     print("claimed", flush=True)
     sys.stdin.readline()
 print("committed", flush=True)

@@ -21,10 +21,10 @@ from sqlalchemy import make_url
 
 import sqlq
 from sqlq.store.workers import notify
-from tests.faults.processes import WorkerProcess, worker_process
 from tests.faults.scorecard import record
-from tests.servers import OwnPostgreSQL
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.postgresql import OwnPostgreSQL
+from tests.kit.processes import WorkerProcess, worker_process
 
 pytestmark = pytest.mark.integration
 

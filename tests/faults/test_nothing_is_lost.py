@@ -19,12 +19,12 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.database.database import Database
-from tests.conftest import SERVERS
-from tests.faults.processes import worker_process
 from tests.faults.scorecard import record
-from tests.mariadb import OwnMariaDB
-from tests.servers import OwnPostgreSQL
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.databases import SERVERS
+from tests.kit.mariadb import OwnMariaDB
+from tests.kit.postgresql import OwnPostgreSQL
+from tests.kit.processes import worker_process
 
 pytestmark = pytest.mark.integration
 

@@ -24,9 +24,8 @@ from sqlq.database import notifications
 from sqlq.database.notifications import Hearing
 from sqlq.store.workers import notify
 from sqlq.worker.wait.poller import Poller
-from tests.faces.command import Command
-from tests.kit import working
-from tests.waiting import wait_until
+from tests.kit import wait_until, working
+from tests.kit.command import Command
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 FLOOD = 2_000

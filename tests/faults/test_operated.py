@@ -24,10 +24,10 @@ import sqlq
 from sqlq.payload.encryption import new_key
 from tests.faults import effects
 from tests.faults.operated import Answer, answer, numbers
-from tests.faults.processes import WorkerProcess
 from tests.faults.scorecard import record
-from tests.servers import OwnPostgreSQL
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.postgresql import OwnPostgreSQL
+from tests.kit.processes import WorkerProcess
 
 pytestmark = pytest.mark.integration
 

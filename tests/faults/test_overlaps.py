@@ -11,9 +11,9 @@ from sqlalchemy import Engine
 
 import sqlq
 from tests.faults import guard
-from tests.faults.processes import worker_process
 from tests.faults.scorecard import record
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.processes import worker_process
 
 pytestmark = pytest.mark.integration
 

@@ -13,10 +13,10 @@ from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.orm import Session
 
 from tests.faults.load import Load, readable_log
-from tests.faults.pgbouncer import PgBouncer, pgbouncer
-from tests.faults.processes import worker_process
 from tests.faults.scorecard import record
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.pgbouncer import PgBouncer, pgbouncer
+from tests.kit.processes import worker_process
 
 pytestmark = [
     pytest.mark.debian,

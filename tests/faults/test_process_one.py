@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 import sqlq
-from tests.faults.processes import ROOT
 from tests.faults.test_supervisor import Play
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.processes import ROOT
 
 AS_ROOT = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
 NAMESPACE = ["unshare", *AS_ROOT, "--pid", "--fork", "--mount-proc", "--kill-child"]

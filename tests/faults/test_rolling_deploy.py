@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import text
 
 import sqlq
-from tests.faults.processes import worker_process
 from tests.faults.test_nothing_is_lost import Work
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.processes import worker_process
 
 OLD = """
 import os, sqlq

@@ -19,10 +19,10 @@ from sqlq.admin.schedules import ScheduleDetails
 from sqlq.store import schedules
 from sqlq.testing import tick
 from tests.faults.dying import dying_process
-from tests.faults.processes import worker_process
 from tests.faults.scorecard import record
 from tests.faults.test_crash_points import Points
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.processes import worker_process
 
 pytestmark = pytest.mark.integration
 

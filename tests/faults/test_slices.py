@@ -16,9 +16,9 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from tests.faults.processes import ROOT, WorkerProcess, worker_process
 from tests.faults.scorecard import record
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.processes import ROOT, WorkerProcess, worker_process
 
 pytestmark = pytest.mark.integration
 

@@ -22,10 +22,9 @@ from sqlq.store.jobs import lease, settle
 from sqlq.store.jobs.lease import LeaseState
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.options import WorkerOptions
-from tests import claims as claiming
-from tests.faults.standby import standby_of
-from tests.servers import OwnPostgreSQL
-from tests.waiting import wait_until
+from tests.kit import claim_on, wait_until
+from tests.kit.postgresql import OwnPostgreSQL
+from tests.kit.standby import standby_of
 
 ASKS_THE_TIME = {
     "config/durations.py",
@@ -49,7 +48,7 @@ No module that decides when a job runs is among them.
 
 
 def claim(conn: Connection, limit: int = 10) -> list[Any]:
-    return claiming.claim(conn, ["default"], limit=limit, owner="me", lease_ms=60_000)
+    return claim_on(conn, ["default"], limit=limit, owner="me", lease_ms=60_000)
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

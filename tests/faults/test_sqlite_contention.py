@@ -23,9 +23,9 @@ from sqlalchemy import Engine, make_url, text
 
 import sqlq
 from tests.faults import guard
-from tests.faults.processes import ROOT
 from tests.faults.scorecard import record
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.processes import ROOT
 
 pytestmark = [pytest.mark.integration, pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)]
 

@@ -44,10 +44,10 @@ from sqlq.store.jobs import insert, lease, lookup, operate
 from sqlq.store.jobs import settle as settling
 from sqlq.store.jobs.lease import LeaseState
 from sqlq.store.limits import admit as admission
-from tests import claims as claiming
 from tests.faults import guard
 from tests.faults.model import HOUR, LEASE, LIMITS, Model, Modelled
 from tests.faults.scorecard import record
+from tests.kit import claim_on
 
 OWNERS = ("one", "two")
 ERROR = ErrorText("ValueError", "no")
@@ -301,7 +301,7 @@ class Contract(Model, RuleBasedStateMachine):
     def claim(self, owner: str, limit: int, crash: bool) -> None:
         waiting = self.waiting()
         with self.transaction(crash) as conn:
-            got = claiming.claim(conn, ["q"], limit=limit, owner=owner, lease_ms=LEASE * HOUR)
+            got = claim_on(conn, ["q"], limit=limit, owner=owner, lease_ms=LEASE * HOUR)
         if not crash:
             self.claimed(owner, got, limit, waiting)
 
@@ -312,8 +312,8 @@ class Contract(Model, RuleBasedStateMachine):
         waiting = self.waiting()
         first, second = self.database.connect(), self.database.connect()
         with first, second, first.begin() as one, second.begin() as two:
-            got = claiming.claim(first, ["q"], limit=limit, owner="one", lease_ms=LEASE * HOUR)
-            other = claiming.claim(second, ["q"], limit=limit, owner="two", lease_ms=LEASE * HOUR)
+            got = claim_on(first, ["q"], limit=limit, owner="one", lease_ms=LEASE * HOUR)
+            other = claim_on(second, ["q"], limit=limit, owner="two", lease_ms=LEASE * HOUR)
             assert not {job.id for job in got} & {job.id for job in other}, "one job, two owners"
             for transaction in [two, one] if second_commits_first else [one, two]:
                 transaction.rollback() if transaction is one and first_crashes else transaction.commit()

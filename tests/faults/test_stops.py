@@ -28,10 +28,10 @@ from sqlq.database.timeouts import waits_while
 from sqlq.errors import SchemaVersionError
 from sqlq.worker.ipc.parent import ORPHANED_MS
 from sqlq.worker.lifecycle.stop import Grace
-from tests.conftest import SERVERS
-from tests.faults.processes import ROOT, worker_process
-from tests.faults.proxy import Proxy
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.databases import SERVERS
+from tests.kit.processes import ROOT, worker_process
+from tests.kit.proxy import Proxy
 
 pytestmark = pytest.mark.integration
 

@@ -26,11 +26,10 @@ from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
 from sqlq.worker.settle.settle import Settler
 from sqlq.worker.threads.loop import OFTEN
-from tests.conftest import SERVERS
-from tests.faults.processes import ROOT
 from tests.faults.scorecard import record
-from tests.kit import claim, settle, working
-from tests.waiting import wait_until
+from tests.kit import claim, settle, wait_until, working
+from tests.kit.databases import SERVERS
+from tests.kit.processes import ROOT
 
 pytestmark = pytest.mark.integration
 on_servers = pytest.mark.parametrize("database_url", SERVERS, indirect=True)

@@ -21,8 +21,8 @@ import pytest
 import sqlq
 from sqlq.admin.doctor.doctor import examine
 from sqlq.model.job import JobDetails
-from tests.faults.processes import WorkerProcess, worker_process
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.processes import WorkerProcess, worker_process
 
 pytestmark = pytest.mark.integration
 

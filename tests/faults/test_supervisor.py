@@ -24,9 +24,9 @@ from sqlalchemy import NullPool, create_engine, text
 import sqlq
 from sqlq.model.job import JobDetails, NewJob
 from sqlq.worker.supervise.supervisor import notify
-from tests.faults.processes import WorkerProcess, worker_process
 from tests.faults.scorecard import record
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.processes import WorkerProcess, worker_process
 
 pytestmark = pytest.mark.integration
 

@@ -26,12 +26,10 @@ import sqlq
 from sqlq.model.job import ClaimedJob, JobDetails
 from sqlq.model.outcome import ErrorText, Failed, Finished, Outcome, Settlement
 from sqlq.store.jobs import settle
-from tests import claims as claim
 from tests.faults import effects, guard
-from tests.faults.processes import WorkerProcess, worker_process
 from tests.faults.scorecard import record
-from tests.kit import NOW
-from tests.waiting import wait_until
+from tests.kit import NOW, claim_on, wait_until
+from tests.kit.processes import WorkerProcess, worker_process
 
 pytestmark = pytest.mark.integration
 
@@ -59,7 +57,7 @@ MODULE = """
 import os, threading
 import sqlq
 from tests.faults.effects import have_effect, save_slice
-from tests.waiting import wait_until
+from tests.kit import wait_until
 app = sqlq.App()
 """
 HANDLER = """
@@ -158,7 +156,7 @@ def take_over(app: sqlq.App, number: int = len(WAYS)) -> None:
 
 def claim_all(app: sqlq.App) -> list[ClaimedJob]:
     with app.database.begin() as conn:
-        return claim.claim(conn, ["default"], limit=100, owner="owner", lease_ms=3_600_000)
+        return claim_on(conn, ["default"], limit=100, owner="owner", lease_ms=3_600_000)
 
 
 def settle_all(app: sqlq.App, held: list[ClaimedJob], outcome: Outcome) -> int:
@@ -339,7 +337,7 @@ def test_a_worker_of_the_same_name_is_another_owner(app: sqlq.App, monkeypatch: 
 
 SLEEPERS = """
 import os, pathlib, sqlq
-from tests.waiting import wait_until
+from tests.kit import wait_until
 app = sqlq.App()
 
 @app.task

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, inspect, make_url, text
 
 from sqlq.database import standing
 from sqlq.schema import tables
-from tests.mariadb import found as program
+from tests.kit.mariadb import found as program
 
 Catalogue = dict[str, list[tuple[object, ...]]]
 

@@ -16,7 +16,7 @@ import pytest
 
 from sqlq.database import migrate
 from sqlq.schema import version
-from tests.conftest import DATABASES
+from tests.kit.databases import DATABASES
 
 on_servers = pytest.mark.parametrize(
     "empty_database_url", [name for name in DATABASES if name != "sqlite"], indirect=True

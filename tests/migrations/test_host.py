@@ -21,8 +21,8 @@ import sqlq.alembic
 from sqlq.database import migrate, standing
 from sqlq.errors import ConfigurationError, SchemaVersionError, UnsupportedDatabaseError
 from sqlq.schema import version
+from tests.kit.postgresql import async_database_url
 from tests.migrations.catalogue import Catalogue, catalogue, own_names, run_script
-from tests.servers import async_database_url
 
 INI = """
 [alembic]

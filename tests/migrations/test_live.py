@@ -21,11 +21,10 @@ import sqlq.alembic
 from sqlq.database import migrate, standing
 from sqlq.database.postgresql import online
 from sqlq.errors import ConfigurationError
-from tests.kit import execute
+from tests.kit import execute, wait_until
 from tests.migrations import later_release
 from tests.migrations.catalogue import catalogue, run_script
 from tests.migrations.later_release import Migrator, on_servers
-from tests.waiting import wait_until
 
 Builder = TypeVar("Builder")
 

@@ -15,7 +15,7 @@ from sqlq.admin.doctor.finding import Verdict
 from sqlq.database import migrate, standing
 from sqlq.errors import SchemaVersionError
 from sqlq.schema import tables, version
-from tests.conftest import DATABASES
+from tests.kit.databases import DATABASES
 
 
 def test_read_returns_none_or_the_revision(empty: Engine) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 
 import sqlq
 from sqlq.database.database import Database
-from tests.faults.proxy import Proxy
+from tests.kit.proxy import Proxy
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 

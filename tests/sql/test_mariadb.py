@@ -31,10 +31,9 @@ from sqlq.store.jobs import lease, operate, settle
 from sqlq.store.jobs.lookup import Selection
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
-from tests import claims as claim
-from tests.conftest import fresh_database
-from tests.kit import for_each
-from tests.mariadb import MariaDB
+from tests.kit import claim_on, for_each
+from tests.kit.databases import fresh_database
+from tests.kit.mariadb import MariaDB
 from tests.sql.test_statements import STATEMENTS, claim_two, limited, new
 
 pytestmark = pytest.mark.integration
@@ -183,7 +182,7 @@ def fill(database: Database, number: int) -> None:
             )
             # their ids are those of other jobs
             conn.execute(text(f"UPDATE {table}_jobs SET id = id + {place}000000 ORDER BY id DESC"))
-        claim.claim(conn, ["other"], limit=HELD_BY_OTHERS, owner="somebody", lease_ms=30_000)
+        claim_on(conn, ["other"], limit=HELD_BY_OTHERS, owner="somebody", lease_ms=30_000)
     with database.engine.connect() as conn:
         conn.exec_driver_sql("ANALYZE TABLE jobs, finished_jobs, failed_jobs")
 

@@ -37,10 +37,9 @@ from sqlq.store.limits import admit as admission
 from sqlq.store.workers import workers
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.options import WorkerOptions
-from tests import claims as claim
-from tests.conftest import DATABASES, fresh_database, sqlite_url
-from tests.kit import for_each
-from tests.servers import PostgreSQL
+from tests.kit import claim_on, for_each
+from tests.kit.databases import DATABASES, fresh_database, sqlite_url
+from tests.kit.postgresql import PostgreSQL
 
 FOLLOWER = '{"task": "shop.thank", "queue": "mail"}'
 ERROR = ErrorText("ValueError", "no", "Traceback")
@@ -65,7 +64,7 @@ def admit(conn: Connection, rule: Rule) -> Any:
 
 
 def claim_two(conn: Connection) -> list[Any]:
-    return claim.claim(conn, ["mail"], limit=2, owner="me", lease_ms=30_000)
+    return claim_on(conn, ["mail"], limit=2, owner="me", lease_ms=30_000)
 
 
 def claim_beyond(conn: Connection) -> Any:
@@ -109,7 +108,7 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "insert_unlike": lambda conn, held: inserting.insert(conn, [new(), new(priority=3)]),
     "insert_keyed": lambda conn, held: inserting.insert(conn, [new(unique_key="a")]),
     "claim": lambda conn, held: claim_two(conn),
-    "claim_newest": lambda conn, held: claim.claim(
+    "claim_newest": lambda conn, held: claim_on(
         conn, ["mail"], limit=2, owner="me", lease_ms=30_000, order="newest"
     ),
     "claim_beyond": lambda conn, held: claim_beyond(conn),
@@ -280,7 +279,7 @@ def fill(database: Database) -> None:
             )
             columns = f"(id, {carried}, {column}, {table}_at, retention_ms)"
             conn.execute(text(f"INSERT INTO {prefix}{table}_jobs {columns} {source}"))
-        claim.claim(conn, ["other"], limit=RUNNING, owner="somebody", lease_ms=30_000)
+        claim_on(conn, ["other"], limit=RUNNING, owner="somebody", lease_ms=30_000)
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
         # not when autovacuum gets to it: what it has not seen yet is planned, and read, otherwise
         conn.exec_driver_sql("VACUUM (ANALYZE)" if database.schema else "ANALYZE")
@@ -347,7 +346,7 @@ def hold_many(database: Database) -> None:
     """Have ten workers hold many jobs, and one two of them."""
     with database.begin() as conn:
         for number in range(10):
-            claim.claim(conn, ["mail"], limit=OTHERS // 10, owner=f"other {number}", lease_ms=30_000)
+            claim_on(conn, ["mail"], limit=OTHERS // 10, owner=f"other {number}", lease_ms=30_000)
         claim_two(conn)
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
         conn.exec_driver_sql("VACUUM (ANALYZE)" if database.schema else "ANALYZE")
@@ -459,7 +458,7 @@ def test_sqlite_uses_an_index(crowded: Database) -> None:
 
 def test_a_claim_skips_scheduled_jobs_of_a_higher_priority(crowded: Database) -> None:
     with crowded.begin() as conn:
-        claimed = claim.claim(conn, ["mail"], limit=10, owner="me", lease_ms=30_000)
+        claimed = claim_on(conn, ["mail"], limit=10, owner="me", lease_ms=30_000)
         assert conn.scalars(text("SELECT priority FROM jobs WHERE reserved_by = 'me'")).all() == [0] * 10
     assert [job.id for job in claimed] == sorted(job.id for job in claimed)
 

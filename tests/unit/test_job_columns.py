@@ -70,7 +70,7 @@ import re, sqlq, sqlq.tables, sqlq.testing
 from sqlalchemy import create_engine, select, text
 from sqlq.schema import version
 from sqlq.store import rights
-from tests.claims import claim
+from tests.kit import claim_on
 
 engine = create_engine("sqlite:///jobs.db")
 app = sqlq.App(engine=engine)
@@ -111,7 +111,7 @@ app.jobs.retry([failed])
 assert note_of(failed) == "fails"
 with app.database.begin() as conn:
     assert version.read(conn, None) == version.HEAD, "HEAD is not the migration of the note"
-    assert "fails" in {job.note for job in claim(conn, ["default"], limit=9, owner="w", lease_ms=60_000)}
+    assert "fails" in {job.note for job in claim_on(conn, ["default"], limit=9, owner="w", lease_ms=60_000)}
 
 for role, rights_on_it in (("untrusted-producer", 1), ("replacing-producer", 2)):
     granted = " ".join(rights.statements(role, "r", "public"))
@@ -158,14 +158,8 @@ PLACES: dict[str, tuple[str, Callable[[str], str]]] = {
 
 def run(tmp_path: Path, without: str | None) -> subprocess.CompletedProcess[str]:
     """Enqueue, look, replace, retry and replay with a tree that has the option, but for one place."""
-    for name in ("sqlq", "migrations", "tests/claims.py"):
-        source = ROOT / name
-        target = tmp_path / name
-        if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            target.parent.mkdir()
-            shutil.copy(source, target)
+    for name in ("sqlq", "migrations", "tests/kit"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for place, (name, change) in PLACES.items():
         if place != without:
             file = tmp_path / name

@@ -24,7 +24,7 @@ from sqlq.config.pyproject import _KEYS
 from sqlq.metrics.collectors import OF_THE_DATABASE, OF_WORKERS
 from sqlq.model.job_options import JobOptions
 from sqlq.worker.options import OPTIONS, SETTINGS, WORK, WORKERS, WorkerOptions
-from tests.preloaded import preloaded
+from tests.kit.preloaded import preloaded
 
 ROOT = Path(__file__).parents[2]
 PYTHON, DIFFERING = reference.python(), reference.differing()

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import NullPool, create_engine, inspect, text
 
-from tests.servers import OwnPostgreSQL, PostgreSQL, async_database_url
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.postgresql import OwnPostgreSQL, PostgreSQL, async_database_url
 
 ROOT = Path(__file__).parents[2]
 
@@ -69,7 +69,7 @@ def test_drop_closes_open_connections(postgresql: PostgreSQL) -> None:
 def test_a_run_ended_by_a_signal_leaves_no_server(end: signal.Signals) -> None:
     program = """if True:
         import signal
-        from tests.servers import OwnPostgreSQL
+        from tests.kit.postgresql import OwnPostgreSQL
         # a shell's background job starts with it ignored
         signal.signal(signal.SIGINT, signal.default_int_handler)
         server = OwnPostgreSQL()

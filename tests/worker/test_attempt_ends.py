@@ -17,8 +17,7 @@ from sqlq.store.jobs import operate
 from sqlq.store.jobs import settle as settling
 from sqlq.worker.attempt.context import attempt_of
 from sqlq.worker.maintain import services
-from tests.kit import drain, for_each, working
-from tests.waiting import wait_until
+from tests.kit import drain, for_each, wait_until, working
 from tests.worker.test_encrypted import KEY
 
 # -- the next attempt ----------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from sqlq.store import blockers
 from sqlq.store.blockers import Blocker, FlowBlocker, LimitBlocker, Reason
 from sqlq.store.limits.admit import FreedJobs
 from sqlq.worker.maintain.services import Sweep, Unblock
-from tests.waiting import wait_until
+from tests.kit import wait_until
 
 waits = table("event_waits", column("job_id", BigInteger), column("flow_id", BigInteger))
 _of_keys = select(waits.c.job_id).where(waits.c.flow_id.in_(bindparam("keys", expanding=True)))

@@ -25,8 +25,7 @@ from sqlq.worker.lifecycle.stop import resident_bytes
 from sqlq.worker.options import WorkerOptions, checked_bytes, readable_bytes
 from sqlq.worker.settle.settle import Counts
 from sqlq.worker.supervise.supervisor import Supervisor
-from tests.kit import for_each, supervising
-from tests.waiting import wait_until
+from tests.kit import for_each, supervising, wait_until
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 

@@ -22,10 +22,9 @@ from sqlq.store.jobs import lease, settle
 from sqlq.testing import inline
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.context import JobContext, attempt_of
-from tests.conformance.driver_callers import Caller, Mode, automatic, common_modes
-from tests.kit import NOW, claim, run_one, working
-from tests.servers import async_database_url
-from tests.waiting import wait_until
+from tests.kit import NOW, claim, run_one, wait_until, working
+from tests.kit.drivers import Caller, Mode, automatic, common_modes
+from tests.kit.postgresql import async_database_url
 
 SLICES = 4
 given = Table("given", MetaData(), Column("n", Integer))
@@ -173,7 +172,7 @@ def test_a_checkpoint_without_a_transaction_is_refused(
 def test_an_isolated_job_continues_at_its_checkpoint(
     app: sqlq.App, shop: Engine, database_url: str, tmp_path: Path
 ) -> None:
-    from tests.faults.processes import worker_process
+    from tests.kit.processes import worker_process
 
     (tmp_path / "alone.py").write_text(
         f"""

@@ -31,10 +31,8 @@ from sqlq.model.outcome import Finished, Settlement
 from sqlq.store.jobs import lease, settle
 from sqlq.testing import drain
 from sqlq.worker.attempt.context import attempt_of
-from tests import claims as claim
-from tests.kit import NOW, run_one, waiting_for_locks
-from tests.servers import async_database_url
-from tests.waiting import wait_until
+from tests.kit import NOW, claim_on, run_one, wait_until, waiting_for_locks
+from tests.kit.postgresql import async_database_url
 
 payments = Table("payments", MetaData(), Column("n", Integer))
 
@@ -360,7 +358,7 @@ def test_a_transaction_that_keeps_to_its_snapshot_is_refused(app: sqlq.App, shop
 def test_complete_waits_for_a_heartbeat_and_a_heartbeat_skips_it(app: sqlq.App, shop: Engine) -> None:
     job = app.enqueue(app.task(name="t")(lambda: None).new())
     with app.database.begin() as conn:
-        (claimed,) = claim.claim(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
+        (claimed,) = claim_on(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
     right = (claimed.id, claimed.lease_token)
     done: list[bool] = []
 
@@ -385,7 +383,7 @@ def test_complete_waits_for_a_heartbeat_and_a_heartbeat_skips_it(app: sqlq.App, 
 
     second = app.enqueue(app.task(name="u")(lambda: None).new())
     with app.database.begin() as conn:
-        (claimed,) = claim.claim(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
+        (claimed,) = claim_on(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
     with shop.begin() as conn, in_schema(conn, "public"):
         assert settle.complete(conn, (claimed.id, claimed.lease_token), Finished())
         with app.database.begin() as heartbeat:

@@ -21,8 +21,7 @@ from sqlq.worker.maintain import services
 from sqlq.worker.maintain.control import Control
 from sqlq.worker.maintain.services import PolledService, Service
 from sqlq.worker.wait import poller
-from tests.kit import working
-from tests.waiting import wait_until
+from tests.kit import wait_until, working
 
 OBEYED_SECONDS = 2.0
 BUSY_MACHINE = 6.0

@@ -21,8 +21,7 @@ from sqlq.store.limits import admit
 from sqlq.store.workers import workers
 from sqlq.worker.maintain import services
 from sqlq.worker.supervise.heartbeat import LOCKED_SECONDS
-from tests import claims as claiming
-from tests.kit import deaths
+from tests.kit import claim_on, deaths
 from tests.worker.test_supervising import fail_before
 
 RHYTHM = 1_000.0
@@ -219,7 +218,7 @@ def owners(sent: list[str]) -> int:
 
 def claim(app: sqlq.App, owner: str, limit: int) -> list[ClaimedJob]:
     with app.database.begin() as conn:
-        return claiming.claim(conn, ["default"], limit=limit, owner=owner, lease_ms=30_000)
+        return claim_on(conn, ["default"], limit=limit, owner=owner, lease_ms=30_000)
 
 
 def test_the_jobs_of_a_dead_process_are_released_at_once(app: sqlq.App, engine: Engine) -> None:

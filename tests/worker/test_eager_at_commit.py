@@ -22,9 +22,9 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 import sqlq
 from sqlq.app.inline import REMEMBERED
 from sqlq.testing import assert_enqueued, drain, on_database
-from tests.conformance.callers import Caller, Way, common_ways
-from tests.conformance.driver_callers import Caller as DriverCaller
-from tests.conformance.driver_callers import Mode, modes
+from tests.kit.drivers import Caller as DriverCaller
+from tests.kit.drivers import Mode, modes
+from tests.kit.sessions import Caller, Way, common_ways
 
 
 class Shop:

@@ -24,9 +24,8 @@ from sqlq.payload.encryption import HEAD, new_key
 from sqlq.store.jobs import settle
 from sqlq.testing import assert_enqueued, inline, tick
 from sqlq.testing.database import write_declared
-from tests import claims as claim
-from tests.flow_shop import Shop
-from tests.kit import deaths
+from tests.kit import claim_on, deaths
+from tests.kit.flows import Shop
 
 KEY, OLD = new_key(), new_key()
 SECRET = "4111-1111"
@@ -329,13 +328,13 @@ def test_callbacks_are_signed_whoever_writes_them(encrypting: sqlq.App, engine: 
     encrypting.enqueue(lost.new().set(queue="lost"))
     database = encrypting.database
     with database.begin() as conn:
-        (held,) = claim.claim(conn, ["lost"], limit=1, owner="dead", lease_ms=1000)
+        (held,) = claim_on(conn, ["lost"], limit=1, owner="dead", lease_ms=1000)
     with database.begin() as conn:
         settle.lose(conn, [(held.id, held.lease_token)], "is gone")
     encrypting.enqueue(returned.new().set(queue="returned"))
     write(engine, "UPDATE jobs SET releases = :most WHERE task = 'returned'", most=MAX_RELEASES)
     with database.begin() as conn:
-        assert claim.claim(conn, ["returned"], limit=1, owner="dead", lease_ms=1000)
+        assert claim_on(conn, ["returned"], limit=1, owner="dead", lease_ms=1000)
     assert deaths("dead").release(database) == float("inf")
     work(encrypting)
     assert sorted(heard, key=str) == [

@@ -25,9 +25,8 @@ from sqlq.store.jobs import settle
 from sqlq.testing import drain, inline
 from sqlq.worker.ipc.pipe import packed
 from sqlq.worker.report.reporter import Reporter
-from tests.faults.processes import worker_process
-from tests.kit import for_each
-from tests.waiting import wait_until
+from tests.kit import for_each, wait_until
+from tests.kit.processes import worker_process
 
 TENANT: ContextVar[str] = ContextVar("tenant")
 REQUEST: ContextVar[Any] = ContextVar("request", default="no request")

@@ -27,9 +27,8 @@ from sqlq.events import NAMES, EventName
 from sqlq.testing import drain
 from sqlq.worker.lifecycle import stop
 from sqlq.worker.report.reporter import Reporter
-from tests.faults.processes import ROOT, worker_process
-from tests.kit import for_each
-from tests.waiting import wait_until
+from tests.kit import for_each, wait_until
+from tests.kit.processes import ROOT, worker_process
 
 TOLD = [name for name in NAMES if name != "enqueued"]
 

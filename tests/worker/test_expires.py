@@ -15,10 +15,9 @@ from sqlq.config.constants import UNKNOWN_TASK_MS
 from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Released, Settlement
 from sqlq.schema.tables import jobs
 from sqlq.store.jobs import settle as settling
-from tests.conformance.driver_callers import Caller, Mode, common_modes
-from tests.faces.command import Command
-from tests.kit import NOW, claim, for_each, span, working
-from tests.waiting import wait_until
+from tests.kit import NOW, claim, for_each, span, wait_until, working
+from tests.kit.command import Command
+from tests.kit.drivers import Caller, Mode, common_modes
 
 REASON = "expired: it was not started in time"
 

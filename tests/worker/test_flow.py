@@ -19,8 +19,7 @@ from sqlq.worker.maintain import services
 from sqlq.worker.maintain.services import Prune
 from sqlq.worker.options import OPTIONS
 from sqlq.worker.wait import wake
-from tests.kit import NOW, drain, for_each, span, working
-from tests.waiting import wait_until
+from tests.kit import NOW, drain, for_each, span, wait_until, working
 from tests.worker.test_events import listening
 
 

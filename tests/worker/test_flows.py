@@ -14,8 +14,8 @@ import sqlq
 from sqlq.store.flows import unblock
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.maintain.services import Unblock
-from tests.flow_shop import Shop
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.flows import Shop
 
 
 @pytest.fixture

@@ -34,9 +34,8 @@ from sqlq.model.retry import given_back
 from sqlq.schema.tables import CARRIED
 from sqlq.store.jobs import insert as inserting
 from sqlq.store.jobs import settle
-from tests import claims as claiming
 from tests.faults.follow_ups import count_followed
-from tests.kit import span
+from tests.kit import claim_on, span
 
 ERROR = ErrorText("ValueError", "no")
 LOST = "sqlq.errors.WorkerLostError"
@@ -81,7 +80,7 @@ class Shop:
 
     def claim(self, owner: str = "me", queue: str = "default") -> list[ClaimedJob]:
         with self.app.database.begin() as conn:
-            return claiming.claim(conn, [queue], limit=100, owner=owner, lease_ms=3_600_000)
+            return claim_on(conn, [queue], limit=100, owner=owner, lease_ms=3_600_000)
 
 
 @pytest.fixture

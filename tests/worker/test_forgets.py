@@ -18,9 +18,8 @@ from sqlq.model.outcome import Failed
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.call import execute
 from sqlq.worker.settle.settle import MAX_WITH_LOCALS
-from tests.faults.processes import worker_process
-from tests.kit import working
-from tests.waiting import wait_until
+from tests.kit import wait_until, working
+from tests.kit.processes import worker_process
 
 MODULE = """
 import asyncio, gc, os, threading, time, weakref

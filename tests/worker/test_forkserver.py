@@ -6,8 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.kit import for_each
-from tests.waiting import wait_until
+from tests.kit import for_each, wait_until
 
 ROOT = Path(__file__).parents[2]
 BEGIN = """

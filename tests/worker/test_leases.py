@@ -24,9 +24,20 @@ from sqlq.store.jobs.lease import LeaseState
 from sqlq.store.workers import look
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.maintain import services
-from tests import claims as claiming
-from tests.kit import claim, execute, expire, fate, ids, renew, rescue, settle, span, working
-from tests.waiting import wait_until
+from tests.kit import (
+    claim,
+    claim_on,
+    execute,
+    expire,
+    fate,
+    ids,
+    renew,
+    rescue,
+    settle,
+    span,
+    wait_until,
+    working,
+)
 
 ERROR = ErrorText("ValueError", "no")
 EVERY_OUTCOME: list[Outcome] = [Finished("1"), Retried(0, ERROR), Failed("error", ERROR), Released()]
@@ -254,7 +265,7 @@ def test_a_claim_skips_jobs_that_a_rival_is_claiming(app: sqlq.App, noop: Any) -
         assert {j.id for j in claim(app, limit=3)}.isdisjoint(j.id for j in claim(app, limit=3))
         return
     with app.database.begin() as rival:
-        theirs = claiming.claim(rival, ["default"], limit=3, owner="rival", lease_ms=30_000)
+        theirs = claim_on(rival, ["default"], limit=3, owner="rival", lease_ms=30_000)
         ours = claim(app)
     assert len(theirs) == len(ours) == 3
     assert {j.id for j in theirs}.isdisjoint(j.id for j in ours)
@@ -276,7 +287,7 @@ def test_a_claim_keeps_counters_within_the_checks_at_their_maximum(
     execute(engine, "UPDATE jobs SET max_attempts = IF(id = 1, 1, NULL)")
     most = f'{{"noop": {MAX_COUNT}}}'
     with app.database.begin() as conn:
-        jobs = claiming.claim(conn, ["default"], limit=3, owner="o" * 36, lease_ms=MAX_MS, max_attempts=most)
+        jobs = claim_on(conn, ["default"], limit=3, owner="o" * 36, lease_ms=MAX_MS, max_attempts=most)
     at_their_end = [(1, MAX_COUNT)] * 2
     assert [(job.lease_token, job.attempts) for job in jobs] == [*at_their_end, (1, 1)]
     assert [job.max_attempts for job in jobs] == [1, MAX_COUNT, MAX_COUNT]
@@ -291,7 +302,7 @@ def test_a_claim_of_all_due_jobs_does_not_block_producers(app: sqlq.App, noop: A
     """As it would where it locks what lies between rows."""
     first = app.enqueue(noop.new())
     with app.database.begin() as conn:
-        claimed = claiming.claim(conn, ["default"], limit=2, owner="me", lease_ms=30_000)
+        claimed = claim_on(conn, ["default"], limit=2, owner="me", lease_ms=30_000)
         second = app.enqueue(noop.new())
     assert [job.id for job in (*claimed, *claim(app))] == [first.id, second.id]
 

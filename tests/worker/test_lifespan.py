@@ -15,9 +15,8 @@ import pytest
 import sqlq
 from sqlq.testing import drain, inline
 from sqlq.worker.lifecycle import stop
-from tests.faults.processes import WorkerProcess, worker_process
-from tests.kit import for_each
-from tests.waiting import wait_until
+from tests.kit import for_each, wait_until
+from tests.kit.processes import WorkerProcess, worker_process
 
 # -- in a worker of this process -----------------------------------------------------------------------------
 

@@ -16,9 +16,7 @@ from sqlq.store.jobs import settle as settling
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
 from sqlq.testing.database import write_declared
-from tests import claims as claiming
-from tests.kit import span
-from tests.waiting import wait_until
+from tests.kit import claim_on, span, wait_until
 
 HOUR = 3_600_000
 ONE = sqlq.Limit("api", running=1)
@@ -26,7 +24,7 @@ ONE = sqlq.Limit("api", running=1)
 
 def claim(app: sqlq.App, queue: str = "default") -> list[Any]:
     with app.database.begin() as conn:
-        return claiming.claim(conn, [queue], limit=100, owner="me", lease_ms=HOUR)
+        return claim_on(conn, [queue], limit=100, owner="me", lease_ms=HOUR)
 
 
 def settle(app: sqlq.App, held: list[Any], outcome: Outcome) -> None:

@@ -16,9 +16,8 @@ import pytest
 
 import sqlq
 from sqlq.testing import drain, inline
-from tests.faults.processes import worker_process
-from tests.kit import for_each
-from tests.waiting import wait_until
+from tests.kit import for_each, wait_until
+from tests.kit.processes import worker_process
 
 SETTING: ContextVar[str] = ContextVar("SETTING", default="unset")
 

@@ -18,8 +18,7 @@ from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.call import execute
 from sqlq.worker.settle.settle import Counts
 from sqlq.worker.worker import Worker
-from tests.kit import worker_of
-from tests.waiting import wait_until
+from tests.kit import wait_until, worker_of
 from tests.worker.test_events import listening
 from tests.worker.test_subprocesses import Spawned
 

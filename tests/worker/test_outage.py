@@ -23,7 +23,7 @@ from sqlq.worker.maintain.services import SchemaWatch, Service
 from sqlq.worker.settle.after import notify_idle
 from sqlq.worker.threads import loop as loops
 from sqlq.worker.threads.loop import Outage
-from tests.conftest import SERVERS
+from tests.kit.databases import SERVERS
 
 on_servers = pytest.mark.parametrize("database_url", SERVERS, indirect=True)
 

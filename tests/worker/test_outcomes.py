@@ -19,8 +19,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 import sqlq
 from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES
-from tests.kit import drain, for_each, span, working
-from tests.waiting import wait_until
+from tests.kit import drain, for_each, span, wait_until, working
 
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 

@@ -20,8 +20,7 @@ from sqlq.config.durations import FAR
 from sqlq.payload.encryption import HEAD, new_key
 from sqlq.schema.types import milliseconds_since_epoch
 from sqlq.store.jobs import settle
-from tests import claims as claim
-from tests.kit import deaths
+from tests.kit import claim_on, deaths
 
 KEY, OTHER = new_key(), new_key()
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
@@ -185,7 +184,7 @@ def test_a_forged_row_whose_worker_is_lost_gets_no_callback(
     for payload in ("{}", None):
         forge(engine, payload or "{}") if payload else app.enqueue(honest.new(1))
         with database.begin() as conn:
-            (held,) = claim.claim(conn, ['any "thing"', "default"], limit=1, owner="dead", lease_ms=1)
+            (held,) = claim_on(conn, ['any "thing"', "default"], limit=1, owner="dead", lease_ms=1)
         with database.begin() as conn:
             settle.lose(conn, [(held.id, held.lease_token)], "is gone")
     assert [(job.task, job.reason) for job in app.jobs.list(state="failed")] == [
@@ -218,7 +217,7 @@ def test_a_forged_row_of_a_dead_worker_gets_no_callback(
     app.task(name="charge", queue="pay")(print)
     forge(engine, releases=MAX_RELEASES)
     with app.database.begin() as conn:
-        assert claim.claim(conn, ['any "thing"'], limit=1, owner="dead", lease_ms=1000)
+        assert claim_on(conn, ['any "thing"'], limit=1, owner="dead", lease_ms=1000)
     assert deaths("dead").release(app.database) == float("inf")
     assert [job.reason for job in app.jobs.list(state="failed")] == ["error"]
     assert tasks_in(engine) == []

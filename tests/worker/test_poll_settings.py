@@ -16,8 +16,7 @@ from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.ipc.parent import NoParent
 from sqlq.worker.options import WorkerOptions, setting
 from sqlq.worker.wait import poller
-from tests.kit import claim_size_of, for_each, working
-from tests.waiting import wait_until
+from tests.kit import claim_size_of, for_each, wait_until, working
 
 PLAIN: dict[str, Any] = {
     "queues": None,

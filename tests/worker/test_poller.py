@@ -45,8 +45,7 @@ from sqlq.worker.wait.poller import (
     looks_for_services,
 )
 from sqlq.worker.wait.wake import Wake
-from tests.kit import claim, for_each, working
-from tests.waiting import wait_until
+from tests.kit import claim, for_each, wait_until, working
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 

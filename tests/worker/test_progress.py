@@ -18,8 +18,7 @@ from sqlq.store.jobs import lease
 from sqlq.store.jobs.lease import Note
 from sqlq.testing import drain, inline
 from sqlq.worker.attempt import progress as progress_writer
-from tests.kit import claim, for_each, working
-from tests.waiting import wait_until
+from tests.kit import claim, for_each, wait_until, working
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])

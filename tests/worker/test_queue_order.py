@@ -26,8 +26,7 @@ from sqlq.worker.maintain import services
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.run import executor
 from sqlq.worker.run.lease import Leases
-from tests.kit import claim, claim_size_of, deaths, expire, rescue, span, working
-from tests.waiting import wait_until
+from tests.kit import claim, claim_size_of, deaths, expire, rescue, span, wait_until, working
 
 
 class Steps:

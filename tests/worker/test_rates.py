@@ -13,8 +13,7 @@ import sqlq
 from sqlq.model.checks import Rule
 from sqlq.store.limits import admit
 from sqlq.store.limits.grant import Grant
-from tests.kit import for_each
-from tests.waiting import wait_until
+from tests.kit import for_each, wait_until
 
 MOMENT = datetime(2030, 1, 1, tzinfo=UTC)
 MS = timedelta(milliseconds=1)

@@ -20,13 +20,12 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.results import waiter as waiting
-from tests.conftest import SERVERS
-from tests.faults.processes import ROOT
-from tests.flow_shop import Shop
-from tests.kit import for_each, working
-from tests.mariadb import OwnMariaDB
-from tests.servers import OwnPostgreSQL
-from tests.waiting import wait_until
+from tests.kit import for_each, wait_until, working
+from tests.kit.databases import SERVERS
+from tests.kit.flows import Shop
+from tests.kit.mariadb import OwnMariaDB
+from tests.kit.postgresql import OwnPostgreSQL
+from tests.kit.processes import ROOT
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 ID = UUID(int=7)

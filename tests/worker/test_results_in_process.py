@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 import sqlq
 import sqlq.testing
-from tests.flow_shop import Shop
+from tests.kit.flows import Shop
 
 ID = UUID(int=7)
 

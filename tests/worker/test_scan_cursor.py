@@ -15,8 +15,7 @@ from sqlq.model.job import ClaimedJob
 from sqlq.worker.claim import claimer as claim
 from sqlq.worker.claim.claimer import Claimer, ScanCursor
 from sqlq.worker.options import WorkerOptions
-from tests.kit import working
-from tests.waiting import wait_until
+from tests.kit import wait_until, working
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 

@@ -18,8 +18,7 @@ from sqlq.testing import drain
 from sqlq.worker.ipc.parent import NoParent
 from sqlq.worker.maintain.control import Control
 from sqlq.worker.maintain.services import TAKEN_SECONDS, TICK_SECONDS, Follow, Ticks
-from tests.kit import working
-from tests.waiting import wait_until
+from tests.kit import wait_until, working
 
 SECOND = timedelta(seconds=1)
 

@@ -13,8 +13,7 @@ import sqlq
 from sqlq.database import migrate
 from sqlq.schema import version
 from sqlq.worker.maintain import services
-from tests.kit import execute
-from tests.waiting import wait_until
+from tests.kit import execute, wait_until
 
 NEWER = "UPDATE sqlq_version SET version_num = '0002'"
 TOO_NEW = "UPDATE sqlq_version SET version_num = '0003', oldest_code = '0002'"

@@ -14,8 +14,7 @@ import pytest
 import sqlq
 from sqlq.worker.maintain import services
 from sqlq.worker.worker import Worker
-from tests.kit import refuse_threads
-from tests.waiting import wait_until
+from tests.kit import refuse_threads, wait_until
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 

@@ -40,9 +40,7 @@ from sqlq.worker.run.isolated import IsolatedProcesses
 from sqlq.worker.run.lease import Deadlines, Leases
 from sqlq.worker.settle import settle as settling
 from sqlq.worker.wait.wake import WatchingWake
-from tests import claims as claiming
-from tests.kit import worker_of, working
-from tests.waiting import wait_until
+from tests.kit import claim_on, wait_until, worker_of, working
 
 TARGET = Target()
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -675,7 +673,7 @@ def test_the_final_failure_of_a_lost_job_is_logged_with_its_exception(
     task = app.task(name="t", max_attempts=1)(lambda: None)
     job = app.enqueue(task.new())
     with app.database.begin() as conn:
-        claiming.claim(conn, ["default"], limit=1, owner="gone", lease_ms=1_000)
+        claim_on(conn, ["default"], limit=1, owner="gone", lease_ms=1_000)
     with engine.begin() as conn:
         conn.execute(text("UPDATE jobs SET lease_expires_at = reserved_at"))
     with working(app):

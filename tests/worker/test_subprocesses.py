@@ -23,11 +23,10 @@ from sqlq.worker.run import isolated
 from sqlq.worker.run.executor import Executor
 from sqlq.worker.run.isolated import NOT_STARTED_MS, IsolatedProcesses
 from sqlq.worker.settle.settle import Counts
-from tests.faces.command import Command
-from tests.faults.processes import worker_process
-from tests.kit import for_each, run_isolated, worker_of
-from tests.preloaded import Forked, preloaded
-from tests.waiting import wait_until
+from tests.kit import for_each, run_isolated, wait_until, worker_of
+from tests.kit.command import Command
+from tests.kit.preloaded import Forked, preloaded
+from tests.kit.processes import worker_process
 from tests.worker.test_events import listening
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)

@@ -38,9 +38,16 @@ from sqlq.worker.supervise import supervisor
 from sqlq.worker.supervise.child import Child
 from sqlq.worker.supervise.heartbeat import Dispatcher, Heartbeat
 from sqlq.worker.supervise.supervisor import Supervisor
-from tests import claims as claiming
-from tests.kit import deaths, refuse_threads, renew, run_isolated, supervising, worker_of
-from tests.waiting import wait_until
+from tests.kit import (
+    claim_on,
+    deaths,
+    refuse_threads,
+    renew,
+    run_isolated,
+    supervising,
+    wait_until,
+    worker_of,
+)
 from tests.worker.test_subprocesses import Spawned
 
 LEASE_MS = 1_000
@@ -53,7 +60,7 @@ def noop(app: sqlq.App) -> Any:
 
 def claim(app: sqlq.App, owner: str, limit: int = 10) -> list[ClaimedJob]:
     with app.database.begin() as conn:
-        return claiming.claim(conn, ["default"], limit=limit, owner=owner, lease_ms=30_000)
+        return claim_on(conn, ["default"], limit=limit, owner=owner, lease_ms=30_000)
 
 
 def facts_of(app: sqlq.App, worker: str = "w", *, lease_ms: int = 30_000) -> Facts:

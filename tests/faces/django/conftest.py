@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import fresh_database, sqlite_url
 from tests.faces.django.project_of_tests import Project
-from tests.servers import PostgreSQL
+from tests.kit.databases import fresh_database, sqlite_url
+from tests.kit.postgresql import PostgreSQL
 
 collect_ignore = ["project"]
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from sqlalchemy import make_url
 
-from tests.faces.command import ROOT, Done
-from tests.preloaded import DJANGO, preloaded
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.command import ROOT, Done
+from tests.kit.preloaded import DJANGO, preloaded
 
 PROJECT = Path(__file__).parent / "project"
 SILENT = ("SQLQ_", "DJANGO_", "SHOP_", "COLUMNS", "FORCE_COLOR", "TTY_")

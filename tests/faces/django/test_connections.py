@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from tests.faces.django.project_of_tests import Project, settings_of
-from tests.waiting import wait_until
+from tests.kit import wait_until
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,7 @@ from sqlalchemy import create_engine, inspect, text
 
 from sqlq.payload.encryption import HEAD, Key, new_key
 from tests.faces.django.project_of_tests import Project, settings_of
-from tests.waiting import wait_until
+from tests.kit import wait_until
 
 DJANGO = tuple(map(int, importlib.metadata.version("django").split(".")[:2]))
 

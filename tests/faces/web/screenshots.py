@@ -21,9 +21,9 @@ from sqlalchemy import text
 
 import sqlq
 from tests.faces.web import shop
-from tests.faces.web.browser import chromium
-from tests.servers import OwnPostgreSQL
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.browser import chromium
+from tests.kit.postgresql import OwnPostgreSQL
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

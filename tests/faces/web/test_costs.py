@@ -16,7 +16,7 @@ from sqlq.store import health
 from sqlq.store.jobs.failed import TRACE_CHARACTERS, groups
 from sqlq.store.jobs.lookup import Selection
 from sqlq.web import pages
-from tests.faces.web.visitor import Finished, Visitor, end, failed
+from tests.kit.visitor import Finished, Visitor, end, failed
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 

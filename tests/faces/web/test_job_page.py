@@ -22,8 +22,8 @@ from sqlq.store.workers import workers
 from sqlq.testing import drain
 from sqlq.web import Role
 from sqlq.web.outline import outline
-from tests.faces.web.browser import Browser, chromium
-from tests.faces.web.visitor import Finished, Visitor, end, failed
+from tests.kit.browser import Browser, chromium
+from tests.kit.visitor import Finished, Visitor, end, failed
 
 
 def boom(number: int, *before: object, **options: object) -> dict[str, object]:

@@ -28,7 +28,7 @@ import sqlq
 import sqlq.web
 from sqlq.errors import ConfigurationError
 from sqlq.web import User
-from tests.faces.web.visitor import HOST, end, failed
+from tests.kit.visitor import HOST, end, failed
 
 Make = Callable[[sqlq.App, str], Any]
 """Makes a host application with the dashboard under a prefix, which logs in whom /login/NAME names."""

@@ -23,9 +23,9 @@ from sqlq.admin.queues import Queues
 from sqlq.schema.tables import finished_jobs
 from sqlq.store.limits import admit
 from sqlq.web import Role, pages
-from tests.faces.command import Command
-from tests.faces.web.visitor import Finished, Visitor, end, failed
-from tests.waiting import wait_until
+from tests.kit import wait_until
+from tests.kit.command import Command
+from tests.kit.visitor import Finished, Visitor, end, failed
 
 
 @pytest.fixture

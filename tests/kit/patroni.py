@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 import psycopg
 
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 
 TTL_SECONDS = 20
 """Patroni's smallest, whatever is configured: so long a leader that has died counts as one."""
@@ -44,7 +44,7 @@ DYNAMIC = {
         "parameters": {"max_connections": 200},
     },
 }
-LOCAL = {  # as of tests.servers: nothing here loses power
+LOCAL = {  # as of tests.kit.postgresql: nothing here loses power
     "fsync": "off",
     "unix_socket_directories": "",
     "log_line_prefix": "%m [%p] %d ",
@@ -118,7 +118,7 @@ class Cluster:
         if self._account:
             os.chown(self.directory, self._account.pw_uid, self._account.pw_gid)
         # stops all of it when the test run has ended, however that ended
-        guard = [sys.executable, __file__, str(self.directory)]
+        guard = [sys.executable, "-m", "tests.kit.patroni", str(self.directory)]
         self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True)
         self.etcd_port, self._peers_port = _free_port(), _free_port()
         self.start_etcd()

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import sqlq
 from sqlq import Job, NewJob
-from tests.conftest import DATABASES
+from tests.kit.databases import DATABASES
 
 without_mysqlclient = (
     pytest.mark.skipif(

@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlq
-from tests.preloaded import DJANGO, preloaded
+from tests.kit.preloaded import DJANGO, preloaded
 
 ROOT = Path(__file__).parents[2]
 README, COOKBOOK = ROOT / "README.md", ROOT / "docs" / "cookbook.md"

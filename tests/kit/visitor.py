@@ -13,7 +13,7 @@ from sqlq.model.outcome import ErrorText, Failed, Finished, Outcome, Settlement
 from sqlq.store.jobs import settle
 from sqlq.web import Role, User, wsgi
 from sqlq.web.access import Authorize
-from tests import claims as claim
+from tests.kit import claim_on
 
 HOST = "http://localhost"
 
@@ -72,7 +72,7 @@ class Visitor:
 def end(app: sqlq.App, outcome: Outcome, number: int = 1, queue: str = "default") -> list[int]:
     """Claim and settle jobs of a queue, and return their ids."""
     with app.database.begin() as conn:
-        claimed = claim.claim(conn, [queue], limit=number, owner="w", lease_ms=30_000)
+        claimed = claim_on(conn, [queue], limit=number, owner="w", lease_ms=30_000)
         settle.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in claimed])
     return [job.id for job in claimed]
 

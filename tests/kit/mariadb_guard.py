@@ -1,7 +1,7 @@
 """Wait until the test run that started this process is over, however it ended; then kill its MariaDB and
 remove its directory.
 
-Started by tests/mariadb.py as `mariadb_guard.py DIRECTORY`. The sign is the end of standard input, which the
+`mariadb.py` starts it with the argument DIRECTORY. The sign is the end of standard input, which the
 kernel gives even when the test run was killed and could not clean up.
 """
 

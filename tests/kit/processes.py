@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.preloaded import Forked, preloaded
-from tests.waiting import wait_until
+from tests.kit.preloaded import Forked, preloaded
+from tests.kit.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 OPERATED = "SQLQ_TEST_OPERATED"
@@ -29,7 +29,7 @@ class WorkerProcess:
 
     def __init__(self, folder: Path, module: str, url: str, *options: str, anew: bool = False) -> None:
         """Unless it is to be started `anew`, by the interpreter, it is forked by a process that has imported
-        sqlq: see `tests.preloaded`."""
+        sqlq: see `tests.kit.preloaded`."""
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / f"worker-{len(list(folder.glob('worker-*.log')))}.log"
         command = ["-a", module, "-d", url, "work", *options, *MORE]

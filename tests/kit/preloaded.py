@@ -32,7 +32,7 @@ from typing import IO, Any
 
 from sqlq.worker.ipc import forkserver
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 IMPORTED = (
     *(
         "sqlq.app.app",
@@ -94,7 +94,7 @@ class Preloaded:
         ends, self._alive = os.pipe()
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SQLQ_")}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.preloaded", str(inside.fileno()), str(ends), *more],
+            [sys.executable, "-m", "tests.kit.preloaded", str(inside.fileno()), str(ends), *more],
             cwd=ROOT,
             env={**environment, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"},
             pass_fds=[inside.fileno(), ends],

@@ -20,8 +20,8 @@ from sqlalchemy import make_url
 
 import sqlq
 from sqlq import Job, NewJob
-from tests.conformance.callers import without_mysqlclient
-from tests.conftest import DATABASES
+from tests.kit.databases import DATABASES
+from tests.kit.sessions import without_mysqlclient
 
 
 class Mode(NamedTuple):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sqlalchemy import make_url
 
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 
 SETTINGS = """
 [databases]

@@ -26,9 +26,9 @@ from uuid import uuid4
 import psycopg
 from sqlalchemy import URL, make_url
 
-from tests.waiting import wait_until
+from tests.kit.waiting import wait_until
 
-GUARD = Path(__file__).with_name("server_guard.py")
+GUARD = Path(__file__).with_name("postgresql_guard.py")
 INSTALLATIONS = {"18": "pginstall18", "16": "pginstall"}
 """The wheel's folder for each version of PostgreSQL it carries."""
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.preloaded import INTERPRETERS, Forked, preloaded
-from tests.waiting import wait_until
+from tests.kit.preloaded import INTERPRETERS, Forked, preloaded
+from tests.kit.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 SEARCH = "--task, --queue, --batch, --label, --key, --limit-key, --since, --until"

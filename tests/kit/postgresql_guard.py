@@ -1,7 +1,7 @@
 """Wait until the test run that started this process is over, however it ended; then stop its PostgreSQL and
 remove its directory.
 
-Started by tests/servers.py as `server_guard.py DIRECTORY PG_CTL [ACCOUNT]`. The sign is the end of standard
+`postgresql.py` starts it with the arguments DIRECTORY PG_CTL [ACCOUNT]. The sign is the end of standard
 input, which the kernel gives even when the test run was killed and could not clean up.
 """
 

@@ -13,8 +13,8 @@ import psycopg
 from sqlalchemy import NullPool, create_engine, make_url, text
 
 import sqlq
-from tests.servers import OwnPostgreSQL, own_postgresql
-from tests.waiting import wait_until
+from tests.kit.postgresql import OwnPostgreSQL, own_postgresql
+from tests.kit.waiting import wait_until
 
 
 class Standby:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pymysql
 
-from tests.mariadb import OwnMariaDB
+from tests.kit.mariadb import OwnMariaDB
 
 
 def library() -> Path | None:

@@ -22,8 +22,8 @@ from uuid import uuid4
 import pymysql
 from sqlalchemy import URL, make_url
 
-from tests.servers import ShutdownMode, _memory
-from tests.waiting import wait_until
+from tests.kit.postgresql import ShutdownMode, _memory
+from tests.kit.waiting import wait_until
 
 GUARD = Path(__file__).with_name("mariadb_guard.py")
 SETTINGS = (

@@ -1,0 +1,68 @@
+"""The kit of all tests. Most need only names of this package, which stand in these modules:
+
+    hand       claims, renews and settles jobs as a worker does, without running anything
+    workers    runs a worker, or a part of one, while a test goes on
+    sql        runs a statement; the clock of each kind of database, the rows it read, the locks it waits for
+    waiting    waits for a condition until a deadline, never for a time to pass
+    each       tries a table of values as one case
+
+The other modules are imported by their names:
+
+    databases              URLs, and a new database of each kind that the tests run on
+    postgresql, mariadb    servers of the tests' own, or somebody else's
+    standby, galera, patroni, pgbouncer, proxy    servers that fail over, and programs before a server
+    sessions, drivers      callers in a transaction of their own, by SQLAlchemy or by a driver
+    command, processes     `sqlq` as people run it; `preloaded` starts these processes fast
+    flows, beside          Apps with tasks, and what their handlers did
+    pages                  the blocks of the documentation
+    visitor, browser       the dashboard without and with a browser
+
+Fixtures are in `tests/fixtures/`. A test module imports no other one: helpers of several modules stand here,
+or in a module beside them.
+"""
+
+from __future__ import annotations
+
+from tests.kit.each import for_each
+from tests.kit.hand import claim, claim_on, expire, fate, ids, rescue, settle
+from tests.kit.sql import NOW, execute, rows_read, span, waiting_for_locks
+from tests.kit.waiting import wait_until
+from tests.kit.workers import (
+    claim_size_of,
+    deaths,
+    drain,
+    refuse_threads,
+    renew,
+    run_isolated,
+    run_one,
+    supervising,
+    worker_of,
+    working,
+)
+
+__all__ = [
+    "NOW",
+    "claim",
+    "claim_on",
+    "claim_size_of",
+    "deaths",
+    "drain",
+    "execute",
+    "expire",
+    "fate",
+    "for_each",
+    "ids",
+    "refuse_threads",
+    "renew",
+    "rescue",
+    "rows_read",
+    "run_isolated",
+    "run_one",
+    "settle",
+    "span",
+    "supervising",
+    "wait_until",
+    "waiting_for_locks",
+    "worker_of",
+    "working",
+]

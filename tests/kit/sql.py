@@ -1,0 +1,58 @@
+"""Statements of tests: what each kind of database calls the same thing, and what it reads and waits for."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sqlalchemy import Connection, Engine, text
+
+from sqlq.schema.types import MARIADB_NOW, POSTGRESQL_NOW, SQLITE_NOW
+
+
+def execute(engine: Engine, statement: str) -> Any:
+    """Run a statement in a transaction of its own and return its first value, if it has any."""
+    with engine.begin() as connection:
+        result = connection.execute(text(statement))
+        return result.scalar() if result.returns_rows else None
+
+
+NOW = {"postgresql": POSTGRESQL_NOW, "sqlite": f"({SQLITE_NOW})", "mariadb": MARIADB_NOW}
+"""The clock of each kind of database, in SQL."""
+
+
+def span(engine: Engine | Connection, seconds: float) -> str:
+    """Return a span of time in the database's SQL, to be added to a time."""
+    return {
+        "postgresql": f"interval '{seconds} s'",
+        "sqlite": f"{round(seconds * 1_000)}",
+        "mariadb": f"INTERVAL {round(seconds * 1_000_000)} MICROSECOND",
+    }[engine.dialect.name]
+
+
+_HANDLER = "SHOW SESSION STATUS LIKE 'Handler_read%'"
+
+
+def rows_read(conn: Connection, statement: str, parameters: Any = None) -> int:
+    """Run a statement and return how many rows the storage engine read for it (MariaDB)."""
+
+    def read() -> int:
+        rows = conn.execution_options(no_parameters=True).exec_driver_sql(_HANDLER)
+        return sum(int(number) for _, number in rows)
+
+    before = read()
+    conn.exec_driver_sql(statement, parameters).close()
+    return read() - before
+
+
+def waiting_for_locks(engine: Engine) -> Any:
+    """Return how many sessions of the test's database wait for another's transaction (on a server)."""
+    waiting = {
+        "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() "
+        "AND wait_event_type = 'Lock'",
+        "mariadb": "SELECT count(*) FROM information_schema.innodb_trx t JOIN information_schema.processlist "
+        "p ON p.id = t.trx_mysql_thread_id WHERE p.db = database() AND t.trx_state = 'LOCK WAIT'",
+    }
+    if engine.dialect.name == "mariadb":
+        time.sleep(0.11)  # noqa: TID251 - what is asked for more often is answered from memory
+    return execute(engine, waiting[engine.dialect.name])
