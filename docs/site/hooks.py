@@ -39,14 +39,13 @@ FOLDERS = {
 SOURCES = {".py": "python", ".txt": "text", ".ini": "ini", ".service": "ini", ".yml": "yaml"}
 STYLE = (
     ".md-grid { max-width: 76rem } .md-typeset td code { word-break: keep-all }\n"
-    ".md-typeset pre > code { font-size: .82em }\n"
+    ".md-typeset pre > code { font-size: .82em } .md-typeset td:has(wbr) { width: 40% }\n"
     ".md-typeset table:not([class]) :is(td, th) { padding: .6em .8em; min-width: 0 }\n"
     '[data-md-color-scheme="slate"] img[src$=".svg"] { filter: brightness(.85) }\n'
 )
 """Room for lines of code of 88 characters and tables of six columns; charts that do not dazzle."""
 _LINK = re.compile(r"(```.*?^```$)|\]\(([^)#\s]*)(#[^)\s]*)?\)", re.MULTILINE | re.DOTALL)
-
-
+_TEST = re.compile(r"`([\w/]+\.py(?:::\w+)+)`")
 QUESTIONS = ROOT / "docs" / "site" / "questions.md"
 _QUESTION = re.compile(
     r"\| [^|]+ \| (?P<words>[^|]+) \| \[[^]]+\]\(\.\./(?P<page>[\w-]+)\.md(?P<heading>#[^)]+)?\) \|"
@@ -104,7 +103,12 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
             to = there.removeprefix("docs/")
         return f"]({posixpath.relpath(to, posixpath.dirname(place) or '.')}{heading or ''})"
 
-    return _LINK.sub(turned, markdown)
+    return _TEST.sub(_with_breaks, _LINK.sub(turned, markdown))
+
+
+def _with_breaks(test: re.Match[str]) -> str:
+    """Return the name of a test as code that may break at a slash or an underscore."""
+    return f"<code>{test[1].replace('/', '/<wbr>').replace('_', '&#95;<wbr>')}</code>"
 
 
 @event_priority(-100)  # after the search has written its index
