@@ -101,8 +101,8 @@ def test_a_claim_recovers_after_a_change_of_a_column_type(
     """A prepared statement cannot return another type on its connection; on the next connection it can."""
     task = app.task(name="t")(lambda: None)
     app.enqueue_many([task.new(), task.new()])
-    engine = create_engine(database_url, pool_size=1, max_overflow=0)
-    with closing(Database.open(engine.url, engine=engine)) as one_connection:
+    callers = create_engine(database_url, pool_size=1, max_overflow=0)
+    with closing(Database.open(callers.url, engine=callers)) as one_connection:
         claimer = Claimer(one_connection, "me", WorkerOptions(("default",), 1, 60_000))
         monkeypatch.setattr(
             "sqlq.worker.claim.claimer.DEAR_SECONDS", 60.0
