@@ -22,6 +22,7 @@ from sqlq.config.constants import (
     MAX_RELEASES,
     PAYLOAD_BYTES,
     POLLER_MS,
+    PRIORITIES,
     RESCUE_MS,
     UNKNOWN_TASK_MS,
 )
@@ -67,6 +68,9 @@ NUMBERS = {
     ),
     "headers": (rf"\b(?:headers|object)\b[^.\n]{{0,60}}{HEADERS_BYTES >> 10} KiB\b", SETTINGS),
     "names": (rf"\b{MAX_NAME} characters\b", SETTINGS),
+    "payload of SQL": (r"\b1\.5 MiB\b|\b100 levels\b", SETTINGS),
+    "payloads of a claim": (r"\bfit 16 MiB\b", SETTINGS),
+    "rows kept for 0s": (r"\bwithin a minute of (?:its|the) end\b|\bgone within a minute\b", SETTINGS),
     "start of a process": (r"\bstart\b[^.\n]{0,10}\b60 s\b", SETTINGS),
     "stuck process, killed": (r"\bstuck\b[^.\n]{0,60}\b(?:10|ten) minutes\b", SETTINGS),
     "stuck process, seen": (r"\b30 s without\b|\bsign of life\b[^.\n]{0,30}\b30 s\b|\bAfter 30 s\b", WORKERS),
@@ -83,6 +87,8 @@ NUMBERS = {
         CONNECTIONS,
     ),
     "timeout of an answer": (r"(?<!\.)\b64 s\b|\b30 s; 4 s\b|\btimes out after 30 s\b", CONNECTIONS),
+    "priority": (rf"−{-PRIORITIES[0]} to {PRIORITIES[-1]}\b", "queues-and-priorities"),
+    "connections of a worker": (r"\b2 × N \+ 2\b", CONNECTIONS),
     "jobs of a dead machine": (r"\babout 40 s\b(?!:)", "guarantees"),
 }
 
