@@ -40,6 +40,7 @@ SOURCES = {".py": "python", ".txt": "text", ".ini": "ini", ".service": "ini", ".
 STYLE = (
     ".md-grid { max-width: 76rem } .md-typeset td code { word-break: keep-all }\n"
     ".md-typeset pre > code { font-size: .82em } .md-typeset td:has(wbr) { width: 40% }\n"
+    "@media (max-width: 44rem) { .md-typeset td code { word-break: normal; overflow-wrap: anywhere } }\n"
     ".md-typeset table:not([class]) :is(td, th) { padding: .6em .8em; min-width: 0 }\n"
     '[data-md-color-scheme="slate"] img[src$=".svg"] { filter: brightness(.85) }\n'
 )
