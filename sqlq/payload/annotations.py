@@ -66,7 +66,7 @@ class Unusable(NamedTuple):
         return value
 
 
-def hints_of(handler: Callable[..., Any], *, include_extras: bool = True) -> dict[str, Any]:
+def hints_of(handler: Callable[..., Any]) -> dict[str, Any]:
     """Return the annotations of a handler by parameter, and its result's under "return"; of one that cannot
     be evaluated, an `Unusable`."""
     function: Any = handler
@@ -86,7 +86,7 @@ def hints_of(handler: Callable[..., Any], *, include_extras: bool = True) -> dic
     for name, annotation in annotations.items():
         alone = types.SimpleNamespace(__annotations__={name: annotation})
         try:
-            hints |= typing.get_type_hints(alone, names, include_extras=include_extras)
+            hints |= typing.get_type_hints(alone, names, include_extras=True)
         except Exception as error:
             hints[name] = Unusable(str(error))
     return hints
@@ -105,7 +105,7 @@ def never_none(signature: inspect.Signature, hints: Mapping[str, Any]) -> Iterat
             parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             and parameter.default is not None
             and parameter.name in hints
-            and not _admits(hints[parameter.name])
+            and not admits(hints[parameter.name], None)
         ):
             yield parameter.name
 
@@ -115,7 +115,7 @@ def takes_object(hint: Any, form: dict[str, Any]) -> bool:
     not."""
     conversion = conversion_of(hint)
     if conversion is None or typing.is_typeddict(hint):
-        return _admits(hint, form)
+        return admits(hint, form)
     try:
         conversion.decode(form, "it")
     except ArgumentsError:
@@ -123,10 +123,10 @@ def takes_object(hint: Any, form: dict[str, Any]) -> bool:
     return True
 
 
-def _admits(hint: Any, value: Any = None) -> bool:
+def admits(hint: Any, value: Any) -> bool:
     """Whether an annotation takes a value as it is. An unusual annotation gets the benefit of the doubt."""
     if get_origin(hint) in (Union, types.UnionType):  # of which msgspec does not know each
-        return any(_admits(arm, value) for arm in get_args(hint))
+        return any(admits(arm, value) for arm in get_args(hint))
     import msgspec
 
     try:
@@ -199,22 +199,20 @@ class Conversions:
 
     def __init__(self, signature: inspect.Signature, hints: Mapping[str, Any]) -> None:
         self._names = positional_names(signature)
-        conversions = {}
-        kinds = {}
-        for parameter in signature.parameters.values():
+        self._conversions: dict[Any, Conversion | None] = {}
+        """By the position and the name of an argument; under `int` for `*args`, under `str` for
+        `**kwargs`."""
+        for i, parameter in enumerate(signature.parameters.values()):
             hint = hints.get(parameter.name, Any)
-            if parameter.default is None:
-                hint = _or_none(hint)
-            conversions[parameter.name] = kinds[parameter.kind] = conversion_of(hint)
-        self._conversions = conversions
-        self._named = {
-            parameter.name: conversions[parameter.name]
-            for parameter in signature.parameters.values()
-            if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
-        }
-        self._more = kinds.get(inspect.Parameter.VAR_POSITIONAL)
-        """The conversion of values in `*args`; the next one is of values in `**kwargs`."""
-        self._others = kinds.get(inspect.Parameter.VAR_KEYWORD)
+            keys = {
+                parameter.POSITIONAL_ONLY: (i,),
+                parameter.POSITIONAL_OR_KEYWORD: (i, parameter.name),
+                parameter.VAR_POSITIONAL: (int,),
+                parameter.KEYWORD_ONLY: (parameter.name,),
+                parameter.VAR_KEYWORD: (str,),
+            }
+            conversion = conversion_of(_or_none(hint) if parameter.default is None else hint)
+            self._conversions |= dict.fromkeys(keys[parameter.kind], conversion)
 
     def __bool__(self) -> bool:
         return any(self._conversions.values())
@@ -230,19 +228,11 @@ class Conversions:
         """Return arguments as JSON has them, or those that this JSON stands for; those at the places and of
         the names `but` as they are. Raises as `Converted.encode` or `Converted.decode`."""
 
-        def convert(position: int | str, value: Any) -> Any:
-            name, conversion = self._at(position)
-            if conversion is None or position in but:
+        def convert(key: int | str, value: Any) -> Any:
+            conversion = self._conversions.get(key, self._conversions.get(type(key)))
+            if conversion is None or key in but:
                 return value
-            return getattr(conversion, way)(value, where + name)
+            return getattr(conversion, way)(value, where + argument_name(key, self._names))
 
         positional = [convert(i, value) for i, value in enumerate(args)]
         return positional, {name: convert(name, value) for name, value in kwargs.items()}
-
-    def _at(self, position: int | str) -> tuple[str, Conversion | None]:
-        """Return the name of the parameter that takes the argument at a place, or of a name, and its
-        conversion."""
-        if isinstance(position, str):
-            return position, self._named.get(position, self._others)
-        name = argument_name(position, self._names)
-        return name, self._conversions.get(name, self._more)

@@ -11,7 +11,7 @@ import dataclasses
 import datetime as dt
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from enum import Enum
 from pathlib import PurePath
@@ -45,8 +45,10 @@ def encode(args: Sequence[Any], kwargs: Mapping[str, Any], where: str = "", name
     return json_within(PAYLOAD_BYTES, parts, f"{where}the arguments take", "store the data and pass its id")
 
 
-def argument_name(position: int, names: Sequence[str]) -> str:
-    """Return the name of the parameter at a place, else the place itself."""
+def argument_name(position: int | str, names: Sequence[str]) -> str:
+    """Return the name of the parameter at a position, else the position itself; a name as it is."""
+    if isinstance(position, str):
+        return position
     return names[position] if position < len(names) else f"args[{position}]"
 
 
@@ -198,17 +200,26 @@ _LARGEST_INT = 10**4000
 """Python itself refuses to read integers of more than 4,300 digits from text."""
 
 
-def check_json(value: Any, path: str, mend: str | None = None) -> None:
+Form = Callable[[Any, str], Any]
+"""Returns the form in JSON of a value at a path, or raises `ArgumentsError`."""
+
+
+def check_json(value: Any, path: str, mend: str | None = None, form: Form | None = None) -> None:
     """Raise `ArgumentsError` naming the path of the first thing in `value` that JSON would lose or change.
 
-    `mend` is the advice for a type that JSON does not have, in place of how to annotate it.
+    `mend` is the advice for a type that JSON does not have, in place of how to annotate it. With `form` such
+    a value may have a form in JSON.
     """
+
+    def refused(value: Any, path: str) -> Any:
+        raise not_json(value, path, mend)
+
     # A list that holds itself twice, sixty times over, is small in memory and endless as JSON; each item
     # takes a byte.
-    _check_json(value, path, 0, iter(range(PAYLOAD_BYTES)), mend)
+    _check_json(value, path, 0, iter(range(PAYLOAD_BYTES)), form or refused)
 
 
-def _check_json(value: Any, path: str, depth: int, bytes_left: Iterator[int], mend: str | None) -> None:
+def _check_json(value: Any, path: str, depth: int, bytes_left: Iterator[int], form: Form) -> None:
     if next(bytes_left, None) is None:
         raise ArgumentsError(
             f"{path[:200]}… and what comes before it take more than the {PAYLOAD_BYTES:,} bytes allowed as "
@@ -233,21 +244,21 @@ def _check_json(value: Any, path: str, depth: int, bytes_left: Iterator[int], me
         raise ArgumentsError(f"{path[:200]}… is nested deeper than {_DEEPEST} levels, or contains itself")
     elif isinstance(value, (list, tuple)):
         for i, item in enumerate(value):
-            _check_json(item, f"{path}[{i}]", depth + 1, bytes_left, mend)
+            _check_json(item, f"{path}[{i}]", depth + 1, bytes_left, form)
     elif isinstance(value, dict):
         for key, item in value.items():
             if not isinstance(key, str):
                 raise ArgumentsError(
                     f"{path} has the key {key!r}, but JSON's keys are text: use {str(key)!r}"
                 )
-            _check_json(key, f"{path}, key {key!r},", depth + 1, bytes_left, mend)
-            _check_json(item, f"{path}[{key!r}]", depth + 1, bytes_left, mend)
+            _check_json(key, f"{path}, key {key!r},", depth + 1, bytes_left, form)
+            _check_json(item, f"{path}[{key!r}]", depth + 1, bytes_left, form)
     elif isinstance(value, str):
-        _check_json(str.__str__(value), path, depth, bytes_left, mend)
+        _check_json(str.__str__(value), path, depth, bytes_left, form)
     elif isinstance(value, tuple(TEXTS)):
-        _check_json(str(value), path, depth, bytes_left, mend)
+        _check_json(str(value), path, depth, bytes_left, form)
     else:
-        raise not_json(value, path, mend)
+        _check_json(form(value, path), path, depth + 1, bytes_left, form)
 
 
 def not_json(value: Any, path: str, mend: str | None = None) -> ArgumentsError:

@@ -17,9 +17,13 @@ from typing import Any
 import msgspec
 import msgspec.inspect
 
-from sqlq.config.constants import PAYLOAD_BYTES
 from sqlq.errors import ArgumentsError
-from sqlq.payload.codec import MismatchError, as_text, may_be_annotated, not_json
+from sqlq.payload.codec import MismatchError, as_text, check_json, may_be_annotated, not_json
+
+
+def shown(value: Any) -> Any:
+    """Return a value as JSON has it. Raises any error for a value that JSON cannot have."""
+    return msgspec.to_builtins(value, str_keys=True, enc_hook=_shown)
 
 
 class Converted:
@@ -67,10 +71,7 @@ class Converted:
             raise MismatchError(lost)
         return arrived
 
-    def shown(self, value: Any) -> Any:
-        """Return a value as JSON has it, whether or not it fits. Raises any error for a value that JSON
-        cannot have."""
-        return shown(value)
+    shown = staticmethod(shown)
 
     def _arrived(self, form: Any, path: str) -> Any:
         try:
@@ -83,31 +84,16 @@ class Converted:
 
 def by_value(value: Any, path: str) -> Any:
     """Return a value in the form that JSON has for its type, where no annotation decides; inside lists and
-    dicts, too. A value without a form is returned as it is.
-
-    Raises `ArgumentsError` for a value that holds something without a form, and for one without end.
-    """
-    try:
-        return _by_value(value, path, iter(range(PAYLOAD_BYTES)))
-    except RecursionError:
-        raise ArgumentsError(f"{path} is nested too deep, or contains itself") from None
+    dicts, too. Raises `ArgumentsError` for a value that holds something without a form, and for one without
+    end."""
+    check_json(value, path, form=_form_by_type)
+    return shown(value)
 
 
-def _by_value(value: Any, path: str, left: Iterator[int]) -> Any:
-    if next(left, None) is None:  # as `codec.check_json` counts: each item takes a byte
-        raise ArgumentsError(f"{path[:200]}… and what comes before it take more than {PAYLOAD_BYTES:,} bytes")
-    if isinstance(value, dict):
-        return {key: _by_value(each, f"{path}[{key!r}]", left) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_by_value(each, f"{path}[{i}]", left) for i, each in enumerate(value)]
-    if isinstance(value, (str, int, float)) or not may_be_annotated(type(value)):
-        return value
+def _form_by_type(value: Any, path: str) -> Any:
+    if not may_be_annotated(type(value)):
+        raise not_json(value, path)
     return _form(value, path)
-
-
-def shown(value: Any) -> Any:
-    """Return a value as JSON has it. Raises any error for a value that JSON cannot have."""
-    return msgspec.to_builtins(value, str_keys=True, enc_hook=_shown)
 
 
 def _form(value: Any, path: str) -> Any:
@@ -245,7 +231,7 @@ def _lost(value: Any, arrived: Any, path: str, *, is_json: bool = False) -> str 
     if _equal(value, arrived):
         return None
     if isinstance(arrived, AbstractSet):
-        others = [] if is_json else [item for item in value if not isinstance(item, _JSON)]
+        others = [item for item in value if not isinstance(item, _JSON)]
         if not others or _equal({*others}, arrived):
             return None
         return f"{path} holds a {_name(others[0])}, which would arrive as something else: annotate its items"
@@ -264,7 +250,7 @@ def _lost(value: Any, arrived: Any, path: str, *, is_json: bool = False) -> str 
             if lost := _lost(part, other, path + suffix, is_json=is_json):
                 return lost
         return None
-    if is_json or isinstance(value, _JSON):
+    if isinstance(value, _JSON):
         if isinstance(arrived, bytes) and not is_json:
             return f"{path} is text, and is annotated as bytes: pass bytes"
         return None

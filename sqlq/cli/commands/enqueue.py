@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import types
-import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +21,7 @@ from sqlq.cli.options import (
 from sqlq.cli.terminal.output import answer, naming_options
 from sqlq.errors import ArgumentsError
 from sqlq.model.task import new_from_json
-from sqlq.payload.annotations import hints_of
+from sqlq.payload.annotations import admits, hints_of, is_plain
 from sqlq.payload.signatures import signature_of
 
 KEY_TAKEN = 3
@@ -92,29 +90,25 @@ def enqueue(context: Context, /, task: str, args: tuple[str, ...], as_json: bool
         raise SystemExit(KEY_TAKEN)
 
 
-_PLAIN = (int, float, str, bool, types.NoneType)
-_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-
-
 def _check_plain_types(
     handler: Callable[..., Any], positional: Sequence[Any], named: Mapping[str, Any]
 ) -> None:
     """Refuse values that are not of the plain types in the handler's annotations; programs have type checkers
     for that."""
     signature = signature_of(handler)
-    hints = hints_of(getattr(handler, "stands_for", handler), include_extras=False)
+    hints = hints_of(getattr(handler, "stands_for", handler))
     for name, value in signature.bind(*positional, **named).arguments.items():
-        hint, kind = hints.get(name), signature.parameters[name].kind
-        is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
-        arms = typing.get_args(hint) if is_union else (hint,)
-        if kind in _VARIADIC or not all(arm in _PLAIN for arm in arms):
+        hint, kind = hints.get(name, Any), signature.parameters[name].kind
+        if kind in _VARIADIC or not is_plain(hint) or admits(hint, value):
             continue
-        if type(value) not in arms and not (float in arms and type(value) is int):
-            expected = " or ".join("None" if arm is types.NoneType else arm.__name__ for arm in arms)
-            message = f"{name} is {json.dumps(value, ensure_ascii=False)}: the task takes {expected} there"
-            if str in arms:
-                message += "; text that looks like JSON is given in quotes of its own, as in '\"7\"'"
-            raise ArgumentsError(message)
+        expected = inspect.formatannotation(hint)
+        message = f"{name} is {json.dumps(value, ensure_ascii=False)}: the task takes {expected} there"
+        if admits(hint, ""):
+            message += "; text that looks like JSON is given in quotes of its own, as in '\"7\"'"
+        raise ArgumentsError(message)
+
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def argument(text: str) -> Any:
