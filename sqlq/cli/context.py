@@ -306,14 +306,10 @@ def load_app(path: str, directories: Sequence[Path] = ()) -> App:
             return next(iter(apps.values()))
         raise ConfigurationError(f"--app {path} names a module with {len(apps)} Apps, not one: {hint}")
     target: Any = module
-    expression = module_name
     try:
         for name in attribute.split("."):
-            is_mapping = isinstance(target, Mapping)
-            expression += f'["{name}"]' if is_mapping else f".{name}"
-            target = target[name] if is_mapping else getattr(target, name)
+            target = target[name] if isinstance(target, Mapping) else getattr(target, name)
         if named["call"]:
-            expression += "()"
             target = target()
         elif inspect.isroutine(target):
             hint = f"to have it called, write '{path}()'"
@@ -325,7 +321,7 @@ def load_app(path: str, directories: Sequence[Path] = ()) -> App:
             raise ConfigurationError(
                 f"--app {path}: the module {module_name} ({module.__file__}) has no {attribute!r}; {hint}"
             ) from None
-        raise _failure(f"--app {path} failed", error, f"import {module_name}; {expression}") from error
+        raise _failure(f"--app {path} failed", error, f"import {module_name}; {path.replace(':', '.')}") from error
     raise ConfigurationError(f"--app {path} is of type {type(target).__name__}, not a sqlq.App; {hint}")
 
 

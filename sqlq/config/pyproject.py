@@ -114,36 +114,33 @@ def _read(file: Path, written: bytes) -> Project | None:
         raise ConfigurationError(f"{file} cannot be read as TOML: {error}") from None
     if table is None:  # the words stood in a comment
         return None
-    _require(file, "tool.sqlq", table, {})
+    if not isinstance(table, dict):
+        raise ConfigurationError(f"{file}: tool.sqlq is {table!r}: it must be a table, as in {TABLE}")
     for key, value in table.items():
         if key not in _KEYS:
             raise ConfigurationError(f"{file}: {TABLE} has no key {key!r}; it has {', '.join(_KEYS)}")
-        _require(file, f"tool.sqlq.{key}", value, _KEYS[key])
+        example = _KEYS[key]
+        kinds = (dict,) if isinstance(example, dict) else (str, type(example))
+        if type(value) not in kinds or not str(value).strip():
+            raise ConfigurationError(
+                f"{file}: tool.sqlq.{key} is {value!r}: it must be like {json.dumps(example)}"
+            )
     options = _options(table)
-    queues = options.pop("queues", {})
-    for name, queue in queues.items():
-        _require(file, f"{QUEUES}.{name}", queue, {})
     return Project(
         file,
         options.pop("app", None),
         options.pop("database_url", None),
         defaults=_options(options.pop("defaults", {})),
-        queues={name: _options(queue) for name, queue in queues.items()},
+        queues={name: _options(queue) for name, queue in options.pop("queues", {}).items()},
         settings=options,
     )
 
 
-def _require(file: Path, name: str, value: Any, example: Any) -> None:
-    """Raise `ConfigurationError` for a value that is neither of the kind of an example nor, unless that is a
-    table, text."""
-    fits = type(value) is type(example) or (isinstance(value, str) and example != {})
-    if not fits or not str(value).strip():
-        must = f"a table, as in [{name}]" if example == {} else f"like {json.dumps(example)}"
-        raise ConfigurationError(f"{file}: {name} is {value!r}: it must be {must}")
-
-
-def _options(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options by the names that Python has for them."""
+def _options(table: Any) -> Any:
+    """Return options by the names that Python has for them; what is no table, which the App refuses, as it
+    is."""
+    if not isinstance(table, dict):
+        return table
     return {name.replace("-", "_"): value for name, value in table.items()}
 
 
@@ -163,7 +160,7 @@ _KEYS: dict[str, Any] = {
     "poll": "500ms",
     "claim-batch": 100,
     "ahead": "50ms",
-    "defaults": {},
-    "queues": {},
+    "defaults": {"timeout": "5m"},
+    "queues": {"mail": {"timeout": "5m"}},
 }
 """The keys that the table may have, each with an example."""

@@ -6,7 +6,6 @@ of it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -14,9 +13,7 @@ from typing import Any
 
 from django.contrib import admin, messages
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
-from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.views.main import ChangeList
-from django.core.paginator import InvalidPage
 from django.db import transaction
 from django.http import HttpRequest
 from django.utils.html import format_html
@@ -28,6 +25,7 @@ from sqlq.admin.verbs import VERBS
 from sqlq.admin.why import why
 from sqlq.config.command_hint import escaped_lines, shortened
 from sqlq.config.durations import about
+from sqlq.config.json_text import in_json
 from sqlq.django.application import project_app
 from sqlq.django.models import FLAGS, Job, Queue, Schedule, Worker
 from sqlq.errors import ConfigurationError, SqlqError
@@ -42,30 +40,31 @@ app = project_app()
 reading = Reading(app)
 
 
+class Rows(list[Any]):
+    """What the App has read, in the place of a queryset."""
+
+    def _clone(self) -> Rows:
+        return self
+
+
 class RowList(ChangeList):
     """A list of what the App has read."""
 
     def get_results(self, request: HttpRequest) -> None:
-        rows = []
         fields = {each.parameter_name: each.value() for each in self.filter_specs if each.value()}
+        self.queryset = Rows()
         try:
-            rows = list(self.model_admin.rows(self.query.strip(), fields))
+            self.queryset += self.model_admin.rows(self.query.strip(), fields)
         except ERRORS as error:
             self.model_admin.report(request, error)
-        self.paginator = self.model_admin.get_paginator(request, rows, self.list_per_page)
-        try:
-            self.result_list = self.paginator.page(self.page_num).object_list
-        except InvalidPage:
-            raise IncorrectLookupParameters from None
-        self.result_count, self.multi_page = self.paginator.count, self.paginator.num_pages > 1
-        self.full_result_count, self.show_full_result_count, self.can_show_all = None, False, False
-        self.show_admin_actions = True
+        super().get_results(request)
 
 
 class RowAdmin(admin.ModelAdmin):
     """Shows rows that the App has read, and changes nothing but by the verbs of the command line."""
 
     list_per_page = 50
+    show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     sortable_by = ()
     group: str | None = None
@@ -140,7 +139,7 @@ def _act(verb: Verb, model_admin: RowAdmin, request: HttpRequest, queryset: Any)
     """Act on the rows ticked, or on all that the list has."""
     ticked = request.POST.getlist(ACTION_CHECKBOX_NAME)
     if request.POST.get("select_across") == "1":
-        ticked = [row.pk for row in model_admin.get_changelist_instance(request).paginator.object_list]
+        ticked = [row.pk for row in model_admin.get_changelist_instance(request).queryset]
     with app.acting_as(request.user.get_username()):
         for subjects in [ticked] if verb.is_of_jobs else [[name] for name in ticked]:
             try:
@@ -162,7 +161,7 @@ def _as_lines(field: Any) -> Any:
 def _as_json(value: Any) -> str | None:
     if value in (None, {}):
         return None
-    return json.dumps(redacted(value), ensure_ascii=False, indent=2, default=str)
+    return in_json(redacted(value), indent=2)
 
 
 def _choice(name: str, names: Callable[[], Iterable[str]]) -> Any:

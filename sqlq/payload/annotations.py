@@ -168,9 +168,9 @@ def conversion_of(hint: Any) -> Conversion | None:
         return Unusable(str(why))
 
 
-_PLAIN = (Any, object, None, type(None), str, int, float, bool, list, dict, Sequence, Iterable, Collection)
 _PLAIN_ARRAYS = (list, Sequence, MutableSequence, Collection, Iterable)
 _PLAIN_OBJECTS = (dict, Mapping, MutableMapping)
+_PLAIN = (Any, object, None, type(None), str, int, float, bool, *_PLAIN_ARRAYS, *_PLAIN_OBJECTS)
 
 
 def awaited(hint: Any) -> Any:
@@ -180,7 +180,7 @@ def awaited(hint: Any) -> Any:
 
 def is_plain(hint: Any) -> bool:
     """Whether an annotation holds nothing but JSON's own types, or allows any value."""
-    if any(hint is plain for plain in (*_PLAIN, *_PLAIN_OBJECTS)) or isinstance(hint, TypeVar):
+    if any(hint is plain for plain in _PLAIN) or isinstance(hint, TypeVar):
         return True
     if isinstance(hint, typing.NewType):
         return is_plain(hint.__supertype__)

@@ -57,7 +57,10 @@ TEXTS: list[type] = []
 
 
 def as_text(value: Any) -> str:
-    """Return the text of a value whose type is in `TEXTS`. Raises `TypeError` for another."""
+    """Return the text of a value whose type is in `TEXTS`, or derived from str. Raises `TypeError` for
+    another."""
+    if isinstance(value, str):
+        return str.__str__(value)
     if isinstance(value, tuple(TEXTS)):
         return str(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
@@ -132,25 +135,29 @@ def read_json(text: str | bytes, subject: str) -> Any:
     with the verb.
     """
     try:
-        value = json.loads(text)
-        if not is_deep(text, value):  # guard: depth-is-bounded
-            return value
+        return _loaded(text)
     except RecursionError:
-        pass  # too deep for Python's own reader
+        raise ArgumentsError(f"{subject} nested deeper than {_DEEPEST} levels") from None
     except (ValueError, TypeError) as error:
         raise ArgumentsError(f"{subject} not JSON: {error}") from None
-    raise ArgumentsError(f"{subject} nested deeper than {_DEEPEST} levels")
 
 
 def decoded(text: Any) -> Any:
     """Return the value of the JSON in a row as it may be shown; of text that is not JSON the text."""
     try:
-        value = json.loads(text)
-        return "(nested too deep)" if is_deep(text, value) else value
+        return _loaded(text)
     except RecursionError:
         return "(nested too deep)"
     except (ValueError, TypeError):
         return text
+
+
+def _loaded(text: Any) -> Any:
+    """Raises `RecursionError` for a value that is nested too deep, for Python's own reader or here."""
+    value = json.loads(text)
+    if is_deep(text, value):  # guard: depth-is-bounded
+        raise RecursionError
+    return value
 
 
 def is_deep(text: str | bytes, value: Any) -> bool:
@@ -253,10 +260,8 @@ def _check_json(value: Any, path: str, depth: int, bytes_left: Iterator[int], fo
                 )
             _check_json(key, f"{path}, key {key!r},", depth + 1, bytes_left, form)
             _check_json(item, f"{path}[{key!r}]", depth + 1, bytes_left, form)
-    elif isinstance(value, str):
-        _check_json(str.__str__(value), path, depth, bytes_left, form)
-    elif isinstance(value, tuple(TEXTS)):
-        _check_json(str(value), path, depth, bytes_left, form)
+    elif isinstance(value, (str, *TEXTS)):
+        _check_json(as_text(value), path, depth, bytes_left, form)
     else:
         _check_json(form(value, path), path, depth + 1, bytes_left, form)
 

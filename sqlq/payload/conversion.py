@@ -8,6 +8,7 @@ worker never drops an unknown field: JSON with a field that its class lacks is n
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from functools import cache
@@ -32,7 +33,7 @@ class Converted:
 
     def __init__(self, hint: Any) -> None:
         try:
-            nodes = list(_nodes(msgspec.inspect.type_info(hint), set()))
+            nodes = [*_nodes(msgspec.inspect.type_info(hint), set())]
         except Exception as error:
             raise TypeError(str(error).partition(" - type")[0].partition(" (`")[0]) from None
         for node in nodes:
@@ -44,7 +45,6 @@ class Converted:
             ):
                 raise TypeError(f"JSON has no form for {kind.__name__}")
         self._hint = hint
-        self._has_fields = any(isinstance(node, _WITH_FIELDS) for node in nodes)
 
     def encode(self, value: Any, path: str) -> Any:
         """Return a value as JSON has it. Raises `ArgumentsError` for a value that does not fit, or would not
@@ -63,7 +63,7 @@ class Converted:
         release may take it, `ArgumentsError` where none will."""
         try:
             arrived, lost = self._arrived(form, path), None
-            if self._has_fields and shown(arrived) != form:  # guard: no-field-is-dropped
+            if shown(arrived) != form:  # guard: no-field-is-dropped
                 lost = _lost(form, arrived, path, is_json=True)
         except RecursionError:
             raise ArgumentsError(f"{path} is nested too deep") from None
@@ -139,9 +139,7 @@ def _shown(value: Any) -> Any:
         return str(value)
     if _is_pydantic(type(value)):
         return value.model_dump(mode="json", by_alias=True, round_trip=True)
-    # a class derived from text or a number as the plain type
-    if isinstance(value, str):
-        return str.__str__(value)
+    # a class derived from a number or text as the plain type
     if isinstance(value, int):
         return int.__int__(value)
     if isinstance(value, float):
@@ -180,6 +178,8 @@ enum."""
 _PYDANTIC_ELSEWHERE = {
     *("missing", "extra_forbidden", "enum", "literal_error", "union_tag_invalid", "union_tag_not_found")
 }
+# the path stands last, and a value before it may look like one; guard: errors-hold-no-value
+_WHY_AND_WHERE = re.compile(r"(.*) - at `(key` in `)?\$([^`]*)`", re.DOTALL)
 _MAX_REASON = 200
 
 
@@ -188,12 +188,7 @@ def _refusal(error: Exception, path: str) -> ArgumentsError:
     if not isinstance(error, msgspec.ValidationError):  # a class's own doing
         return ArgumentsError(f"{path} cannot be read as annotated: {type(error).__name__}: {error}")
     text = str(error)
-    # the path stands last, and a value before it may look like one; guard: errors-hold-no-value
-    why, at, where = text.rpartition(" - at `")
-    if not at or not where.endswith("`"):
-        why, where = text, ""
-    is_key = where.startswith("key` in `")
-    where = where.removeprefix("key` in `").removeprefix("$").removesuffix("`")
+    why, key, where = match.groups("") if (match := _WHY_AND_WHERE.fullmatch(text)) else (text, "", "")
     elsewhere = why.startswith(_ELSEWHERE)
     if isinstance(cause := error.__cause__, _UnfitError):
         where, elsewhere = where + cause.where, cause.elsewhere
@@ -205,7 +200,7 @@ def _refusal(error: Exception, path: str) -> ArgumentsError:
         why = why[0].lower() + why[1:].replace("`", "")
     at = f"{path}{where[:_MAX_REASON]}".replace("[...]", "[…]")
     kind = MismatchError if elsewhere else ArgumentsError  # guard: other-fields-are-put-back
-    return kind(f"{at} {'has a key that ' if is_key else ''}does not fit its annotation: {why[:_MAX_REASON]}")
+    return kind(f"{at} {'has a key that ' if key else ''}does not fit its annotation: {why[:_MAX_REASON]}")
 
 
 def _unencodable(value: Any, path: str, error: Exception) -> ArgumentsError:

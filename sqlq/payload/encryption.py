@@ -212,7 +212,7 @@ def _described(mark: str, id: str) -> str:
 
 def new_key() -> str:
     """Return a new key, as text: 32 random bytes in URL-safe base64."""
-    while (text := base64.urlsafe_b64encode(secrets.token_bytes(KEY_BYTES)).decode().rstrip("="))[0] == "-":
+    while (text := secrets.token_urlsafe(KEY_BYTES))[0] == "-":
         pass  # a command line would take it for an option
     return text
 

@@ -72,8 +72,6 @@ def decode(text: Any) -> dict[str, Any]:
     there."""
     if not isinstance(text, str):
         raise ArgumentsError("the headers are not text")
-    if len(text) > HEADERS_BYTES or len(text.encode("utf-8", "replace")) > HEADERS_BYTES:
-        raise ArgumentsError(f"the headers take more than the {HEADERS_BYTES:,} bytes allowed")
     headers = read_json(text, "the headers are")
     if not isinstance(headers, dict):
         raise ArgumentsError('the headers are not a JSON object, as in {"tenant": "blue"}')

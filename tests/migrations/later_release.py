@@ -97,7 +97,7 @@ class Migrator:
     def migrated_from(self, revision: str) -> bool:
         """Wait for the line that names this revision as the one before the migration."""
         if revision == HEAD:
-            return self.says("are up to date, at revision")
+            return self.says(f"at revision {HEAD}, the one needed")
         return self.says(f"from revision {revision} to {HEAD}")
 
     def kill(self) -> None:

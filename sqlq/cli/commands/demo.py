@@ -10,7 +10,6 @@ from contextlib import closing
 from pathlib import Path
 
 import click
-from sqlalchemy import Column, Integer, MetaData, Table, func, insert, select
 
 from sqlq.app.app import App
 from sqlq.cli.commands.status import show_queues
@@ -20,6 +19,7 @@ from sqlq.config.urls import shown
 from sqlq.worker.attempt.context import current_job
 
 ORDERS = 40
+INSERT = "INSERT INTO orders VALUES (?)"
 
 
 @click.command()
@@ -57,19 +57,19 @@ def _play(app: App) -> None:
         raise LookupError("no such country")
 
     engine = app.database.engine
-    orders = Table("orders", MetaData(), Column("id", Integer, primary_key=True))
-    orders.create(engine)
+    with engine.begin() as conn:
+        conn.exec_driver_sql("CREATE TABLE orders (id INTEGER PRIMARY KEY)")
     click.echo(f"Enqueue on {shown(engine.url)}")
     for id in range(1, ORDERS + 1):
         with engine.begin() as conn:
-            conn.execute(insert(orders).values(id=id))
+            conn.exec_driver_sql(INSERT, (id,))
             app.enqueue(send_receipt.new(id), session=conn)
     click.echo(f"  {ORDERS} transactions committed an order each, and the job to send its receipt")
     with engine.connect() as conn:
-        conn.execute(insert(orders).values(id=ORDERS + 1))
+        conn.exec_driver_sql(INSERT, (ORDERS + 1,))
         app.enqueue(send_receipt.new(ORDERS + 1), session=conn)
         conn.rollback()
-        stored = conn.scalar(select(func.count()).select_from(orders))
+        stored = conn.exec_driver_sql("SELECT count(*) FROM orders").scalar()
     jobs = app.jobs.list(limit=1_000)
     click.echo(
         f"  one more order and its job were rolled back: {stored} orders and {len(jobs)} jobs are there"

@@ -87,15 +87,10 @@ def migrate(
     before = app.migrate()
     if before is None:
         click.echo(f"created sqlq's tables at revision {version.HEAD} in {where}")
-    elif before == version.HEAD:
-        click.echo(f"sqlq's tables in {where} are up to date, at revision {before}")
-    elif before > version.HEAD:
-        click.echo(
-            f"sqlq's tables in {where} are at revision {before}, newer than the {version.HEAD} of this "
-            "sqlq, which works with them"
-        )
-    else:
+    elif before < version.HEAD:
         click.echo(f"brought sqlq's tables in {where} from revision {before} to {version.HEAD}")
+    else:
+        click.echo(standing.check(engine, schema).message)
 
 
 def _wait(database: Database, timeout_ms: int) -> None:

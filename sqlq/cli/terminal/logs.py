@@ -46,8 +46,8 @@ class OfJob(logging.Filter):
 _LABELS = "sqlq_job"
 
 
-def _is_of_sqlq(record: logging.LogRecord) -> bool:
-    return f"{record.name}.".startswith("sqlq.")
+def _is_of_sqlq(it: logging.LogRecord | logging.Logger) -> bool:
+    return f"{it.name}.".startswith("sqlq.")
 
 
 class Form(logging.Formatter):
@@ -72,18 +72,16 @@ class Lines(Form):
         return written(datetime.fromtimestamp(at, UTC), "milliseconds")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        record.message = _on_one_line(record.message)
         if not _is_of_sqlq(record):
             job = getattr(record, _LABELS, None)
             of_job = "job {job_id} {task}: ".format_map(job) if job else ""
-            record.message = f"[{escaped(record.name)}] {escaped(of_job)}{record.message}"
-        return f"{self._before}{super().formatMessage(record)}"
+            record.message = f"[{record.name}] {of_job}{record.message}"
+        record.message = _on_one_line(record.message)
+        return super().formatMessage(record)
 
-    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
-        return escaped_lines(super().formatException(ei))  # guard: tracebacks-steer-no-terminal
-
-    def formatStack(self, stack_info: str) -> str:  # noqa: N802 - logging's name
-        return escaped_lines(stack_info)
+    def format(self, record: logging.LogRecord) -> str:
+        # guard: tracebacks-steer-no-terminal
+        return f"{self._before}{escaped_lines(super().format(record))}"
 
     def finished(self, job: ClaimedJob, seconds: float, at: str) -> str:
         """Return the line of a finished job, as `format` returns that of its record."""
@@ -167,8 +165,7 @@ class Stderr(logging.Handler):
         """Write the lines of finished jobs, of which there are no records."""
         at = self._form.time(time.time())
         lines = [f"{self._form.finished(job.claimed, job.seconds(), at)}\n" for job in jobs]
-        with self.lock or nullcontext():
-            self._put("".join(lines))
+        self._put("".join(lines))
 
     def draw(self, text: str) -> None:
         """Write what is no line, and of use only now."""
@@ -177,23 +174,24 @@ class Stderr(logging.Handler):
 
     def flush(self) -> None:
         """Write the number of dropped lines, if any."""
-        with self.lock or nullcontext():
-            self._put("")
+        self._put("")
 
     def _put(self, text: str) -> None:
         """Write these lines, after the number of those that were dropped."""
-        note = b""
-        if self._dropped:
-            message = f"{counted(self._dropped, 'line was', 'lines were')} dropped: stderr took no more"
-            record = log.makeRecord(log.name, logging.WARNING, __file__, 0, message, (), None)
-            note = f"{self._after_cut}{self.format(record)}\n".encode()
-        data = note + text.encode(self._encoding, "backslashreplace")
-        written = self._stream.write(data)
-        if written >= len(note):
-            self._dropped = 0
-        self._dropped += data.count(b"\n", max(written, len(note)))  # guard: dropped-lines-are-counted
-        if written:
-            self._after_cut = "" if data[:written].endswith(b"\n") else "\n"
+        with self.lock or nullcontext():
+            note = b""
+            if self._dropped:
+                message = f"{counted(self._dropped, 'line was', 'lines were')} dropped: stderr took no more"
+                record = log.makeRecord(log.name, logging.WARNING, __file__, 0, message, (), None)
+                note = f"{self._after_cut}{self.format(record)}\n".encode()
+            data = note + text.encode(self._encoding, "backslashreplace")
+            written = self._stream.write(data)
+            if written >= len(note):
+                self._dropped = 0
+            # guard: dropped-lines-are-counted
+            self._dropped += data.count(b"\n", max(written, len(note)))
+            if written:
+                self._after_cut = "" if data[:written].endswith(b"\n") else "\n"
 
 
 def set_up(form: Literal["text", "json"], level: str, *, drawn: bool = False) -> None:
@@ -203,10 +201,10 @@ def set_up(form: Literal["text", "json"], level: str, *, drawn: bool = False) ->
     Call it when the App has been imported: if its module has given the root logger a handler, all lines go
     there instead.
     """
-    for name, known in logging.root.manager.loggerDict.items():
-        if f"{name}.".startswith("sqlq.") and isinstance(known, logging.Logger):
-            # logging.config disables loggers that its configuration does not name
-            known.disabled = False  # guard: loggers-are-enabled
+    loggers = [each for each in logging.root.manager.loggerDict.values() if isinstance(each, logging.Logger)]
+    for each in filter(_is_of_sqlq, loggers):
+        # logging.config disables loggers that its configuration does not name
+        each.disabled = False  # guard: loggers-are-enabled
     logging.getLogger("sqlq").setLevel(level.upper())
     root = logging.getLogger()
     if drawn:  # another line counts them
@@ -214,9 +212,9 @@ def set_up(form: Literal["text", "json"], level: str, *, drawn: bool = False) ->
             LEVELS.pop(name, None)
     if root.handlers:
         return
-    for known in logging.root.manager.loggerDict.values():
-        if isinstance(known, logging.Logger) and known.propagate:
-            known.handlers = [handler for handler in known.handlers if not _writes_the_same(handler)]
+    for each in loggers:
+        if each.propagate:
+            each.handlers = [handler for handler in each.handlers if not _writes_the_same(handler)]
     root.addHandler(Stderr(JsonLines() if form == "json" else Lines(ERASE if drawn else "")))
     root.setLevel(level.upper())
     logging.captureWarnings(capture=True)

@@ -92,7 +92,7 @@ def naming_options(**others: str) -> Iterator[None]:
 
 # -- tables and fields -------------------------------------------------------------------------------------
 
-LABEL, LEAST, LEAST_WIDE = 13, 20, 16
+LABEL, LEAST = 13, 20
 INDENT = "  "
 
 
@@ -115,8 +115,6 @@ RIGHT = (
     *("available", "scheduled", "blocked", "running", "failed", "waiting", "oldest wait"),
 )
 """The names of columns that are aligned on the right."""
-WIDE = frozenset({"label", "error", "command", "last job", "largest indexes"})
-"""Those that have the rest of the width, and are cut there."""
 OPTIONAL = frozenset({"progress", "label"})
 """Those that are left out where no row has a value."""
 
@@ -126,21 +124,16 @@ def show_rows(names: Sequence[str], rows: Iterable[Sequence[Cell]]) -> None:
     from rich import box
     from rich.table import Table
 
-    out = console()
-    lined, fits = out.is_terminal, out.width < UNLIMITED
+    lined = console().is_terminal
     table = Table(
         box=box.SIMPLE_HEAD if lined else None,  # which puts a space between columns by itself
         show_edge=False,
         pad_edge=False,
         padding=(0, 2 - lined, 0, 0),
         header_style="bold",
-        expand=fits and not WIDE.isdisjoint(names),
     )
     for name in names:
-        if name in WIDE and fits:
-            table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1, width=LEAST_WIDE)
-        else:
-            table.add_column(name, justify="right" if name in RIGHT else "left", overflow="fold")
+        table.add_column(name, justify="right" if name in RIGHT else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(_text, row))
     _print(table)
