@@ -321,7 +321,8 @@ def load_app(path: str, directories: Sequence[Path] = ()) -> App:
             raise ConfigurationError(
                 f"--app {path}: the module {module_name} ({module.__file__}) has no {attribute!r}; {hint}"
             ) from None
-        raise _failure(f"--app {path} failed", error, f"import {module_name}; {path.replace(':', '.')}") from error
+        code = f"import {module_name}; {path.replace(':', '.')}"
+        raise _failure(f"--app {path} failed", error, code) from error
     raise ConfigurationError(f"--app {path} is of type {type(target).__name__}, not a sqlq.App; {hint}")
 
 

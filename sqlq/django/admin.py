@@ -41,7 +41,7 @@ reading = Reading(app)
 
 
 class Rows(list[Any]):
-    """What the App has read, in the place of a queryset."""
+    """The rows that the App has read, in the place of a queryset."""
 
     def _clone(self) -> Rows:
         return self

@@ -182,7 +182,7 @@ def test_a_wrong_variable_is_named(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[tool.sqlq]\ndefaults = 7\n", "tool.sqlq.defaults is 7: it must be like {\"timeout\": \"5m\"}"),
+        ("[tool.sqlq]\ndefaults = 7\n", 'tool.sqlq.defaults is 7: it must be like {"timeout": "5m"}'),
         ("[tool.sqlq.queues]\nmail = 7\n", "tool.sqlq.queues.mail is 7: it maps options to values"),
         ('[tool.sqlq.defaults]\ndelay = "1s"\n', "tool.sqlq.defaults has no option 'delay'"),
         ("[tool.sqlq]\nretention = 7\n", "tool.sqlq.retention is 7: it must be like"),
