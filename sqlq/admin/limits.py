@@ -26,14 +26,10 @@ class Limits(Facet):
         and holds."""
         return self._query(admit.listing, prefix or "", limit)
 
-    def is_known(self, key: str) -> bool:
-        """Whether the code of the App declares a limit of this key, or the database has one."""
-        return self._declared.names(key) or any(row.key == key for row in self.list(key, limit=1))
-
     @audited("limits set")
     def set(self, key: str, *, running: int | None = None, rate: str | None = None) -> LimitStatus:
         """Set what a key allows, in place of what tasks declare, until `clear`. Raises `ConfigurationError`
-        for a value out of range, and for another number running where jobs run in order.
+        for a value out of range, and for a key whose jobs run in order.
 
         >>> app.limits.set("stripe", running=2)  # doctest: +SKIP
         """

@@ -451,9 +451,9 @@ def set_limit(app: Any, names: Sequence[str], **options: Any) -> Outcome:
     Without --running or --rate there is no such limit any more. Running jobs go on.
     """
     (key,) = names
-    known = app.limits.is_known(key)
+    known = any(each.key == key for each in app.limits.list(key, limit=1))
     limit = app.limits.set(key, **options)
-    unknown = "" if known else "; nothing else is known of this key: no job and no limit of the App has it"
+    unknown = "" if known else "; no job has had this key yet"
     return Outcome(limit.as_json(), [f"{key}: {limit.says}, until it is cleared{unknown}"])
 
 

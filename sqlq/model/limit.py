@@ -210,14 +210,6 @@ class DeclaredLimits(dict[str, AnyLimit]):
         limit = self.get(key)
         return rule_of(limit) if limit is not None and plain_key(limit) is not None else None
 
-    def names(self, key: str) -> bool:
-        """Whether a declared limit has this key, or may make it from arguments: the key then begins as its
-        template does."""
-        return any(
-            key == template or (plain_key(limit) is None and key.startswith(template.partition("{")[0]))
-            for template, limit in self.items()
-        )
-
     def rule_of(self, key: str, rule: Rule | None) -> Rule | None:
         """Return the rule of a job's limit; None where nobody has declared it. Raises `EnqueueError` where
         two differ."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from sqlq.config.command_hint import command, word
-from sqlq.config.constants import POLL_MS, RESCUE_MS
+from sqlq.config.constants import RESCUE_MS
 from sqlq.config.durations import span
 from sqlq.database.database import Database
 from sqlq.model.job import JobDetails
@@ -141,13 +141,11 @@ class LimitBlocker(Blocker):
     has_wakes = True
     called_by = "limited"
 
-    def __init__(self) -> None:
-        self._served = admit.Served(POLL_MS / 1000)
-        self._after_key: str | None = None
-        """The key after which the sweep goes on; None between two of them."""
+    _after_key: str | None = None
+    """The key after which the sweep goes on; None between two of them."""
 
     def free(self, database: Database, keys: Collection[str]) -> FreedJobs:
-        return admit.look(database, keys, served=self._served)
+        return admit.look(database, keys)
 
     def next_ms(self, database: Database) -> float | None:
         return admit.next_wake_ms(database)
@@ -157,21 +155,27 @@ class LimitBlocker(Blocker):
             return None
         # guard: limit-keys-are-swept
         done, self._after_key = admit.sweep(database.for_claims, self._after_key or "")
-        done.has_more = self._after_key is not None or bool(done.keys) or done.has_more
+        done.has_more = done.has_more or self._after_key is not None
         return done
 
     def clear_up(self, conn: Connection, limit: int) -> int:
         return admit.forget_unused(conn, unused_ms=UNUSED_MS, limit=limit)
 
     def explain(self, database: Database, job: JobDetails) -> Iterator[Reason]:
-        key = job.limit_key or ""
+        key, leader = job.limit_key or "", None
         with database.read() as conn:
-            rows = admit.listing(conn, key, 1)
-        if not rows or rows[0].key != key:
-            return
-        status = rows[0]
-        if status.in_order and (leader := _leader(database, job)) is not None:
-            yield leader
+            status = admit.status(conn, key)
+            if status is None:
+                return
+            if status.in_order and (id := admit.leader(conn, key, holds=status.holds)) not in (None, job.id):
+                leader = lookup.details(conn, id)
+        if leader is not None:
+            why = "".join(f": {reason.text}" for reason in put_back(leader))
+            yield Reason(
+                f"it waits for job {leader.id}, {leader.task}, which is {leader.state}, and before it in the "
+                f"line of {key}{why}",
+                f"why {leader.id}",
+            )
             return
         wait = status.next_start_seconds
         if not wait and status.running + status.waiting <= (status.max_running or 1):
@@ -183,21 +187,6 @@ class LimitBlocker(Blocker):
             f"{status.running:,} run, {status.waiting:,} wait{soon}",
             f"limits set {word(key)} --running N",
         )
-
-
-def _leader(database: Database, job: JobDetails) -> Reason | None:
-    """Return the job for which a job waits in a line in order, and why that one does not run."""
-    with database.read() as conn:
-        id = admit.leads(conn, job.limit_key or "")
-        leader = None if id in (None, job.id) else lookup.details(conn, id)
-    if leader is None:
-        return None
-    why = "".join(f": {reason.text}" for reason in put_back(leader))
-    return Reason(
-        f"it waits for job {leader.id}, {leader.task}, which is {leader.state}, and before it in the line of "
-        f"{job.limit_key}{why}",
-        f"why {leader.id}",
-    )
 
 
 _PUT_BACK = {

@@ -13,15 +13,16 @@ import sqlq
 from sqlq.model.checks import Rule
 from sqlq.store.limits import admit
 from sqlq.store.limits.grant import Grant, pick
+from sqlq.store.workers import workers
 from tests.sql.test_statements import walk
 
 IN_LINE, ADMITTED = 100_000, 20_000
 PAGES = 400
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 GRANTS = [
-    Grant("full", Rule(10), NOW, None, 1_000, 1),
-    Grant("rated", Rule(), NOW, None, 5, 1),
-    Grant("serial", Rule(1, in_order=True, holds=True), NOW, None, 1_000, 1),
+    Grant("full", Rule(10), NOW, None, 1_000),
+    Grant("rated", Rule(), NOW, None, 5),
+    Grant("serial", Rule(1, in_order=True, holds=True), NOW, None, 1_000),
 ]
 
 
@@ -58,9 +59,10 @@ def test_an_admission_reads_no_more_beside_a_long_waiting_list(app: sqlq.App, en
 
     claims = app.database.for_claims
     event.listen(claims.engine, "before_cursor_execute", explain)
-    for served in (None, ["default"]):
+    for id, queues in (("one", None), ("two", ["default"])):
         with claims.begin() as conn:
-            assert len(list(pick(conn, GRANTS, served))) == 16
+            workers.register(conn, id=id, host="here", pid=1, version="0", queues=queues, concurrency=1)
+            assert len(list(pick(conn, GRANTS))) == 16
     event.remove(claims.engine, "before_cursor_execute", explain)
     assert len(plans) == 6
     for plan in plans:
@@ -98,7 +100,7 @@ def test_sqlite_admits_by_indexes(app: sqlq.App, engine: Engine) -> None:
     crowd(engine, 2_000, 100)
     with app.database.begin() as conn:
         conn.execute(admit._LOCK, {"keys": ["full"]})
-        admit._add(conn, app.database.dialect, {grant.key: Rule(grant.rule.max_running) for grant in GRANTS})
+        admit._add(conn, {grant.key: Rule(grant.rule.max_running) for grant in GRANTS})
     asked: list[tuple[str, Any]] = []
 
     def note(conn: Any, cursor: Any, statement: str, given: Any, *_: Any) -> None:
@@ -106,7 +108,7 @@ def test_sqlite_admits_by_indexes(app: sqlq.App, engine: Engine) -> None:
 
     event.listen(app.database.engine, "before_cursor_execute", note)
     with app.database.begin() as conn:
-        assert len(list(pick(conn, GRANTS, ["default"]))) == 16
+        assert len(list(pick(conn, GRANTS))) == 16
         admit.sweep_on(conn, "", 500)
     event.remove(app.database.engine, "before_cursor_execute", note)
     with engine.connect() as conn:

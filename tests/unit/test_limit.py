@@ -12,7 +12,7 @@ import pytest
 import sqlq
 from sqlq.errors import ArgumentsError
 from sqlq.model.checks import Rule
-from sqlq.model.limit import DeclaredLimits, Limit, Serial, checked_rate, rule_of, rule_text
+from sqlq.model.limit import Limit, Serial, checked_rate, rule_of, rule_text
 from sqlq.model.task import new_from_json
 from tests.kit import for_each
 
@@ -196,19 +196,3 @@ def test_a_limit_is_described_in_words() -> None:
     assert rule_text(rule_of(Serial("a", on_failure="hold"))) == "in order, held by failures"
     assert rule_text(Rule(rate=3, period_ms=1_500)) == "3/1500ms"
     assert rule_text(Rule()) == "no limit"
-
-
-@for_each(
-    ("template", "key", "fits"),
-    [
-        ("stripe", "stripe", True),
-        ("stripe", "stripes", False),
-        ("a:{x}", "a:7", True),
-        ("a:{x}", "b:7", False),
-        ("{x}:{y}:b", "7:8:b:b", True),
-    ],
-)
-def test_a_key_is_known_where_a_template_may_have_made_it(template: str, key: str, fits: bool) -> None:
-    limits = DeclaredLimits()
-    limits.add(Limit(template, running=1))
-    assert limits.names(key) is fits

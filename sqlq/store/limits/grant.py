@@ -39,6 +39,7 @@ from sqlq.model.job import NewJob
 from sqlq.schema.tables import blocked_by, failed_jobs, jobs, queues, wakes
 from sqlq.schema.types import Moment, after, now
 from sqlq.store.apart import REFUSED, lately
+from sqlq.store.workers import workers
 
 NO_RULE = Rule()
 """The rule of a wake that does not know the limit's rule."""
@@ -62,11 +63,10 @@ def wakes_of(new: Iterable[NewJob]) -> set[Wake]:
     wakes_of_keys: set[Wake] = set()
     for job in new:
         if job.limit_key is not None:
-            rule, is_later = job.rule or NO_RULE, job.delay_ms or job.available_at is not None
-            if is_later:
+            # guard: limit-rule-is-stored-at-enqueue
+            wakes_of_keys.add(Wake(job.limit_key, job.rule or NO_RULE))
+            if job.delay_ms or job.available_at is not None:
                 wakes_of_keys.add(Wake(job.limit_key, NO_RULE, job.delay_ms, job.available_at))
-            if rule != NO_RULE or not is_later:
-                wakes_of_keys.add(Wake(job.limit_key, rule))  # guard: limit-rule-is-stored-at-enqueue
     return wakes_of_keys
 
 
@@ -101,12 +101,9 @@ _WAKES = Batch(
 @cache
 def _insert_wakes(dialect: Dialect) -> Any:
     rows = dialect.sql.batch_table(_WAKES)
-    columns: dict[str, Any] = {
-        name: rows.c[name] for name in ("limit_key", "max_running", "rate", "period_ms")
-    }
-    columns |= {name: case((rows.c[name] == 1, True), else_=False) for name in ("in_order", "holds")}
-    due = case((rows.c.delay_ms == 0, now()), else_=after(rows.c.delay_ms))
-    columns["at"] = case((rows.c.moment.is_not(None), rows.c.moment), else_=due)
+    columns: dict[str, Any] = {name: rows.c[name] for name in ("limit_key", *Rule._fields[:3])}
+    columns |= {name: rows.c[name] == 1 for name in Rule._fields[3:]}
+    columns["at"] = func.coalesce(rows.c.moment, after(rows.c.delay_ms))
     # a driver's own connection needs rows to fetch
     return insert_returning(wakes, columns, wakes.c.id, order_by=rows.c.limit_key)
 
@@ -114,7 +111,7 @@ def _insert_wakes(dialect: Dialect) -> Any:
 AHEAD = timedelta(milliseconds=100)
 """A rate grants starts this far ahead; the claim keeps the time. The key is looked at again half this time
 before its next start that is not granted yet."""
-MS, _US = timedelta(milliseconds=1), timedelta(microseconds=1)
+MS = timedelta(milliseconds=1)
 Start = tuple[int, datetime | None]
 """A job that is admitted, and the time of its start where that is not at once."""
 
@@ -128,32 +125,29 @@ class Grant:
     now: datetime
     next_free_at: datetime | None
     limit: int
-    resolution_us: int
-    """The resolution of the database's timestamps in microseconds."""
     changed: bool = False
-    """Whether its rule has changed."""
+    """Whether its row is to be written, as where its rule has changed."""
     ids: list[int] = field(default_factory=list)
     """The jobs that are granted a start."""
 
     @property
     def number(self) -> int:
         """The number of starts that the rate allows by the end of the time granted ahead."""
-        interval_us = _interval_us(self.rule)
-        if interval_us is None:
+        interval = _interval_ms(self.rule)
+        if interval is None:
             return self.limit
-        ahead_us = (self.now + AHEAD - self._first) // _US
-        return min(self.limit, max(0, ahead_us // interval_us + 1))
+        ahead_ms = (self.now + AHEAD - self._first) // MS
+        return min(self.limit, max(0, ahead_ms // interval + 1))
 
     @property
     def _first(self) -> datetime:
-        return self.now if self.next_free_at is None else max(self.next_free_at, self.now)
+        return max(self.next_free_at or self.now, self.now)
 
     def start(self, position: int) -> datetime:
         """Return the time of the start at this position, counted from 0; never earlier than evenly spread
         starts."""
-        us = position * (_interval_us(self.rule) or 0)
-        steps = ceil(us / self.resolution_us)  # guard: a-start-is-never-early
-        return self._first + steps * self.resolution_us * _US
+        ms = ceil(position * (_interval_ms(self.rule) or 0))  # guard: a-start-is-never-early
+        return self._first + ms * MS
 
     def starts(self) -> list[Start]:
         at_once = self.rule.rate is None
@@ -174,29 +168,27 @@ class Grant:
 def next_free(free_at: datetime | None, now: datetime, before: Rule, rule: Rule) -> datetime | None:
     """Return the time of a key's next free start under another rule. It counts the new rule's distance from
     the last start; under the old rule the wait might be a day."""
-    before_us, interval_us = _interval_us(before), _interval_us(rule)
-    if free_at is None or interval_us is None:
+    before_ms, interval = _interval_ms(before), _interval_ms(rule)
+    if free_at is None or interval is None or before == rule:
         return free_at
     # in whole milliseconds, and so never early; no start is granted further ahead than this
-    distance = ceil(interval_us / 1000) * MS
-    moved = free_at if before_us is None else free_at + distance - floor(before_us) * _US
+    distance = ceil(interval) * MS
+    moved = free_at if before_ms is None else free_at + distance - floor(before_ms) * MS
     return min(moved, now + AHEAD + distance)  # guard: the-next-start-is-by-the-new-rate
 
 
-def _interval_us(rule: Rule) -> Fraction | None:
-    """Return the microseconds from one start to the next; None without a rate."""
-    return None if rule.rate is None else Fraction((rule.period_ms or 0) * 1000, rule.rate)
+def _interval_ms(rule: Rule) -> Fraction | None:
+    """Return the milliseconds from one start to the next; None without a rate."""
+    return None if rule.rate is None else Fraction(rule.period_ms or 0, rule.rate)
 
 
 # -- the jobs ------------------------------------------------------------------------------------------------
 
 
-def pick(
-    conn: Connection, grants: Collection[Grant], served: Sequence[str] | None
-) -> Iterable[Sequence[Any]]:
+def pick(conn: Connection, grants: Collection[Grant]) -> Iterable[Sequence[Any]]:
     """Yield the jobs in the lines of these keys that may run, each with its key, and lock them where rows can
-    be locked. The caller holds the locks on the keys. A job keeps its place in a paused queue, or in one not
-    `served` where that is known.
+    be locked. The caller holds the locks on the keys. A job keeps its place in a queue that no worker takes
+    jobs from.
 
     In a line in order only the job with the least id may run, if it is due. Where its rule `holds`, it also
     waits for failed jobs before it.
@@ -212,7 +204,7 @@ def pick(
             number = min(number, rule.max_running - admitted.get(grant.key, 0))
         if number > 0:
             rows[rule.in_order].append((grant.key, number, int(rule.holds)))
-    parameters = {"serves_all": int(served is None), "served": served or [], **lately(conn, MAY_START)}
+    parameters = {**serving(conn), **lately(conn, MAY_START)}
     yield from sql.each(conn, _first, _LINE, rows[False], parameters, locks=True)
     for id, key, may_run in sql.each(conn, _head, _LINE, rows[True], parameters):
         if may_run:
@@ -227,14 +219,20 @@ _ADMITTED = (
     .where(jobs.c.limit_key.in_(bindparam("keys", expanding=True)), jobs.c.blocked_by.is_(None))
     .group_by(jobs.c.limit_key)
 )
-PAUSED = select(queues.c.queue).where(queues.c.paused_at.is_not(None))
-# guard: only-what-is-served-is-admitted
-_is_served = or_(
-    bindparam("serves_all", type_=Integer) == 1, jobs.c.queue.in_(bindparam("served", expanding=True))
-)
+_PAUSED = select(queues.c.queue).where(queues.c.paused_at.is_not(None))
+_SERVES_ALL: Any = bindparam("serves_all", type_=Integer)
+_is_served = jobs.c.queue.in_(bindparam("served", expanding=True))  # guard: only-what-is-served-is-admitted
+IS_SERVED = and_(jobs.c.queue.not_in(_PAUSED), or_(_SERVES_ALL == 1, _is_served))
+"""Whether workers take jobs from a queue: it is not paused, and one of them serves it."""
 MAY_START = "may start by its limit"
 # guard: refused-start-leaves-its-query
-_may_run = and_(jobs.c.due_at <= now(), jobs.c.queue.not_in(PAUSED), _is_served, jobs.c.id.not_in(REFUSED))
+_may_run = and_(jobs.c.due_at <= now(), IS_SERVED, jobs.c.id.not_in(REFUSED))
+
+
+def serving(conn: Connection) -> dict[str, Any]:
+    """Return the parameters of `IS_SERVED`."""
+    served = workers.served(conn)
+    return {"serves_all": int(served is None), "served": served or []}
 
 
 def _first(line: Any) -> Select[Any]:

@@ -68,14 +68,12 @@ class Unblocker(Loop):
         """Free jobs by all wakes that are due, for a worker that is about to leave. Return whether a job was
         freed, or may be, since the database is away."""
         freed = False
-        keys: Collection[Any] = ()
         try:
             while self.blocker.has_wakes:
                 # guard: drain-awaits-admissions
-                done = self.blocker.free(self._database, keys)
+                done = self.blocker.free(self._database, ())
                 freed = freed or done.number > 0
-                keys = done.keys
-                if not (keys or done.has_more):
+                if not done.has_more:
                     break
         except AWAY as error:
             if isinstance(error, MissingFileError) or self._database.dialect.driver.problem(error).passes:
@@ -109,7 +107,7 @@ class Unblocker(Loop):
         now, keys = monotonic(), self._keys[:KEYS_AT_ONCE]
         done = self.blocker.free(self._database, sorted({*keys}))
         with self._lock:
-            self._keys[: len(keys)] = done.keys
+            del self._keys[: len(keys)]
         self._look_began_at = now
         if done.number:
             for ms in done.starts_ms or [0.0]:  # when those start that do not start at once

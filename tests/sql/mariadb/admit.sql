@@ -1,4 +1,4 @@
-INSERT INTO shop.sqlq_wakes (limit_key, max_running, rate, period_ms, in_order, holds, at) SELECT batch.limit_key, batch.max_running, batch.rate, batch.period_ms, CASE WHEN (batch.in_order = %(in_order_1)s) THEN %(param_1)s ELSE %(param_2)s END AS anon_1, CASE WHEN (batch.holds = %(holds_1)s) THEN %(param_3)s ELSE %(param_4)s END AS anon_2, CASE WHEN (batch.moment IS NOT NULL) THEN batch.moment ELSE CASE WHEN (batch.delay_ms = %(delay_ms_1)s) THEN UTC_TIMESTAMP(6) ELSE (UTC_TIMESTAMP(6) + INTERVAL (batch.delay_ms) * 1000 MICROSECOND) END END AS anon_3 
+INSERT INTO shop.sqlq_wakes (limit_key, max_running, rate, period_ms, in_order, holds, at) SELECT batch.limit_key, batch.max_running, batch.rate, batch.period_ms, batch.in_order = %(in_order_1)s AS anon_1, batch.holds = %(holds_1)s AS anon_2, coalesce(batch.moment, (UTC_TIMESTAMP(6) + INTERVAL (batch.delay_ms) * 1000 MICROSECOND)) AS coalesce_1 
 FROM (SELECT * FROM JSON_TABLE(%(batch)s, '$[*]' COLUMNS (`limit_key` LONGTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin PATH '$[0]', `max_running` INT PATH '$[1]', `rate` INT PATH '$[2]', `period_ms` BIGINT PATH '$[3]', `in_order` INT PATH '$[4]', `holds` INT PATH '$[5]', `moment` DATETIME(6) PATH '$[6]', `delay_ms` BIGINT PATH '$[7]')) AS given) AS batch ORDER BY batch.limit_key RETURNING shop.sqlq_wakes.id;
 
 INSERT INTO shop.jobs (queue, task, max_attempts, payload, limit_key, available_at, blocked_by, due_at) SELECT %(queue)s AS anon_2, %(task)s AS anon_3, %(max_attempts)s AS anon_4, texts.value, %(limit)s AS anon_5, CASE WHEN (%(limit)s IS NOT NULL) THEN TIMESTAMP '9998-01-01 00:00:00' ELSE UTC_TIMESTAMP(6) END AS anon_6, CASE WHEN (%(limit)s IS NOT NULL) THEN %(param_4)s ELSE NULL END AS anon_7, CASE WHEN (%(limit)s IS NOT NULL) THEN UTC_TIMESTAMP(6) ELSE NULL END AS anon_8 
@@ -21,13 +21,13 @@ SELECT shop.sqlq_limits.limit_key, shop.sqlq_limits.max_running, shop.sqlq_limit
 FROM shop.sqlq_limits FORCE INDEX (PRIMARY) 
 WHERE shop.sqlq_limits.limit_key IN (%(keys_1)s) ORDER BY shop.sqlq_limits.limit_key FOR UPDATE;
 
-SELECT DISTINCT shop.sqlq_workers.queues 
-FROM shop.sqlq_workers 
-WHERE shop.sqlq_workers.seen_at >= (UTC_TIMESTAMP(6) + INTERVAL (%(param_1)s) * 1000 MICROSECOND);
-
 SELECT shop.jobs.limit_key, count(*) AS count_1 
 FROM shop.jobs 
 WHERE shop.jobs.limit_key IN (%(keys_1)s) AND shop.jobs.blocked_by IS NULL GROUP BY shop.jobs.limit_key;
+
+SELECT DISTINCT shop.sqlq_workers.queues 
+FROM shop.sqlq_workers 
+WHERE shop.sqlq_workers.seen_at >= (UTC_TIMESTAMP(6) + INTERVAL (%(param_1)s) * 1000 MICROSECOND);
 
 SELECT shop.jobs.id, shop.jobs.limit_key 
 FROM shop.jobs 
@@ -42,5 +42,5 @@ SET STATEMENT innodb_lock_wait_timeout = 0 FOR UPDATE (SELECT * FROM JSON_TABLE(
 
 RELEASE SAVEPOINT sa_savepoint_1;
 
-UPDATE shop.sqlq_limits FORCE INDEX (PRIMARY) SET used_at=UTC_TIMESTAMP(6) WHERE shop.sqlq_limits.limit_key IN (%(keys_1)s);
+UPDATE shop.sqlq_limits FORCE INDEX (PRIMARY) SET max_running=%(max_running)s, rate=%(rate)s, period_ms=%(period_ms)s, in_order=%(in_order)s, holds=%(holds)s, next_free_at=%(at)s, used_at=UTC_TIMESTAMP(6) WHERE shop.sqlq_limits.limit_key = %(of)s;
 

@@ -4,10 +4,10 @@ WHERE shop.sqlq_workers.seen_at >= (UTC_TIMESTAMP(6) + INTERVAL (%(param_1)s) * 
 
 SELECT shop.jobs.id 
 FROM shop.jobs 
-WHERE shop.jobs.limit_key IS NOT NULL AND shop.jobs.blocked_by IS NULL AND shop.jobs.reserved_at IS NULL AND shop.jobs.queue IN (SELECT shop.sqlq_queues.queue 
+WHERE shop.jobs.limit_key IS NOT NULL AND shop.jobs.blocked_by IS NULL AND shop.jobs.reserved_at IS NULL AND NOT ((shop.jobs.queue NOT IN (SELECT shop.sqlq_queues.queue 
 FROM shop.sqlq_queues 
-WHERE shop.sqlq_queues.paused_at IS NOT NULL) ORDER BY shop.jobs.id 
- LIMIT %(param_1)s;
+WHERE shop.sqlq_queues.paused_at IS NOT NULL)) AND (%(serves_all)s = %(param_1)s OR shop.jobs.queue IN (NULL) AND (1 != 1))) ORDER BY shop.jobs.id 
+ LIMIT %(param_2)s;
 
 SELECT limit_key FROM shop.jobs
  WHERE blocked_by >= 'limit' AND blocked_by <= 'limit' AND limit_key > %(after)s

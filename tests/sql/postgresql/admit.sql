@@ -1,4 +1,4 @@
-INSERT INTO public.sqlq_wakes (limit_key, max_running, rate, period_ms, in_order, holds, at) SELECT anon_1.limit_key, anon_1.max_running, anon_1.rate, anon_1.period_ms, CASE WHEN (anon_1.in_order OPERATOR(pg_catalog.=) %(in_order_1)s::INTEGER) THEN %(param_1)s ELSE %(param_2)s END AS anon_2, CASE WHEN (anon_1.holds OPERATOR(pg_catalog.=) %(holds_1)s::INTEGER) THEN %(param_3)s ELSE %(param_4)s END AS anon_3, CASE WHEN (anon_1.moment IS NOT NULL) THEN anon_1.moment ELSE CASE WHEN (anon_1.delay_ms OPERATOR(pg_catalog.=) %(delay_ms_1)s::BIGINT) THEN pg_catalog.statement_timestamp() ELSE (pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) (anon_1.delay_ms OPERATOR(pg_catalog.*) interval '1 millisecond')) END END AS anon_4 
+INSERT INTO public.sqlq_wakes (limit_key, max_running, rate, period_ms, in_order, holds, at) SELECT anon_1.limit_key, anon_1.max_running, anon_1.rate, anon_1.period_ms, anon_1.in_order OPERATOR(pg_catalog.=) %(in_order_1)s::INTEGER AS anon_2, anon_1.holds OPERATOR(pg_catalog.=) %(holds_1)s::INTEGER AS anon_3, coalesce(anon_1.moment, (pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) (anon_1.delay_ms OPERATOR(pg_catalog.*) interval '1 millisecond'))) AS coalesce_1 
 FROM unnest(%(batch_limit_key)s::pg_catalog.TEXT[], CAST(%(batch_max_running)s::VARCHAR AS INTEGER[]), CAST(%(batch_rate)s::VARCHAR AS INTEGER[]), CAST(%(batch_period_ms)s::VARCHAR AS BIGINT[]), CAST(%(batch_in_order)s::VARCHAR AS INTEGER[]), CAST(%(batch_holds)s::VARCHAR AS INTEGER[]), %(batch_moment)s::TIMESTAMP WITH TIME ZONE[], CAST(%(batch_delay_ms)s::VARCHAR AS BIGINT[])) AS anon_1(limit_key, max_running, rate, period_ms, in_order, holds, moment, delay_ms) ORDER BY anon_1.limit_key RETURNING public.sqlq_wakes.id;
 
 INSERT INTO public.jobs (queue, task, max_attempts, payload, limit_key, available_at, blocked_by, due_at) SELECT %(queue)s::VARCHAR AS anon_2, %(task)s::VARCHAR AS anon_3, %(max_attempts)s::INTEGER AS anon_4, anon_5.value, %(limit)s::VARCHAR AS anon_6, CASE WHEN (%(limit)s::VARCHAR IS NOT NULL) THEN TIMESTAMP WITH TIME ZONE '9998-01-01 00:00:00+00:00' ELSE pg_catalog.statement_timestamp() END AS anon_7, CASE WHEN (%(limit)s::VARCHAR IS NOT NULL) THEN %(param_4)s::VARCHAR ELSE NULL END AS anon_8, CASE WHEN (%(limit)s::VARCHAR IS NOT NULL) THEN pg_catalog.statement_timestamp() ELSE NULL END AS anon_9 
@@ -18,13 +18,13 @@ SELECT public.sqlq_limits.limit_key, public.sqlq_limits.max_running, public.sqlq
 FROM public.sqlq_limits 
 WHERE public.sqlq_limits.limit_key OPERATOR(pg_catalog.=) ANY (ARRAY[%(keys_1)s::VARCHAR]::VARCHAR[]) ORDER BY public.sqlq_limits.limit_key FOR UPDATE OF sqlq_limits;
 
-SELECT DISTINCT public.sqlq_workers.queues 
-FROM public.sqlq_workers 
-WHERE public.sqlq_workers.seen_at OPERATOR(pg_catalog.>=) (pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) (%(param_1)s::BIGINT OPERATOR(pg_catalog.*) interval '1 millisecond'));
-
 SELECT public.jobs.limit_key, pg_catalog.count(*) AS count_1 
 FROM public.jobs 
 WHERE public.jobs.limit_key OPERATOR(pg_catalog.=) ANY (ARRAY[%(keys_1)s::VARCHAR]::VARCHAR[]) AND public.jobs.blocked_by IS NULL GROUP BY public.jobs.limit_key;
+
+SELECT DISTINCT public.sqlq_workers.queues 
+FROM public.sqlq_workers 
+WHERE public.sqlq_workers.seen_at OPERATOR(pg_catalog.>=) (pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) (%(param_1)s::BIGINT OPERATOR(pg_catalog.*) interval '1 millisecond'));
 
 SELECT anon_1.id, anon_1.limit_key 
 FROM unnest(%(batch_line_key)s::pg_catalog.TEXT[], CAST(%(batch_number)s::VARCHAR AS INTEGER[]), CAST(%(batch_holds)s::VARCHAR AS INTEGER[])) AS anon_2(line_key, number, holds) JOIN LATERAL (SELECT public.jobs.id AS id, public.jobs.limit_key AS limit_key 

@@ -1,4 +1,4 @@
-INSERT INTO main.sqlq_wakes (limit_key, max_running, rate, period_ms, in_order, holds, at) SELECT batch.limit_key, batch.max_running, batch.rate, batch.period_ms, CASE WHEN (batch.in_order = ?) THEN ? ELSE ? END AS anon_1, CASE WHEN (batch.holds = ?) THEN ? ELSE ? END AS anon_2, CASE WHEN (batch.moment IS NOT NULL) THEN batch.moment ELSE CASE WHEN (batch.delay_ms = ?) THEN (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) ELSE (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + batch.delay_ms) END END AS anon_3 
+INSERT INTO main.sqlq_wakes (limit_key, max_running, rate, period_ms, in_order, holds, at) SELECT batch.limit_key, batch.max_running, batch.rate, batch.period_ms, batch.in_order = ? AS anon_1, batch.holds = ? AS anon_2, coalesce(batch.moment, (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + batch.delay_ms)) AS coalesce_1 
 FROM (SELECT CAST(json_extract("each".value, ?) AS TEXT) AS limit_key, CAST(json_extract("each".value, ?) AS INTEGER) AS max_running, CAST(json_extract("each".value, ?) AS INTEGER) AS rate, CAST(json_extract("each".value, ?) AS BIGINT) AS period_ms, CAST(json_extract("each".value, ?) AS INTEGER) AS in_order, CAST(json_extract("each".value, ?) AS INTEGER) AS holds, CAST(json_extract("each".value, ?) AS INTEGER) AS moment, CAST(json_extract("each".value, ?) AS BIGINT) AS delay_ms 
 FROM json_each(?) AS "each") AS batch ORDER BY batch.limit_key RETURNING id;
 
@@ -20,13 +20,13 @@ SELECT main.sqlq_limits.limit_key, main.sqlq_limits.max_running, main.sqlq_limit
 FROM main.sqlq_limits 
 WHERE main.sqlq_limits.limit_key IN (?) ORDER BY main.sqlq_limits.limit_key;
 
-SELECT DISTINCT main.sqlq_workers.queues 
-FROM main.sqlq_workers 
-WHERE main.sqlq_workers.seen_at >= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + ?);
-
 SELECT main.jobs.limit_key, count(*) AS count_1 
 FROM main.jobs 
 WHERE main.jobs.limit_key IN (?) AND main.jobs.blocked_by IS NULL GROUP BY main.jobs.limit_key;
+
+SELECT DISTINCT main.sqlq_workers.queues 
+FROM main.sqlq_workers 
+WHERE main.sqlq_workers.seen_at >= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER) + ?);
 
 SELECT main.jobs.id, main.jobs.limit_key, CASE WHEN (main.jobs.due_at <= (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) AND (main.jobs.queue NOT IN (SELECT main.sqlq_queues.queue 
 FROM main.sqlq_queues 

@@ -5,9 +5,9 @@ WHERE main.sqlq_workers.seen_at >= (CAST(ROUND((julianday('now') - 2440587.5) * 
 WITH held AS MATERIALIZED 
 (SELECT main.jobs.id AS id 
 FROM main.jobs 
-WHERE main.jobs.limit_key IS NOT NULL AND main.jobs.blocked_by IS NULL AND main.jobs.reserved_at IS NULL AND main.jobs.queue IN (SELECT main.sqlq_queues.queue 
+WHERE main.jobs.limit_key IS NOT NULL AND main.jobs.blocked_by IS NULL AND main.jobs.reserved_at IS NULL AND NOT ((main.jobs.queue NOT IN (SELECT main.sqlq_queues.queue 
 FROM main.sqlq_queues 
-WHERE main.sqlq_queues.paused_at IS NOT NULL) ORDER BY main.jobs.id
+WHERE main.sqlq_queues.paused_at IS NOT NULL)) AND (? = ? OR main.jobs.queue IN (SELECT 1 FROM (SELECT 1) WHERE 1!=1))) ORDER BY main.jobs.id
  LIMIT ? OFFSET ?)
  UPDATE main.jobs SET available_at=253339228800000, blocked_by=?, due_at=coalesce(main.jobs.due_at, main.jobs.available_at) FROM held WHERE main.jobs.id = held.id RETURNING limit_key;
 
