@@ -117,7 +117,8 @@ def unblock_two(conn: Connection) -> None:
     )
     edges = "(9000001, 8000001, 'ended'), (9000002, 8000001, 'success')"
     conn.execute(text(f"INSERT INTO sqlq_edges (job_id, depends_on, on_outcome) VALUES {edges}"))
-    assert unblock._judge_on(conn, [8000001], are_steps=False) == (2, 1, [9000002])
+    ids = conn.scalars(unblock._WAITING_FOR, {"ids": [8000001]}).all()
+    assert unblock._judge_on(conn, ids) == (1, [9000002])
 
 
 MORE: dict[str, Callable[[Connection, list[Any]], Any]] = {

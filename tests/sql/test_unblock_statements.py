@@ -26,7 +26,6 @@ from tests.sql.test_statements import received, walk
 CALLS: dict[str, Callable[[Database], Any]] = {
     "unblock": lambda database: unblock.after(database, [1, 2]),
     "unblock_steps": lambda database: unblock.steps(database, [3]),
-    "waiting_for": lambda database: unblock._waiting_for(database, [1, 2]),
     "waiting_for_recent": lambda database: unblock.sweep_recent(database, 21_000),
 }
 WAITING = 30_000
@@ -117,7 +116,8 @@ def test_postgresql_unblocks_by_indexes_beside_tables_without_statistics(
     crowd(engine)
     with database.connect() as conn, conn.begin() as transaction:
         with received(conn) as got:
-            assert unblock._judge_on(conn, [2], are_steps=False) == (1, 1, [])
+            assert conn.scalars(unblock._WAITING_FOR, {"ids": [2]}).all() == [1001]
+            assert unblock._judge_on(conn, [1001]) == (1, [])
         transaction.rollback()
     with database.connect() as conn, conn.begin() as transaction:
         for statement, parameters in got:

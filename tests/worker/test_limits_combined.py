@@ -126,6 +126,7 @@ def test_a_rate_that_is_lowered_is_kept_at_once(app: sqlq.App) -> None:
     assert before.next_start_seconds is not None
     assert after.next_start_seconds is not None
     assert after.next_start_seconds > timedelta(minutes=59).total_seconds()
+    assert after.running == before.running
     assert look(app) == 0
 
 

@@ -60,63 +60,47 @@ class Unblocked:
 def after(database: Database, ended: Iterable[int]) -> Unblocked:
     """Unblock the steps that wait for jobs that have ended or are gone. Where that cancels steps, unblock
     those that wait for these."""
-    return _after(database, sorted(set(ended)), Unblocked())
-
-
-def _after(database: Database, waiting: list[int], done: Unblocked) -> Unblocked:
-    while waiting:
-        batch, waiting = waiting[:ENDED_AT_ONCE], waiting[ENDED_AT_ONCE:]
-        before = len(done.cancelled)
-        if _judge(database, batch, done, are_steps=False) >= STEPS_AT_ONCE:
-            # there may be more, and some wait on
-            _judge_steps(database, _waiting_for(database, batch), done)
-        waiting += done.cancelled[before:]
-    return done
+    return _unblock(database, [], sorted(set(ended)))
 
 
 def steps(database: Database, ids: Sequence[int]) -> Unblocked:
     """Unblock those of these steps that wait for nothing any more, and the steps behind each cancelled
     one."""
+    return _unblock(database, ids, [])
+
+
+def _unblock(database: Database, ids: Sequence[int], ended: list[int]) -> Unblocked:
+    """Unblock these steps, and those behind ended jobs. A step that the database refuses to change is left to
+    the sweeps."""
     done = Unblocked()
-    _judge_steps(database, ids, done)
-    return _after(database, [*done.cancelled], done)
-
-
-def _judge_steps(database: Database, ids: Sequence[int], done: Unblocked) -> None:
-    for some in slices(ids, STEPS_AT_ONCE):
-        _judge(database, some, done, are_steps=True)
-
-
-def _judge(database: Database, ids: Sequence[int], done: Unblocked, *, are_steps: bool) -> int:
-    """Judge a batch of steps; return their number. A step that the database refuses to change is left to the
-    sweeps."""
-    number = 0
 
     def judge(some: Sequence[int]) -> None:
-        nonlocal number
-        judged, free, cancelled = database.run(lambda conn: _judge_on(conn, some, are_steps=are_steps))
-        number += judged
-        done.free += free
+        freed, cancelled = database.run(lambda conn: _judge_on(conn, some))
+        done.free += freed
         done.cancelled += cancelled
 
     def refused(id: int, error: Exception) -> None:
-        if are_steps:
-            noted(database.engine, "waits for no other step any more")((id,), error)
-        else:  # it is one of the steps after this job
-            _judge_steps(database, _waiting_for(database, [id]), done)
+        noted(database.engine, "waits for no other step any more")((id,), error)
 
-    apart(ids, judge, refused, database.dialect)
-    return number
+    while True:
+        before = len(done.cancelled)
+        for some in slices(ids, STEPS_AT_ONCE):
+            apart(some, judge, refused, database.dialect)
+        ended = [*ended, *done.cancelled[before:]]
+        if not ended:
+            return done
+        batch, ended = ended[:ENDED_AT_ONCE], ended[ENDED_AT_ONCE:]
+        with database.read() as conn:
+            ids = sorted(conn.scalars(_WAITING_FOR, {"ids": batch}))
 
 
-def _judge_on(conn: Connection, ids: Sequence[int], *, are_steps: bool) -> tuple[int, int, list[int]]:
-    """Judge the first steps that wait for these jobs, or with `are_steps` these steps. Return their number,
-    the number of those now available, and those that are cancelled.
+def _judge_on(conn: Connection, ids: Sequence[int]) -> tuple[int, list[int]]:
+    """Judge these steps. Return the number of those now available, and those that are cancelled.
 
     A step that another transaction has locked is skipped.
     """
     sql = dialect_of(conn).sql
-    verdicts = conn.execute(_OF_STEPS if are_steps else _OF_WAITING, {"ids": list(ids)}).all()
+    verdicts = conn.execute(_VERDICTS, {"ids": list(ids)}).all()
     freed: Sequence[Any] = []
     if free := [id for id, verdict in verdicts if verdict == FREE]:
         freed = sql.change(conn, _FREE, {"ids": free})
@@ -126,12 +110,7 @@ def _judge_on(conn: Connection, ids: Sequence[int], *, are_steps: bool) -> tuple
         cancelled = [row.id for row in sql.lock(conn, _BLOCKED, {"ids": never})]
     if cancelled:
         settle.finish(conn, jobs, cancelled, "cancelled", REASON)
-    return len(verdicts), len(freed), cancelled
-
-
-def _waiting_for(database: Database, ended: Sequence[int]) -> list[int]:
-    with database.read() as conn:
-        return sorted(conn.scalars(_waiting(edges.c.depends_on.in_(_ids)), {"ids": list(ended)}))
+    return len(freed), cancelled
 
 
 FREE, WAITS, NEVER = 0, 1, 2
@@ -154,14 +133,14 @@ def _waiting(has_ended: Condition) -> Select[Any]:
     return select(edges.c.job_id).where(has_ended, may_hold, is_blocked).distinct()
 
 
-def _verdicts(steps: Select[Any]) -> Select[Any]:
+def _verdicts() -> Select[Any]:
     """Judge steps by one snapshot, in which each job before them is in exactly one table. The verdict is NULL
     while one of those is live. A job in no table has ended in an unknown way.
 
     Those before a step are looked up from the youngest on, so that a live one of a wide join is found at
     once.
     """
-    (step,) = steps.subquery("step").c
+    (step,) = select(edges.c.job_id).where(edges.c.job_id.in_(_ids)).distinct().subquery("step").c
     before, condition = edges.c.depends_on, edges.c.on_outcome
     # guard: unblock-waits-for-live-parents
     live = (
@@ -181,8 +160,8 @@ def _verdicts(steps: Select[Any]) -> Select[Any]:
     return select(step, case((live.scalar_subquery().is_(None), highest)))
 
 
-_OF_WAITING = _verdicts(_waiting(edges.c.depends_on.in_(_ids)).limit(STEPS_AT_ONCE))
-_OF_STEPS = _verdicts(select(edges.c.job_id).where(edges.c.job_id.in_(_ids)).distinct())
+_WAITING_FOR = _waiting(edges.c.depends_on.in_(_ids))
+_VERDICTS = _verdicts()
 _BLOCKED = select(jobs.c.id).where(jobs.c.id.in_(_ids), blocked_by("flow"), IS_UNRESERVED).order_by(jobs.c.id)
 _due_at = case((jobs.c.due_at > now(), jobs.c.due_at), else_=now())
 _FREE = Change(

@@ -57,24 +57,11 @@ SET STATEMENT innodb_lock_wait_timeout = 0 FOR DELETE FROM shop.jobs USING (SELE
 
 BEGIN;
 
-SELECT step.job_id, CASE WHEN ((SELECT shop.sqlq_edges.depends_on 
+SELECT DISTINCT shop.sqlq_edges.job_id 
 FROM shop.sqlq_edges 
-WHERE shop.sqlq_edges.job_id = step.job_id AND (SELECT shop.jobs.id 
-FROM shop.jobs 
-WHERE shop.jobs.id = shop.sqlq_edges.depends_on) IS NOT NULL ORDER BY shop.sqlq_edges.depends_on DESC 
- LIMIT %(param_1)s) IS NULL) THEN (SELECT max(CASE WHEN ((SELECT shop.failed_jobs.id 
-FROM shop.failed_jobs 
-WHERE shop.failed_jobs.id = shop.sqlq_edges.depends_on) IS NOT NULL) THEN CASE WHEN (shop.sqlq_edges.on_outcome = %(on_outcome_1)s) THEN %(param_2)s ELSE %(param_3)s END WHEN (shop.sqlq_edges.on_outcome = %(on_outcome_2)s) THEN %(param_4)s WHEN (shop.sqlq_edges.on_outcome = %(on_outcome_3)s AND (SELECT shop.finished_jobs.outcome 
-FROM shop.finished_jobs 
-WHERE shop.finished_jobs.id = shop.sqlq_edges.depends_on) = %(param_5)s) THEN %(param_6)s ELSE %(param_7)s END) AS max_1 
-FROM shop.sqlq_edges 
-WHERE shop.sqlq_edges.job_id = step.job_id) END AS anon_1 
-FROM (SELECT DISTINCT shop.sqlq_edges.job_id AS job_id 
-FROM shop.sqlq_edges 
-WHERE shop.sqlq_edges.depends_on IN (%(ids_1)s) AND (shop.sqlq_edges.on_outcome != %(on_outcome_4)s OR (SELECT shop.failed_jobs.id 
+WHERE shop.sqlq_edges.depends_on IN (%(ids_1)s) AND (shop.sqlq_edges.on_outcome != %(on_outcome_1)s OR (SELECT shop.failed_jobs.id 
 FROM shop.failed_jobs 
 WHERE shop.failed_jobs.id = shop.sqlq_edges.depends_on) IS NULL) AND (SELECT shop.jobs.id 
 FROM shop.jobs 
-WHERE shop.jobs.id = shop.sqlq_edges.job_id AND shop.jobs.blocked_by = 'flow') IS NOT NULL 
- LIMIT %(param_8)s) AS step;
+WHERE shop.jobs.id = shop.sqlq_edges.job_id AND shop.jobs.blocked_by = 'flow') IS NOT NULL;
 

@@ -1,3 +1,11 @@
+SELECT DISTINCT public.sqlq_edges.job_id 
+FROM public.sqlq_edges 
+WHERE public.sqlq_edges.depends_on OPERATOR(pg_catalog.=) ANY (ARRAY[%(ids_1)s::BIGINT, %(ids_2)s::BIGINT]::BIGINT[]) AND ((public.sqlq_edges.on_outcome OPERATOR(pg_catalog.!=) %(on_outcome_1)s::VARCHAR) OR ((SELECT public.failed_jobs.id 
+FROM public.failed_jobs 
+WHERE public.failed_jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.depends_on) IS NULL)) AND (SELECT public.jobs.id 
+FROM public.jobs 
+WHERE public.jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.job_id AND public.jobs.blocked_by OPERATOR(pg_catalog.=) 'flow') IS NOT NULL;
+
 SELECT step.job_id, CASE WHEN ((SELECT public.sqlq_edges.depends_on 
 FROM public.sqlq_edges 
 WHERE public.sqlq_edges.job_id OPERATOR(pg_catalog.=) step.job_id AND (SELECT public.jobs.id 
@@ -12,12 +20,7 @@ FROM public.sqlq_edges
 WHERE public.sqlq_edges.job_id OPERATOR(pg_catalog.=) step.job_id) END AS anon_1 
 FROM (SELECT DISTINCT public.sqlq_edges.job_id AS job_id 
 FROM public.sqlq_edges 
-WHERE public.sqlq_edges.depends_on OPERATOR(pg_catalog.=) ANY (ARRAY[%(ids_1)s::BIGINT, %(ids_2)s::BIGINT]::BIGINT[]) AND ((public.sqlq_edges.on_outcome OPERATOR(pg_catalog.!=) %(on_outcome_4)s::VARCHAR) OR ((SELECT public.failed_jobs.id 
-FROM public.failed_jobs 
-WHERE public.failed_jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.depends_on) IS NULL)) AND (SELECT public.jobs.id 
-FROM public.jobs 
-WHERE public.jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.job_id AND public.jobs.blocked_by OPERATOR(pg_catalog.=) 'flow') IS NOT NULL 
- LIMIT %(param_8)s::INTEGER) AS step;
+WHERE public.sqlq_edges.job_id OPERATOR(pg_catalog.=) ANY (ARRAY[%(ids_1)s::BIGINT, %(ids_2)s::BIGINT]::BIGINT[])) AS step;
 
 WITH held AS MATERIALIZED 
 (SELECT public.jobs.id AS id 
@@ -35,24 +38,11 @@ WHERE public.jobs.id OPERATOR(pg_catalog.=) ANY (ARRAY[%(id_1_1)s::BIGINT]::BIGI
 
 DELETE FROM public.jobs WHERE public.jobs.id OPERATOR(pg_catalog.=) ANY (ARRAY[%(id_1_1)s::BIGINT]::BIGINT[]);
 
-SELECT step.job_id, CASE WHEN ((SELECT public.sqlq_edges.depends_on 
+SELECT DISTINCT public.sqlq_edges.job_id 
 FROM public.sqlq_edges 
-WHERE public.sqlq_edges.job_id OPERATOR(pg_catalog.=) step.job_id AND (SELECT public.jobs.id 
-FROM public.jobs 
-WHERE public.jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.depends_on) IS NOT NULL ORDER BY public.sqlq_edges.depends_on DESC 
- LIMIT %(param_1)s::INTEGER) IS NULL) THEN (SELECT pg_catalog.max(CASE WHEN ((SELECT public.failed_jobs.id 
-FROM public.failed_jobs 
-WHERE public.failed_jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.depends_on) IS NOT NULL) THEN CASE WHEN (public.sqlq_edges.on_outcome OPERATOR(pg_catalog.=) %(on_outcome_1)s::VARCHAR) THEN %(param_2)s::INTEGER ELSE %(param_3)s::INTEGER END WHEN (public.sqlq_edges.on_outcome OPERATOR(pg_catalog.=) %(on_outcome_2)s::VARCHAR) THEN %(param_4)s::INTEGER WHEN ((public.sqlq_edges.on_outcome OPERATOR(pg_catalog.=) %(on_outcome_3)s::VARCHAR) AND ((SELECT public.finished_jobs.outcome 
-FROM public.finished_jobs 
-WHERE public.finished_jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.depends_on) OPERATOR(pg_catalog.=) %(param_5)s::VARCHAR)) THEN %(param_6)s::INTEGER ELSE %(param_7)s::INTEGER END) AS max_1 
-FROM public.sqlq_edges 
-WHERE public.sqlq_edges.job_id OPERATOR(pg_catalog.=) step.job_id) END AS anon_1 
-FROM (SELECT DISTINCT public.sqlq_edges.job_id AS job_id 
-FROM public.sqlq_edges 
-WHERE public.sqlq_edges.depends_on OPERATOR(pg_catalog.=) ANY (ARRAY[%(ids_1)s::BIGINT]::BIGINT[]) AND ((public.sqlq_edges.on_outcome OPERATOR(pg_catalog.!=) %(on_outcome_4)s::VARCHAR) OR ((SELECT public.failed_jobs.id 
+WHERE public.sqlq_edges.depends_on OPERATOR(pg_catalog.=) ANY (ARRAY[%(ids_1)s::BIGINT]::BIGINT[]) AND ((public.sqlq_edges.on_outcome OPERATOR(pg_catalog.!=) %(on_outcome_1)s::VARCHAR) OR ((SELECT public.failed_jobs.id 
 FROM public.failed_jobs 
 WHERE public.failed_jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.depends_on) IS NULL)) AND (SELECT public.jobs.id 
 FROM public.jobs 
-WHERE public.jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.job_id AND public.jobs.blocked_by OPERATOR(pg_catalog.=) 'flow') IS NOT NULL 
- LIMIT %(param_8)s::INTEGER) AS step;
+WHERE public.jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.job_id AND public.jobs.blocked_by OPERATOR(pg_catalog.=) 'flow') IS NOT NULL;
 

@@ -47,26 +47,13 @@ WHERE main.jobs.id IN (?) ORDER BY main.jobs.id;
 
 DELETE FROM main.jobs WHERE main.jobs.id IN (?);
 
-BEGIN IMMEDIATE;
+BEGIN;
 
-SELECT step.job_id, CASE WHEN ((SELECT main.sqlq_edges.depends_on 
-FROM main.sqlq_edges 
-WHERE main.sqlq_edges.job_id = step.job_id AND (SELECT main.jobs.id 
-FROM main.jobs 
-WHERE main.jobs.id = main.sqlq_edges.depends_on) IS NOT NULL ORDER BY main.sqlq_edges.depends_on DESC
- LIMIT ? OFFSET ?) IS NULL) THEN (SELECT max(CASE WHEN ((SELECT main.failed_jobs.id 
-FROM main.failed_jobs 
-WHERE main.failed_jobs.id = main.sqlq_edges.depends_on) IS NOT NULL) THEN CASE WHEN (main.sqlq_edges.on_outcome = ?) THEN ? ELSE ? END WHEN (main.sqlq_edges.on_outcome = ?) THEN ? WHEN (main.sqlq_edges.on_outcome = ? AND (SELECT main.finished_jobs.outcome 
-FROM main.finished_jobs 
-WHERE main.finished_jobs.id = main.sqlq_edges.depends_on) = ?) THEN ? ELSE ? END) AS max_1 
-FROM main.sqlq_edges 
-WHERE main.sqlq_edges.job_id = step.job_id) END AS anon_1 
-FROM (SELECT DISTINCT main.sqlq_edges.job_id AS job_id 
+SELECT DISTINCT main.sqlq_edges.job_id 
 FROM main.sqlq_edges 
 WHERE main.sqlq_edges.depends_on IN (?) AND (main.sqlq_edges.on_outcome != ? OR (SELECT main.failed_jobs.id 
 FROM main.failed_jobs 
 WHERE main.failed_jobs.id = main.sqlq_edges.depends_on) IS NULL) AND (SELECT main.jobs.id 
 FROM main.jobs 
-WHERE main.jobs.id = main.sqlq_edges.job_id AND main.jobs.blocked_by = 'flow') IS NOT NULL
- LIMIT ? OFFSET ?) AS step;
+WHERE main.jobs.id = main.sqlq_edges.job_id AND main.jobs.blocked_by = 'flow') IS NOT NULL;
 
