@@ -13,7 +13,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from traceback import TracebackException
 from types import ModuleType
@@ -235,15 +235,11 @@ def takes_context(command: click.Command, *, explain: bool = True) -> None:
         if context is not None and words:
             context.kind = _KINDS.get(words[0], "operator")
 
-    for names, metavar, words in (
-        (["-d", "--database-url", "database_url"], "URL", _DATABASE),
-        (["-a", "--app", "app_option"], "MODULE[:ATTRIBUTE]", _APP),
-    ):
-        command.params += [
-            click.Option(
-                names, metavar=metavar, help=words, hidden=not explain, expose_value=False, callback=take
-            )
-        ]
+    option = partial(click.Option, hidden=not explain, expose_value=False, callback=take)
+    command.params += [
+        option(["-d", "--database-url", "database_url"], metavar="URL", help=_DATABASE),
+        option(["-a", "--app", "app_option"], metavar="MODULE[:ATTRIBUTE]", help=_APP),
+    ]
     if not explain:
         command.epilog = "-a names your App, -d the database: see sqlq --help."
     if isinstance(command, click.Group):

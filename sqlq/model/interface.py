@@ -11,10 +11,10 @@ from sqlq.errors import ArgumentsError
 from sqlq.payload.annotations import (
     Conversion,
     Conversions,
+    admits,
     awaited,
     conversion_of,
     hints_of,
-    never_none,
     positional_names,
 )
 from sqlq.payload.codec import Arguments, MismatchError, decode, encode
@@ -71,9 +71,9 @@ class Interface:
         """Raise `ArgumentsError` where None is the argument for a parameter that is annotated otherwise."""
         if not any(value is None for value in (*args, *kwargs.values())):
             return
-        arguments = self.signature.bind(*args, **kwargs).arguments
-        for name in arguments.keys() & never_none(self.signature, self.hints):
-            if arguments[name] is None:
+        for name, value in self.signature.bind(*args, **kwargs).arguments.items():
+            takes_none = self.signature.parameters[name].default is None or name not in self.hints
+            if value is None and not takes_none and not admits(self.hints[name], None):
                 raise ArgumentsError(
                     f"{self._task}: {name} is None, but it is annotated as never None: if it is a new "
                     "row's id, call session.flush() first"

@@ -18,7 +18,6 @@ from collections.abc import (
     Collection,
     Coroutine,
     Iterable,
-    Iterator,
     Mapping,
     MutableMapping,
     MutableSequence,
@@ -96,18 +95,6 @@ def positional_names(signature: inspect.Signature) -> list[str]:
     """Return the names of the parameters that take an argument by its position."""
     parameters = signature.parameters.values()
     return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-
-
-def never_none(signature: inspect.Signature, hints: Mapping[str, Any]) -> Iterator[str]:
-    """Name the parameters that are annotated as something that cannot be None."""
-    for parameter in signature.parameters.values():
-        if (
-            parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-            and parameter.default is not None
-            and parameter.name in hints
-            and not admits(hints[parameter.name], None)
-        ):
-            yield parameter.name
 
 
 def takes_object(hint: Any, form: dict[str, Any]) -> bool:

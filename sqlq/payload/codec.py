@@ -269,22 +269,18 @@ def _check_json(value: Any, path: str, depth: int, bytes_left: Iterator[int], fo
 def not_json(value: Any, path: str, mend: str | None = None) -> ArgumentsError:
     """Return the error for a value of a type that JSON does not have."""
     kind, name = type(value), type(value).__name__
-    if mend is None and not hasattr(kind, "__mapper__") and may_be_annotated(kind):
-        mend = (
-            f"annotate the parameter as {name}, or by what it holds, as in list[{name}], and pass it as it is"
-        )
-    mend = mend or "pass an id, or build it from text, numbers, lists and dicts"
-    return ArgumentsError(f"{path} is {_shown(value)} of type {name}, which is not JSON: {mend}")
-
-
-def may_be_annotated(kind: type) -> bool:
-    """Whether an annotation lets values of this type through; see `sqlq.payload.conversion`."""
-    return (
+    may_be_annotated = (
         issubclass(kind, _ANNOTATED)
         or dataclasses.is_dataclass(kind)
         or hasattr(kind, "__struct_fields__")  # msgspec's
         or hasattr(kind, "model_validate")  # pydantic's
     )
+    if mend is None and may_be_annotated and not hasattr(kind, "__mapper__"):
+        mend = (
+            f"annotate the parameter as {name}, or by what it holds, as in list[{name}], and pass it as it is"
+        )
+    mend = mend or "pass an id, or build it from text, numbers, lists and dicts"
+    return ArgumentsError(f"{path} is {_shown(value)} of type {name}, which is not JSON: {mend}")
 
 
 _ANNOTATED = (

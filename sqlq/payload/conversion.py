@@ -19,7 +19,7 @@ import msgspec
 import msgspec.inspect
 
 from sqlq.errors import ArgumentsError
-from sqlq.payload.codec import MismatchError, as_text, check_json, may_be_annotated, not_json
+from sqlq.payload.codec import MismatchError, as_text, check_json, not_json
 
 
 def shown(value: Any) -> Any:
@@ -86,14 +86,8 @@ def by_value(value: Any, path: str) -> Any:
     """Return a value in the form that JSON has for its type, where no annotation decides; inside lists and
     dicts, too. Raises `ArgumentsError` for a value that holds something without a form, and for one without
     end."""
-    check_json(value, path, form=_form_by_type)
+    check_json(value, path, form=_form)
     return shown(value)
-
-
-def _form_by_type(value: Any, path: str) -> Any:
-    if not may_be_annotated(type(value)):
-        raise not_json(value, path)
-    return _form(value, path)
 
 
 def _form(value: Any, path: str) -> Any:
@@ -101,7 +95,7 @@ def _form(value: Any, path: str) -> Any:
     try:
         return shown(value)
     except RecursionError:
-        raise
+        raise ArgumentsError(f"{path} is nested too deep, or contains itself") from None
     except Exception as error:
         raise _unencodable(value, path, error) from None
 

@@ -89,6 +89,8 @@ class Opaque:
 
 LOOP: list[Any] = []
 LOOP.append(LOOP)
+ROUND = dataclasses.make_dataclass("Round", ["inside"])(None)
+ROUND.inside = [ROUND]
 MANY: list[Any] = []
 for _ in range(60):
     MANY = [MANY, MANY]
@@ -102,6 +104,7 @@ def test_a_value_without_a_json_form_is_refused_by_its_path(web: sqlq.App) -> No
         (float("nan"), "t: args[0] is nan, which JSON does not have"),
         ("a\0b", "t: args[0] holds a NUL"),
         (LOOP, "is nested deeper than 100 levels, or contains itself"),
+        (ROUND, "t: args[0] is nested too deep, or contains itself"),
         (MANY, "and what comes before it take more than the 1,048,576 bytes allowed"),
         ([dataclasses.make_dataclass("D", ["x"])(Opaque())], "t: args[0][0]"),
     ):
