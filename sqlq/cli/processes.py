@@ -52,9 +52,10 @@ class StandardStream:
     """Writes to a descriptor. A reader that takes nothing for a second is waited for no more until it takes
     something again."""
 
-    def __init__(self, fd: int, may_block: bool = True) -> None:
+    def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._may_block = may_block
+        self._room = select.poll()
+        self._room.register(fd, select.POLLOUT)
         self._is_stuck = False
         self.error: OSError = TimeoutError("its reader takes nothing")
         """The reason why not all was written."""
@@ -63,44 +64,33 @@ class StandardStream:
         """Return how many bytes were written. It raises nothing."""
         begin = 0
         try:
-            while begin < len(data):
+            while begin < len(data) and self._is_ready():
                 end = len(data)
                 if end - begin > AT_ONCE:  # whole lines, or a part of one that is too long
                     end = data.rfind(b"\n", begin, begin + AT_ONCE) + 1 or begin + AT_ONCE
-                try:
-                    if (self._may_block or self._is_stuck) and not self._is_ready():
-                        break
+                with suppress(BlockingIOError):  # another process was faster
                     begin += os.write(self._fd, data[begin:end])
-                except BlockingIOError:
-                    if not self._is_ready():
-                        break
         except OSError as error:  # the reader is gone, or the disk full; guard: prints-fail-no-job
             self.error = error
         return begin
 
     def _is_ready(self) -> bool:
-        poll = select.poll()
-        poll.register(self._fd, select.POLLOUT)
         seconds = 0 if self._is_stuck else WAIT_SECONDS  # guard: jobs-wait-once-for-a-reader
-        self._is_stuck = not poll.poll(seconds * 1000)
+        self._is_stuck = not self._room.poll(seconds * 1000)
         return not self._is_stuck
 
 
-def nonblocking(fd: int) -> tuple[int, bool]:
-    """Return a descriptor of the same file, and whether a write to it may block.
+def nonblocking(fd: int) -> int:
+    """Return a descriptor of the same file, to which a write does not block where that is possible.
 
     The flag belongs to all processes that have inherited a descriptor, a shell for example. So a pipe or a
     terminal is opened anew."""
     if stat.S_ISREG(os.fstat(fd).st_mode):
-        return fd, False
+        return fd
     try:
-        own = os.open(f"/dev/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        return os.open(f"/dev/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:  # a socket, or another user's
-        return fd, True
-    if os.get_blocking(own):  # some systems only copy the descriptor
-        os.close(own)
-        return fd, True
-    return own, False
+        return fd
 
 
 class _Prints(io.FileIO):

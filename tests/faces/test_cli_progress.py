@@ -19,7 +19,6 @@ from sqlalchemy import Engine, make_url, text
 
 import sqlq
 from sqlq.cli.terminal import progress
-from sqlq.cli.terminal.progress import stopped
 from sqlq.store.jobs import lookup
 from tests.kit import wait_until
 from tests.kit.command import Command
@@ -87,7 +86,7 @@ def on_terminal(run: Command, *options: str, interrupt_at: str | None = None) ->
         os.close(ours)
 
 
-LINE = r"\r\x1b\[2K([\d,]+ done, [^\r]*)\r"
+LINE = r"\r\x1b\[2K([^\r]* running, [^\r]*)\r"
 
 
 @on_sqlite
@@ -97,7 +96,7 @@ def test_a_drain_on_a_terminal_draws_one_changing_line(terminal: Command, app: s
     assert code == 0
     drawn = re.findall(LINE, shown)
     assert drawn, shown
-    assert any(re.search(r"\d a (second|minute), [12] running, \d+ waiting", line) for line in drawn), drawn
+    assert any(re.search(r"\d a (second|minute)\), [12] running, \d+ waiting", line) for line in drawn), drawn
     assert ") finished in" not in shown
     last = shown.rstrip().rpartition("\x1b[2K")[2]
     assert re.search(r"stopped: 30 finished in [\d.]+ s \([\d.]+ a (second|minute)\)$", last), shown[-500:]
@@ -118,7 +117,7 @@ def test_ctrl_c_leaves_the_terminal_clean(terminal: Command, app: sqlq.App) -> N
     assert code == 0
     assert "[shop] job 1 endless: look here" in shown
     assert "\x1b[2K" in shown
-    after = shown.rpartition(" done, ")[2].partition("\r")[2]
+    after = shown.rpartition(" running")[2].partition("\r")[2]
     assert after.startswith("\r\x1b[2K"), "the line of progress is taken away"
     assert "Traceback" not in shown
 
@@ -164,15 +163,19 @@ def test_a_drain_without_a_terminal_logs_a_summary(
     with progress.Progress(supervisor, None, drawn=False):
         wait_until(lambda: caplog.messages, what="a summary")
     assert re.fullmatch(
-        r"90 done, [789](\.\d+)? a second, 3 running, 5 waiting, 2 failed", caplog.messages[0]
+        r"90 finished, 2 failed in 1\d[\d.]* s \([789][\d.]* a second\), 3 running, 5 waiting",
+        caplog.messages[0],
     )
 
 
 def test_the_last_line_has_the_counts_and_the_rate() -> None:
-    counts = Counter(finished=1472, retried=30, failed=31, lost=0, released=1)
+    def said(seconds: float, **counts: int) -> str:
+        supervisor: Any = SimpleNamespace(counts=Counter(counts), ready_since=time.monotonic() - seconds)
+        return progress.outcomes(supervisor)
+
     assert (
-        stopped(counts, 192.0)
+        said(192.0, finished=1472, retried=30, failed=31, lost=0, released=1)
         == "1,472 finished, 30 retried, 31 failed, 1 released in 3 min 12 s (7.67 a second)"
     )
-    assert stopped(Counter(failed=1), 5.0) == "1 failed in 5 s"
-    assert stopped(Counter(), 5.0) == "no jobs"
+    assert said(5.0, failed=1) == "1 failed in 5 s"
+    assert said(5.0) == "no jobs"

@@ -62,7 +62,7 @@ def pair(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Pair:
     if request.param == "inherited pipe":  # for example another user's
-        monkeypatch.setattr(processes, "nonblocking", lambda fd: (fd, True))
+        monkeypatch.setattr(processes, "nonblocking", lambda fd: fd)
     return opened({"terminal": terminal, "socket": unix_socket}.get(request.param, pipe))
 
 
@@ -72,7 +72,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def opened_anew(stream: TextIO) -> StandardStream:
-    return StandardStream(*processes.nonblocking(stream.fileno()))
+    return StandardStream(processes.nonblocking(stream.fileno()))
 
 
 def lines(numbers: range) -> bytes:

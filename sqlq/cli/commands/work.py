@@ -20,7 +20,7 @@ from sqlq.cli.options import file_option, flag, options, port_option, worker_opt
 from sqlq.cli.processes import entitle, leave
 from sqlq.cli.terminal import logs
 from sqlq.cli.terminal.output import naming_options, on_terminal
-from sqlq.cli.terminal.progress import Progress, stopped
+from sqlq.cli.terminal.progress import Progress, outcomes
 from sqlq.errors import ConfigurationError
 from sqlq.worker.ipc import forkserver
 from sqlq.worker.ipc.pipe import keep_standard_numbers, serve_signals
@@ -145,9 +145,7 @@ def _supervise(supervisor: Supervisor, showing: AbstractContextManager[None]) ->
         code = supervisor.run()
     code = codes[0] if codes else code
     if code == 0:
-        since = supervisor.ready_since
-        seconds = None if since is None else time.monotonic() - since
-        log.info("stopped: %s", stopped(supervisor.counts, seconds), event="stopped")
+        log.info("stopped: %s", outcomes(supervisor), event="stopped")
     leave(code)
 
 

@@ -145,7 +145,7 @@ class Stderr(logging.Handler):
     def __init__(self, form: Lines | JsonLines) -> None:
         super().__init__()
         self._form = form
-        self._stream = StandardStream(*nonblocking(STDERR))
+        self._stream = StandardStream(nonblocking(STDERR))
         self._encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
         self._dropped = 0
         self._after_cut = ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 
 from sqlalchemy import make_url
@@ -72,20 +71,19 @@ class Progress(Loop):
         self._count_at = time.monotonic() + COUNT_SECONDS
 
     def _line(self) -> str:
-        now, counts = time.monotonic(), self._supervisor.counts
-        seconds = now - (self._supervisor.ready_since or now)
-        pace = rate(counts["finished"] / seconds if seconds else 0.0)
-        parts = [f"{counts['finished']:,} done", pace, f"{self._supervisor.running:,} running"]
+        parts = [outcomes(self._supervisor), f"{self._supervisor.running:,} running"]
         if self._waiting is not None:
             parts.append(f"{self._waiting.number:,}{'' if self._waiting.exact else ' or more'} waiting")
-        return ", ".join(parts + [f"{counts[name]:,} {name}" for name in FIRST[1:] if counts[name]])
+        return ", ".join(parts)
 
 
-def stopped(counts: Counter[str], seconds: float | None) -> str:
+def outcomes(supervisor: Supervisor) -> str:
     """Return the outcomes of all attempts, how long that took, and how many finished in a second."""
+    counts, since = supervisor.counts, supervisor.ready_since
     names = (*FIRST, *sorted(counts.keys() - set(FIRST)))
     ended = ", ".join(f"{counts[name]:,} {name}" for name in names if counts[name])
-    if not ended or seconds is None:
+    if not ended or since is None:
         return ended or "no jobs"
+    seconds = time.monotonic() - since
     pace = f" ({rate(counts['finished'] / max(seconds, 0.001))})" if counts["finished"] else ""
     return f"{ended} in {span(seconds)}{pace}"
