@@ -33,8 +33,7 @@ from sqlq.schema.tables import jobs as jobs_table
 from sqlq.store.jobs import lease, operate
 from sqlq.store.jobs import settle as settling
 from sqlq.store.jobs.lease import LeaseState
-from sqlq.store.workers import look
-from tests.kit import claim_on, for_each, wait_until
+from tests.kit import Hand, claim_on, fate, for_each, wait_until
 
 ERROR = ErrorText("ValueError", "no", "Traceback …")
 EVERY_OUTCOME: list[Outcome] = [
@@ -48,60 +47,18 @@ on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
-class Play:
-    """An App with two tasks, and the worker's hand."""
+def extend(hand: Hand, job: ClaimedJob) -> dict[tuple[int, int], bool]:
+    with hand.app.database.begin() as conn:
+        return lease.extend(conn, [(job.id, job.lease_token)], lease_ms=30_000)
 
-    def __init__(self, app: sqlq.App) -> None:
-        self.app = app
-        self.tasks = {
-            name: app.task(name=name, max_attempts=3)(lambda n=0: None) for name in ("send", "pack")
+
+def requested(hand: Hand) -> dict[int, Any]:
+    with hand.app.database.read() as conn:
+        return {
+            id: at
+            for id, at in conn.execute(text("SELECT id, cancel_requested_at FROM jobs"))
+            if at is not None
         }
-
-    def enqueue(self, count: int = 1, task: str = "send", **options: Any) -> list[int]:
-        return [
-            job.id
-            for job in self.app.enqueue_many([self.tasks[task].new(i).set(**options) for i in range(count)])
-        ]
-
-    def claim(self, limit: int = 1_000, lease_ms: int = 30_000) -> list[ClaimedJob]:
-        with self.app.database.begin() as conn:
-            return claim_on(
-                conn,
-                list(look.due_in(self.app.database, look.KnownQueues())),
-                limit=limit,
-                owner="worker",
-                lease_ms=lease_ms,
-            )
-
-    def settle(self, job: ClaimedJob, outcome: Outcome) -> set[int]:
-        ended = [Settlement(job.id, job.lease_token, job.attempts, outcome)]
-        done = self.app.database.run(lambda conn: settling.settle(conn, ended), tries=50)
-        return {id for id, _ in done}
-
-    def extend(self, job: ClaimedJob) -> dict[tuple[int, int], bool]:
-        with self.app.database.begin() as conn:
-            return lease.extend(conn, [(job.id, job.lease_token)], lease_ms=30_000)
-
-    def fate(self, job: ClaimedJob) -> LeaseState:
-        right = (job.id, job.lease_token)
-        with self.app.database.read() as conn:
-            return lease.states_of(conn, [right])[right]
-
-    def requested(self) -> dict[int, Any]:
-        with self.app.database.read() as conn:
-            return {
-                id: at
-                for id, at in conn.execute(text("SELECT id, cancel_requested_at FROM jobs"))
-                if at is not None
-            }
-
-    def states(self, ids: Sequence[int]) -> list[str]:
-        return [str(self.app.jobs.get(id).state) for id in ids]
-
-
-@pytest.fixture
-def play(app: sqlq.App) -> Play:
-    return Play(app)
 
 
 @contextmanager
@@ -121,16 +78,16 @@ def waits_for_a_lock(engine: Engine) -> bool:
 # -- what each job becomes -----------------------------------------------------------------------------------
 
 
-def test_a_cancelled_waiting_job_keeps_its_options(play: Play) -> None:
-    (retried,) = play.enqueue(priority=7, timeout="30s", unique_key="k")
-    (owner,) = play.claim()
-    assert play.settle(owner, Retried(0, ERROR)) == {retried}
-    (scheduled,) = play.enqueue(delay="1h")
-    before = play.app.jobs.get(retried)
+def test_a_cancelled_waiting_job_keeps_its_options(hand: Hand) -> None:
+    (retried,) = hand.enqueue(priority=7, timeout="30s", unique_key="k")
+    (owner,) = hand.claim()
+    assert hand.settle(owner, Retried(0, ERROR)) == {retried}
+    (scheduled,) = hand.enqueue(delay="1h")
+    before = hand.app.jobs.get(retried)
 
-    assert play.app.jobs.cancel([retried, scheduled]) == {retried: "cancelled", scheduled: "cancelled"}
+    assert hand.app.jobs.cancel([retried, scheduled]) == {retried: "cancelled", scheduled: "cancelled"}
 
-    after = play.app.jobs.get(retried)
+    after = hand.app.jobs.get(retried)
     assert (after.state, after.reason, after.ended_at is not None) == (
         "cancelled",
         "cancelled on request",
@@ -150,67 +107,67 @@ def test_a_cancelled_waiting_job_keeps_its_options(play: Play) -> None:
         "available_at",
     )
     assert [getattr(after, name) for name in kept] == [getattr(before, name) for name in kept]
-    assert play.states([scheduled]) == ["cancelled"]
-    assert play.claim() == [], "it is not run any more"
-    (again,) = play.enqueue(unique_key="k")
+    assert hand.states([scheduled]) == ["cancelled"]
+    assert hand.claim() == [], "it is not run any more"
+    (again,) = hand.enqueue(unique_key="k")
     assert again not in (retried, scheduled), "its unique key is free"
-    assert play.app.jobs.cancel([retried]) == {retried: "ended"}
+    assert hand.app.jobs.cancel([retried]) == {retried: "ended"}
 
 
-def test_cancel_of_a_running_job_is_a_request_and_leaves_its_owner(play: Play) -> None:
-    (id,) = play.enqueue()
-    (owner,) = play.claim()
-    assert play.app.jobs.cancel([id]) == {id: "requested"}
-    first = play.requested()
+def test_cancel_of_a_running_job_is_a_request_and_leaves_its_owner(hand: Hand) -> None:
+    (id,) = hand.enqueue()
+    (owner,) = hand.claim()
+    assert hand.app.jobs.cancel([id]) == {id: "requested"}
+    first = requested(hand)
     assert list(first) == [id]
-    assert play.app.jobs.cancel([id]) == {id: "requested"}
-    assert play.requested() == first, "the first request counts"
-    assert play.states([id]) == ["running"]
-    assert play.extend(owner) == {(id, owner.lease_token): True}, (
+    assert hand.app.jobs.cancel([id]) == {id: "requested"}
+    assert requested(hand) == first, "the first request counts"
+    assert hand.states([id]) == ["running"]
+    assert extend(hand, owner) == {(id, owner.lease_token): True}, (
         "the owner is fenced by nothing, and told at its heartbeat"
     )
-    assert play.settle(owner, Finished("1")) == {id}
-    assert play.states([id]) == ["finished"]
+    assert hand.settle(owner, Finished("1")) == {id}
+    assert hand.states([id]) == ["finished"]
 
 
 def test_an_operators_retry_clears_the_cancel_request_of_the_failed_attempt(
-    play: Play,
+    hand: Hand,
 ) -> None:
-    (id,) = play.enqueue()
-    (owner,) = play.claim()
-    play.app.jobs.cancel([id])
-    play.settle(owner, Failed("error", ERROR))
-    assert play.app.jobs.retry([id]) == [id]
-    assert play.requested() == {}
+    (id,) = hand.enqueue()
+    (owner,) = hand.claim()
+    hand.app.jobs.cancel([id])
+    hand.settle(owner, Failed("error", ERROR))
+    assert hand.app.jobs.retry([id]) == [id]
+    assert requested(hand) == {}
 
 
 @pytest.mark.variants
 @pytest.mark.parametrize("outcome", EVERY_OUTCOME, ids=lambda o: type(o).__name__)
-def test_after_a_forced_cancel_the_old_owner_changes_nothing(play: Play, outcome: Outcome) -> None:
-    (id,) = play.enqueue()
-    (owner,) = play.claim()
-    assert play.app.jobs.cancel([id], force=True) == {id: "cancelled"}
-    ended = play.app.jobs.get(id)
+def test_after_a_forced_cancel_the_old_owner_changes_nothing(hand: Hand, outcome: Outcome) -> None:
+    (id,) = hand.enqueue()
+    (owner,) = hand.claim()
+    assert hand.app.jobs.cancel([id], force=True) == {id: "cancelled"}
+    ended = hand.app.jobs.get(id)
     assert (ended.state, ended.lease_token, ended.reserved_by) == (
         "cancelled",
         owner.lease_token + 1,
         "worker",
     )
     assert "while it ran" in str(ended.reason)
-    assert play.settle(owner, outcome) == set()
-    assert play.extend(owner) == {}
-    assert play.fate(owner) is LeaseState.LOST
-    with play.app.database.begin() as conn:
+    assert hand.settle(owner, outcome) == set()
+    assert extend(hand, owner) == {}
+    assert fate(hand.app, owner) is LeaseState.LOST
+    with hand.app.database.begin() as conn:
         assert settling.rescue(conn) == []
-    assert play.app.jobs.get(id) == ended
-    assert [job.id for job in play.app.jobs.list()] == [id]
+    assert hand.app.jobs.get(id) == ended
+    assert [job.id for job in hand.app.jobs.list()] == [id]
 
 
-def test_force_ends_waiting_jobs_without_touching_their_tokens(play: Play) -> None:
-    ids = play.enqueue(2)
-    (running,) = play.claim(limit=1)
-    assert play.app.jobs.cancel(ids, force=True) == dict.fromkeys(ids, "cancelled")
-    assert [play.app.jobs.get(id).lease_token for id in ids] == [running.lease_token + 1, 0]
+def test_force_ends_waiting_jobs_without_touching_their_tokens(hand: Hand) -> None:
+    ids = hand.enqueue(2)
+    (running,) = hand.claim(limit=1)
+    assert hand.app.jobs.cancel(ids, force=True) == dict.fromkeys(ids, "cancelled")
+    assert [hand.app.jobs.get(id).lease_token for id in ids] == [running.lease_token + 1, 0]
 
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["def", "async def"])
@@ -241,36 +198,36 @@ def test_a_running_handler_sees_the_cancel_and_its_job_ends_as_cancelled(
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_the_reason_of_a_cancel_is_stored_when_the_job_ends(play: Play, force: bool) -> None:
-    waiting, running, plain, other = play.enqueue(4)
+def test_the_reason_of_a_cancel_is_stored_when_the_job_ends(hand: Hand, force: bool) -> None:
+    waiting, running, plain, other = hand.enqueue(4)
     for id in (waiting, other):
-        play.app.jobs.reschedule([id], delay="1h")
-    owned = {job.id: job for job in play.claim()}
+        hand.app.jobs.reschedule([id], delay="1h")
+    owned = {job.id: job for job in hand.claim()}
     why = 'the customer\'s "order" is void \\'
-    play.app.jobs.cancel([waiting, running], force=force, reason=why)
-    play.app.jobs.cancel([plain])
-    play.settle(owned[running], Cancelled(ON_REQUEST))
-    play.settle(owned[plain], Cancelled(ON_REQUEST))
-    reasons = [play.app.jobs.get(id).reason for id in (waiting, running, plain)]
+    hand.app.jobs.cancel([waiting, running], force=force, reason=why)
+    hand.app.jobs.cancel([plain])
+    hand.settle(owned[running], Cancelled(ON_REQUEST))
+    hand.settle(owned[plain], Cancelled(ON_REQUEST))
+    reasons = [hand.app.jobs.get(id).reason for id in (waiting, running, plain)]
     assert reasons == [why, why, "cancelled on request"]
     with pytest.raises(sqlq.JobCancelledError) as caught:
-        play.app.result(running)
+        hand.app.result(running)
     assert caught.value.reason == why
     with pytest.raises(ConfigurationError, match="reason has 300 characters: at most 255 are possible"):
-        play.app.jobs.cancel([other], reason="x" * 300)
-    assert play.states([other]) == ["scheduled"]
+        hand.app.jobs.cancel([other], reason="x" * 300)
+    assert hand.states([other]) == ["scheduled"]
 
 
-def test_a_retry_ends_the_reason_of_an_earlier_request(play: Play) -> None:
-    (id,) = play.enqueue()
-    (owner,) = play.claim()
-    play.app.jobs.cancel([id], reason="too late")
-    play.settle(owner, Failed("error", ERROR))
-    play.app.jobs.retry([id])
-    (owner,) = play.claim()
-    play.app.jobs.cancel([id])
-    play.settle(owner, Cancelled(ON_REQUEST))
-    job = play.app.jobs.get(id)
+def test_a_retry_ends_the_reason_of_an_earlier_request(hand: Hand) -> None:
+    (id,) = hand.enqueue()
+    (owner,) = hand.claim()
+    hand.app.jobs.cancel([id], reason="too late")
+    hand.settle(owner, Failed("error", ERROR))
+    hand.app.jobs.retry([id])
+    (owner,) = hand.claim()
+    hand.app.jobs.cancel([id])
+    hand.settle(owner, Cancelled(ON_REQUEST))
+    job = hand.app.jobs.get(id)
     assert job.reason == "cancelled on request"
     assert [line.outcome for line in job.history] == ["cancel_requested", "failed", "put_back", "cancelled"]
     assert job.history[0].reason == "too late"
@@ -279,23 +236,23 @@ def test_a_retry_ends_the_reason_of_an_earlier_request(play: Play) -> None:
 # -- which jobs are meant ------------------------------------------------------------------------------------
 
 
-def test_cancel_returns_an_outcome_for_each_id(play: Play) -> None:
-    finished, failed, running, waiting, elsewhere = (play.enqueue(queue=queue)[0] for queue in "abcde")
-    claimed = {job.queue: job for job in play.claim()}
-    play.settle(claimed["a"], Finished())
-    play.settle(claimed["b"], Failed("error", ERROR))
+def test_cancel_returns_an_outcome_for_each_id(hand: Hand) -> None:
+    finished, failed, running, waiting, elsewhere = (hand.enqueue(queue=queue)[0] for queue in "abcde")
+    claimed = {job.queue: job for job in hand.claim()}
+    hand.settle(claimed["a"], Finished())
+    hand.settle(claimed["b"], Failed("error", ERROR))
     for queue in "de":
-        play.settle(claimed[queue], Released())
-    assert play.app.jobs.cancel([finished, failed, running, waiting, 4711]) == {
+        hand.settle(claimed[queue], Released())
+    assert hand.app.jobs.cancel([finished, failed, running, waiting, 4711]) == {
         finished: "ended",
         failed: "ended",
         running: "requested",
         waiting: "cancelled",
         4711: "unknown",
     }
-    assert play.app.jobs.cancel([elsewhere], queue="d") == {elsewhere: "passed over"}
-    assert play.app.jobs.cancel([elsewhere], task="pack") == {elsewhere: "passed over"}
-    assert play.states([finished, failed, running, waiting, elsewhere]) == [
+    assert hand.app.jobs.cancel([elsewhere], queue="d") == {elsewhere: "passed over"}
+    assert hand.app.jobs.cancel([elsewhere], task="pack") == {elsewhere: "passed over"}
+    assert hand.states([finished, failed, running, waiting, elsewhere]) == [
         "finished",
         "failed",
         "running",
@@ -304,18 +261,18 @@ def test_cancel_returns_an_outcome_for_each_id(play: Play) -> None:
     ]
 
 
-def test_cancel_selects_jobs_by_task_and_queue(play: Play) -> None:
-    send = play.enqueue(2)
-    pack = play.enqueue(2, "pack")
-    boxes = play.enqueue(2, "pack", queue="boxes")
-    assert play.app.jobs.cancel(task="pack", queue="boxes") == dict.fromkeys(boxes, "cancelled")
-    assert play.app.jobs.cancel(task="pack") == dict.fromkeys(pack, "cancelled")
-    assert play.app.jobs.cancel(queue="nowhere") == {}
-    assert play.app.jobs.cancel(send[:1], task="send", queue="default") == {send[0]: "cancelled"}
-    assert play.app.jobs.cancel(queue="default") == {send[1]: "cancelled"}
+def test_cancel_selects_jobs_by_task_and_queue(hand: Hand) -> None:
+    send = hand.enqueue(2)
+    pack = hand.enqueue(2, "pack")
+    boxes = hand.enqueue(2, "pack", queue="boxes")
+    assert hand.app.jobs.cancel(task="pack", queue="boxes") == dict.fromkeys(boxes, "cancelled")
+    assert hand.app.jobs.cancel(task="pack") == dict.fromkeys(pack, "cancelled")
+    assert hand.app.jobs.cancel(queue="nowhere") == {}
+    assert hand.app.jobs.cancel(send[:1], task="send", queue="default") == {send[0]: "cancelled"}
+    assert hand.app.jobs.cancel(queue="default") == {send[1]: "cancelled"}
 
 
-def test_cancel_works_in_batches_and_leaves_newer_jobs(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancel_works_in_batches_and_leaves_newer_jobs(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operate, "BATCH", 3)
     sizes: list[int] = []
     late: list[int] = []
@@ -331,14 +288,14 @@ def test_cancel_works_in_batches_and_leaves_newer_jobs(play: Play, monkeypatch: 
     def busy(conn: Connection, *args: Any, **how: Any) -> list[int]:
         found = find_live(conn, *args, **how)
         if len(late) < 20:
-            late.extend(play.enqueue())
+            late.extend(hand.enqueue())
         return found
 
     monkeypatch.setattr(operate, "live", busy)
-    ids = play.enqueue(7)
-    assert play.app.jobs.cancel(queue="default") == dict.fromkeys(ids, "cancelled")
+    ids = hand.enqueue(7)
+    assert hand.app.jobs.cancel(queue="default") == dict.fromkeys(ids, "cancelled")
     assert sizes == [3, 3, 1]
-    assert set(play.states(late)) == {"available"}
+    assert set(hand.states(late)) == {"available"}
 
 
 @for_each(
@@ -357,13 +314,13 @@ def test_cancel_works_in_batches_and_leaves_newer_jobs(play: Play, monkeypatch: 
     ],
 )
 def test_bad_input_is_one_sentence_and_changes_nothing(
-    play: Play, how: dict[str, Any], complaint: str
+    hand: Hand, how: dict[str, Any], complaint: str
 ) -> None:
-    ids = play.enqueue(2)
+    ids = hand.enqueue(2)
     for force in (False, True):
         with pytest.raises(ConfigurationError, match=complaint):
-            play.app.jobs.cancel(**how, force=force)
-    assert play.states(ids) == ["available", "available"]
+            hand.app.jobs.cancel(**how, force=force)
+    assert hand.states(ids) == ["available", "available"]
 
 
 def test_operator_calls_refuse_a_database_without_tables(empty_database_url: str) -> None:
@@ -385,125 +342,125 @@ def test_operator_calls_refuse_a_database_without_tables(empty_database_url: str
 
 @on_postgresql
 @pytest.mark.parametrize("force", [False, True])
-def test_cancel_after_a_claim_is_a_request(play: Play, engine: Engine, force: bool) -> None:
-    first, second, third = play.enqueue(3)
+def test_cancel_after_a_claim_is_a_request(hand: Hand, engine: Engine, force: bool) -> None:
+    first, second, third = hand.enqueue(3)
     with ThreadPoolExecutor(1) as pool:
-        with play.app.database.begin() as conn:
-            claimed = claim_on(conn, ["default"], limit=2, owner="worker", lease_ms=30_000)
+        with hand.app.database.begin() as conn:
+            claimed = claim_on(conn, limit=2, owner="worker")
             assert [job.id for job in claimed] == [first, second]
-            cancelling = pool.submit(play.app.jobs.cancel, [first, second, third], force=force)
+            cancelling = pool.submit(hand.app.jobs.cancel, [first, second, third], force=force)
             wait_until(lambda: waits_for_a_lock(engine), what="the cancel to wait for the claim")
-            assert play.states([third]) == ["cancelled"], "a locked row holds up no other"
+            assert hand.states([third]) == ["cancelled"], "a locked row holds up no other"
         done = cancelling.result(20)
     if force:
         assert done == dict.fromkeys((first, second, third), "cancelled")
-        assert all(play.settle(job, Finished()) == set() for job in claimed)
+        assert all(hand.settle(job, Finished()) == set() for job in claimed)
     else:
         assert done == {first: "requested", second: "requested", third: "cancelled"}
-        assert set(play.requested()) == {first, second}
-        assert all(play.settle(job, Finished()) == {job.id} for job in claimed)
+        assert set(requested(hand)) == {first, second}
+        assert all(hand.settle(job, Finished()) == {job.id} for job in claimed)
 
 
 @on_postgresql
-def test_a_claim_after_a_cancel_finds_no_job(play: Play) -> None:
-    first, second = play.enqueue(2)
-    with play.app.database.begin() as conn:
+def test_a_claim_after_a_cancel_finds_no_job(hand: Hand) -> None:
+    first, second = hand.enqueue(2)
+    with hand.app.database.begin() as conn:
         assert [row.id for row in operate.cancel(conn, [first]).gone] == [first]
-        assert [job.id for job in play.claim()] == [second], (
+        assert [job.id for job in hand.claim()] == [second], (
             "the claim passes over the locked row and waits for nothing"
         )
-    assert play.states([first, second]) == ["cancelled", "running"]
+    assert hand.states([first, second]) == ["cancelled", "running"]
 
 
 @on_postgresql
 @pytest.mark.parametrize("force", [False, True])
-def test_a_cancel_after_a_settle_changes_nothing(play: Play, engine: Engine, force: bool) -> None:
-    (id,) = play.enqueue()
-    (owner,) = play.claim()
+def test_a_cancel_after_a_settle_changes_nothing(hand: Hand, engine: Engine, force: bool) -> None:
+    (id,) = hand.enqueue()
+    (owner,) = hand.claim()
     with ThreadPoolExecutor(1) as pool:
-        with play.app.database.begin() as conn:
+        with hand.app.database.begin() as conn:
             assert settling.settle(conn, [Settlement(id, owner.lease_token, 1, Finished("1"))])
-            cancelling = pool.submit(play.app.jobs.cancel, [id], force=force)
+            cancelling = pool.submit(hand.app.jobs.cancel, [id], force=force)
             wait_until(lambda: waits_for_a_lock(engine), what="the cancel to wait for the settle")
         assert cancelling.result(20) == {id: "ended"}
-    assert play.app.jobs.get(id).result == 1
+    assert hand.app.jobs.get(id).result == 1
 
 
 @on_postgresql
-def test_a_settle_after_a_forced_cancel_changes_nothing(play: Play) -> None:
-    (id,) = play.enqueue()
-    (owner,) = play.claim()
-    with play.app.database.begin() as conn:
+def test_a_settle_after_a_forced_cancel_changes_nothing(hand: Hand) -> None:
+    (id,) = hand.enqueue()
+    (owner,) = hand.claim()
+    with hand.app.database.begin() as conn:
         assert [row.id for row in operate.cancel(conn, [id], force=True).gone] == [id]
-        assert play.settle(owner, Finished("1")) == set(), "the settle passes over the locked row"
-        assert play.fate(owner) is LeaseState.HELD, "not committed yet: not known to be lost"
-    assert play.settle(owner, Finished("1")) == set()
-    assert play.fate(owner) is LeaseState.LOST
-    assert play.states([id]) == ["cancelled"]
+        assert hand.settle(owner, Finished("1")) == set(), "the settle passes over the locked row"
+        assert fate(hand.app, owner) is LeaseState.HELD, "not committed yet: not known to be lost"
+    assert hand.settle(owner, Finished("1")) == set()
+    assert fate(hand.app, owner) is LeaseState.LOST
+    assert hand.states([id]) == ["cancelled"]
 
 
 @on_postgresql
 @pytest.mark.parametrize("force", [False, True])
 def test_cancel_reports_rows_that_stay_locked(
-    play: Play, engine: Engine, force: bool, monkeypatch: pytest.MonkeyPatch
+    hand: Hand, engine: Engine, force: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches, "LOCK_TIMEOUT_SECONDS", 0.05)
-    held, other, free = play.enqueue(3)
+    held, other, free = hand.enqueue(3)
     with locked(engine, held), locked(engine, other):
-        assert play.app.jobs.cancel(queue="default", force=force) == {
+        assert hand.app.jobs.cancel(queue="default", force=force) == {
             held: "locked",
             other: "locked",
             free: "cancelled",
         }
-    assert play.states([held, other, free]) == ["available", "available", "cancelled"]
-    assert play.app.jobs.cancel([held]) == {held: "cancelled"}
+    assert hand.states([held, other, free]) == ["available", "available", "cancelled"]
+    assert hand.app.jobs.cancel([held]) == {held: "cancelled"}
 
 
 @on_postgresql
 def test_cancel_by_queue_leaves_out_jobs_that_ended_while_they_were_locked(
-    play: Play, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    hand: Hand, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches, "LOCK_TIMEOUT_SECONDS", 0.05)
-    ended, held = play.enqueue(2)
+    ended, held = hand.enqueue(2)
     with locked(engine, held), ExitStack() as of_ended:
         of_ended.enter_context(locked(engine, ended))
 
         def end(changed: int) -> bool:
             of_ended.close()
-            assert Context().run(play.app.jobs.cancel, [ended]) == {ended: "cancelled"}
+            assert Context().run(hand.app.jobs.cancel, [ended]) == {ended: "cancelled"}
             return True
 
         with batches.watched(end):
-            assert play.app.jobs.cancel(queue="default") == {held: "locked"}
+            assert hand.app.jobs.cancel(queue="default") == {held: "locked"}
 
 
 @on_sqlite
-def test_on_sqlite_a_cancel_waits_for_the_writer(play: Play, engine: Engine) -> None:
+def test_on_sqlite_a_cancel_waits_for_the_writer(hand: Hand, engine: Engine) -> None:
     """Whichever has the write lock first: the claim's row is running when the cancel looks at it."""
-    (id,) = play.enqueue()
+    (id,) = hand.enqueue()
     with ThreadPoolExecutor(1) as pool:
-        with play.app.database.begin() as conn:
-            assert claim_on(conn, ["default"], limit=1, owner="worker", lease_ms=30_000)
+        with hand.app.database.begin() as conn:
+            assert claim_on(conn, limit=1, owner="worker")
             begins = threading.Event()
-            event.listen(play.app.database.engine, "begin", lambda conn: begins.set())
-            cancelling = pool.submit(play.app.jobs.cancel, [id])
+            event.listen(hand.app.database.engine, "begin", lambda conn: begins.set())
+            cancelling = pool.submit(hand.app.jobs.cancel, [id])
             assert begins.wait(10)
         assert cancelling.result(20) == {id: "requested"}
 
 
-def test_concurrent_claims_settles_and_cancels_lose_nothing(play: Play) -> None:
+def test_concurrent_claims_settles_and_cancels_lose_nothing(hand: Hand) -> None:
     """Claims, settles and cancels of the same jobs run at once.
 
     Each job ends exactly once, and as one of the callers was answered.
     """
-    ids = play.enqueue(60)
+    ids = hand.enqueue(60)
     settled: set[int] = set()
 
     def work() -> None:
-        while claimed := play.claim(limit=3):
+        while claimed := hand.claim(limit=3):
             for job in claimed:
                 # as a worker does: a settle passes over a row that somebody has locked, and is repeated
-                while not (done := play.settle(job, Finished())) and play.fate(job) is LeaseState.HELD:
+                while not (done := hand.settle(job, Finished())) and fate(hand.app, job) is LeaseState.HELD:
                     pass
                 settled.update(done)
 
@@ -511,7 +468,7 @@ def test_concurrent_claims_settles_and_cancels_lose_nothing(play: Play) -> None:
         return {
             id: word
             for i in range(0, len(part), 4)
-            for id, word in play.app.jobs.cancel(part[i : i + 4], force=force).items()
+            for id, word in hand.app.jobs.cancel(part[i : i + 4], force=force).items()
         }
 
     with ThreadPoolExecutor(4) as pool:
@@ -521,7 +478,7 @@ def test_concurrent_claims_settles_and_cancels_lose_nothing(play: Play) -> None:
             future.result(60)
         answers = [future.result(60) for future in told]
     work()
-    states = dict(zip(ids, play.states(ids), strict=True))
+    states = dict(zip(ids, hand.states(ids), strict=True))
     cancelled = {id for answer in answers for id, word in answer.items() if word == "cancelled"}
     assert {id for id, state in states.items() if state == "cancelled"} == cancelled
     assert {id for id, state in states.items() if state == "finished"} == settled
@@ -529,8 +486,8 @@ def test_concurrent_claims_settles_and_cancels_lose_nothing(play: Play) -> None:
     assert not cancelled & settled
 
 
-def test_ids_are_cancelled_in_ascending_order_of_their_locks(play: Play) -> None:
-    ids = play.enqueue(3)
+def test_ids_are_cancelled_in_ascending_order_of_their_locks(hand: Hand) -> None:
+    ids = hand.enqueue(3)
     asked: list[str] = []
 
     def collect(
@@ -538,7 +495,7 @@ def test_ids_are_cancelled_in_ascending_order_of_their_locks(play: Play) -> None
     ) -> None:
         asked.append(statement)
 
-    with play.app.database.begin() as conn:
+    with hand.app.database.begin() as conn:
         conn.execute(update(jobs_table).values(priority=1))
         event.listen(conn, "before_cursor_execute", collect)
         operate.cancel(conn, list(reversed(ids)))

@@ -56,7 +56,7 @@ class Patient:
 
     def claim(self, queue: str = "mail") -> Any:
         with self.app.database.begin() as conn:
-            (job,) = claim_on(conn, [queue], limit=1, owner="w", lease_ms=30_000)
+            (job,) = claim_on(conn, [queue], limit=1, owner="w")
         return job
 
     def settle(self, job: Any, outcome: Any) -> None:

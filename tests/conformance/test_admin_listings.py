@@ -16,105 +16,83 @@ import sqlq
 from sqlq.admin import failures
 from sqlq.errors import JobNotFoundError
 from sqlq.model.job import State
-from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Outcome, Settlement
+from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished
 from sqlq.store import health
-from sqlq.store.jobs import failed, lookup, settle
+from sqlq.store.jobs import failed as failed_rows
+from sqlq.store.jobs import lookup
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
-from tests.kit import NOW, claim_on, span
+from tests.kit import NOW, Hand, claim_on, failed, span
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
-class Play:
-    def __init__(self, app: sqlq.App) -> None:
-        self.app = app
-        self.task = app.task(name="send", max_attempts=3)(lambda n=0: None)
-
-    def enqueue(self, count: int = 1, **options: Any) -> list[int]:
-        new = [self.task.new(i).set(**options) for i in range(count)]
-        return [job.id for job in self.app.enqueue_many(new)]
-
-    def end(self, outcome: Outcome, count: int = 1, queue: str = "mail") -> list[int]:
-        ids = self.enqueue(count, queue=queue, priority=100)
-        with self.app.database.begin() as conn:
-            claimed = claim_on(conn, [queue], limit=count, owner="w", lease_ms=30_000)
-            assert [job.id for job in claimed] == ids
-            settle.settle(
-                conn, [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in claimed]
-            )
-        return ids
-
-    def fail(self, count: int = 1, message: str = "boom", queue: str = "mail") -> list[int]:
-        return self.end(Failed("error", ErrorText("ValueError", message)), count, queue)
-
-    def status(self, **how: Any) -> dict[str, tuple[Any, ...]]:
-        return {
-            s.queue: (s.available, s.scheduled, s.running, s.failed, s.capped)
-            for s in self.app.queues.list(**how)
-        }
+MAIL: dict[str, Any] = {"queue": "mail", "priority": 100}
 
 
-@pytest.fixture
-def play(app: sqlq.App) -> Play:
-    return Play(app)
+def fail(hand: Hand, count: int = 1, message: str = "boom", queue: str = "mail") -> list[int]:
+    return hand.ended(count, failed(message), **{**MAIL, "queue": queue})
 
 
-# -- counting ------------------------------------------------------------------------------------------------
+def status(hand: Hand, **how: Any) -> dict[str, tuple[Any, ...]]:
+    return {
+        s.queue: (s.available, s.scheduled, s.running, s.failed, s.capped)
+        for s in hand.app.queues.list(**how)
+    }
 
 
-def test_a_count_stops_at_a_bound(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    play.enqueue(4, queue="mail")
-    play.enqueue(2, queue="mail", priority=7)
-    play.enqueue(3, queue="mail", delay="1h", priority=-7)
-    play.enqueue(1, queue="other", delay="1h")
-    play.fail(2)
-    play.enqueue(4, queue="third")
-    with play.app.database.begin() as conn:
-        claim_on(conn, ["third"], limit=3, owner="w", lease_ms=30_000)
+def test_a_count_stops_at_a_bound(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    hand.enqueue(4, queue="mail")
+    hand.enqueue(2, queue="mail", priority=7)
+    hand.enqueue(3, queue="mail", delay="1h", priority=-7)
+    hand.enqueue(1, queue="other", delay="1h")
+    fail(hand, 2)
+    hand.enqueue(4, queue="third")
+    with hand.app.database.begin() as conn:
+        claim_on(conn, ["third"], limit=3, owner="w")
     all_of_them = {
         "mail": (6, 3, 0, 2, ()),
         "other": (0, 1, 0, 0, ()),
         "third": (1, 0, 3, 0, ()),
     }
-    assert play.status() == play.status(exact=True) == all_of_them
-    oldest = [queue.oldest_wait_seconds for queue in play.app.queues.list()]
+    assert status(hand) == status(hand, exact=True) == all_of_them
+    oldest = [queue.oldest_wait_seconds for queue in hand.app.queues.list()]
     assert [wait is None for wait in oldest] == [False, True, False]
-    assert oldest[0] == pytest.approx(play.app.queues.list(exact=True)[0].oldest_wait_seconds, abs=5)
+    assert oldest[0] == pytest.approx(hand.app.queues.list(exact=True)[0].oldest_wait_seconds, abs=5)
 
     monkeypatch.setattr(health, "COUNT_LIMIT", 3)
     # running and failed jobs are counted over all queues: any may have more
-    assert play.status() == {
+    assert status(hand) == {
         "mail": (3, 3, 0, 2, ("available", "scheduled", "running")),
         "other": (0, 1, 0, 0, ("running",)),
         "third": (1, 0, 3, 0, ("running",)),
     }
     monkeypatch.setattr(health, "COUNT_LIMIT", 2)
-    assert play.status()["other"] == (0, 1, 0, 0, ("running",))
-    assert play.status(exact=True) == all_of_them
+    assert status(hand)["other"] == (0, 1, 0, 0, ("running",))
+    assert status(hand, exact=True) == all_of_them
 
 
 def test_with_many_queues_and_priorities_each_count_ends_sooner(
-    play: Play, monkeypatch: pytest.MonkeyPatch
+    hand: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    play.enqueue(4, queue="mail")
-    play.enqueue(1, queue="mail", priority=1)
-    play.enqueue(1, queue="other")
+    hand.enqueue(4, queue="mail")
+    hand.enqueue(1, queue="mail", priority=1)
+    hand.enqueue(1, queue="other")
     monkeypatch.setattr(health, "ROW_LIMIT", 9)
     monkeypatch.setattr(health, "COUNT_MINIMUM", 1)
-    assert play.status() == {
+    assert status(hand) == {
         "mail": (4, 0, 0, 0, ("available",)),
         "other": (1, 0, 0, 0, ()),
     }, "three rows of each queue and priority, and what the priorities of a queue have is added up"
 
 
-def test_failures_are_counted_by_their_error(play: Play) -> None:
-    play.fail(2, "no box\nof size 1")
-    (newest,) = play.fail(1, "no box\nof size 2")
-    play.fail(1, "no van", queue="other")
-    (lost,) = play.end(Failed("worker_lost", ErrorText("WorkerLostError", "gone")))
-    found, complete = play.app.jobs.failures()
+def test_failures_are_counted_by_their_error(hand: Hand) -> None:
+    fail(hand, 2, "no box\nof size 1")
+    (newest,) = fail(hand, 1, "no box\nof size 2")
+    fail(hand, 1, "no van", queue="other")
+    (lost,) = hand.ended(1, Failed("worker_lost", ErrorText("WorkerLostError", "gone")), **MAIL)
+    found, complete = hand.app.jobs.failures()
     assert complete
     assert [(each.task, each.error, each.number) for each in found] == [
         ("send", "ValueError: no box", 3),
@@ -122,38 +100,38 @@ def test_failures_are_counted_by_their_error(play: Play) -> None:
         ("send", "ValueError: no van", 1),
     ]
     assert [each.newest for each in found[:2]] == [newest, lost]
-    assert [each.error for each in play.app.jobs.failures(queue="other")[0]] == ["ValueError: no van"]
-    assert play.app.jobs.failures(task="pack") == ([], True)
+    assert [each.error for each in hand.app.jobs.failures(queue="other")[0]] == ["ValueError: no van"]
+    assert hand.app.jobs.failures(task="pack") == ([], True)
 
 
-def test_jobs_of_one_error_are_found_in_each_queue_and_task(play: Play) -> None:
-    play.fail(2, "no box of size 1")
-    play.fail(1, "no van")
-    (other,) = play.fail(1, "no box of size 7", queue="other")
-    with play.app.database.begin() as conn:
+def test_jobs_of_one_error_are_found_in_each_queue_and_task(hand: Hand) -> None:
+    fail(hand, 2, "no box of size 1")
+    fail(hand, 1, "no van")
+    (other,) = fail(hand, 1, "no box of size 7", queue="other")
+    with hand.app.database.begin() as conn:
         conn.execute(text("UPDATE failed_jobs SET task = 'pack' WHERE id = :id"), {"id": other})
-    fingerprint = play.app.jobs.get(other).fingerprint
+    fingerprint = hand.app.jobs.get(other).fingerprint
     assert fingerprint is not None
-    with play.app.database.read() as conn:
-        selections = failed.of_error(conn, fingerprint)
+    with hand.app.database.read() as conn:
+        selections = failed_rows.of_error(conn, fingerprint)
         assert [(each.queue, each.task) for each in selections] == [("mail", "send"), ("other", "pack")]
         assert [len(lookup.handles(conn, each)) for each in selections] == [2, 1]
-        assert [each.queue for each in failed.of_error(conn, fingerprint, queue="mail")] == ["mail"]
-        assert [each.queue for each in failed.of_error(conn, fingerprint, task="pack")] == ["other"]
-        assert failed.of_error(conn, "") == []
-    assert play.app.jobs.retry(error=fingerprint)[-1] == other
+        assert [each.queue for each in failed_rows.of_error(conn, fingerprint, queue="mail")] == ["mail"]
+        assert [each.queue for each in failed_rows.of_error(conn, fingerprint, task="pack")] == ["other"]
+        assert failed_rows.of_error(conn, "") == []
+    assert hand.app.jobs.retry(error=fingerprint)[-1] == other
 
 
 # -- listing -------------------------------------------------------------------------------------------------
 
 
-def test_a_listing_reports_whether_it_is_complete(play: Play) -> None:
-    (old,) = play.enqueue(1, queue="rare")
-    running = play.enqueue(1, queue="busy")
-    with play.app.database.begin() as conn:
-        claim_on(conn, ["busy"], limit=1, owner="w", lease_ms=30_000)
-    newer = play.enqueue(5, queue="mail")
-    listing = play.app.jobs.list
+def test_a_listing_reports_whether_it_is_complete(hand: Hand) -> None:
+    (old,) = hand.enqueue(1, queue="rare")
+    running = hand.enqueue(1, queue="busy")
+    with hand.app.database.begin() as conn:
+        claim_on(conn, ["busy"], limit=1, owner="w")
+    newer = hand.enqueue(5, queue="mail")
+    listing = hand.app.jobs.list
 
     def ids(**how: Any) -> tuple[list[int], bool]:
         found = listing(**how)
@@ -164,26 +142,26 @@ def test_a_listing_reports_whether_it_is_complete(play: Play) -> None:
     assert ids(queue="rare", within=None) == ([old], True)
     assert ids(limit=5, within=5) == (newer[::-1], True), "five were wanted, and there they are"
     assert ids(state="running", within=5) == (running, True), "an index has these"
-    assert [job.id for job in play.app.jobs.list(queue="rare")] == [old]
-    failed = play.fail(1, queue="rare")
+    assert [job.id for job in hand.app.jobs.list(queue="rare")] == [old]
+    failed = fail(hand, 1, queue="rare")
     assert ids(queue="rare", limit=1, within=5) == (failed, True), "what was not looked at is older"
     assert ids(queue="rare", limit=2, within=5) == (failed, False)
 
 
-def test_the_error_of_a_job_is_the_text_that_the_view_has(play: Play, engine: Engine) -> None:
+def test_the_error_of_a_job_is_the_text_that_the_view_has(hand: Hand, engine: Engine) -> None:
     ids = [
-        *play.fail(1, "two\nlines"),
-        *play.end(Cancelled("not wanted")),
-        *play.end(Finished("1")),
-        *play.end(Finished(None, note="the result was too long")),
-        *play.enqueue(),
+        *fail(hand, 1, "two\nlines"),
+        *hand.ended(1, Cancelled("not wanted"), **MAIL),
+        *hand.ended(1, Finished("1"), **MAIL),
+        *hand.ended(1, Finished(None, note="the result was too long"), **MAIL),
+        *hand.enqueue(),
     ]
     with engine.begin() as conn:
         conn.execute(text("UPDATE failed_jobs SET reason = 'timeout'"))
         rows = conn.execute(text("SELECT id, error FROM job_states")).all()
         errors: dict[int, str | None] = {row.id: row.error for row in rows}
-    assert {id: play.app.jobs.get(id).error for id in ids} == errors
-    assert [play.app.jobs.get(id).error for id in ids] == [
+    assert {id: hand.app.jobs.get(id).error for id in ids} == errors
+    assert [hand.app.jobs.get(id).error for id in ids] == [
         "ValueError: two\nlines",
         "not wanted",
         None,
@@ -193,21 +171,21 @@ def test_the_error_of_a_job_is_the_text_that_the_view_has(play: Play, engine: En
     with engine.begin() as conn:
         conn.execute(text("UPDATE failed_jobs SET exception = NULL"))
         assert conn.scalar(text("SELECT error FROM job_states WHERE state = 'failed'")) == "timeout"
-    assert play.app.jobs.get(ids[0]).error == "timeout"
+    assert hand.app.jobs.get(ids[0]).error == "timeout"
 
 
-def test_a_job_shows_its_timeout_and_unique_key(play: Play) -> None:
-    (id,) = play.enqueue(timeout="5s", unique_key="k", unique_until="start")
-    job = play.app.jobs.get(id)
+def test_a_job_shows_its_timeout_and_unique_key(hand: Hand) -> None:
+    (id,) = hand.enqueue(timeout="5s", unique_key="k", unique_until="start")
+    job = hand.app.jobs.get(id)
     assert (job.timeout_ms, job.unique_key, job.unique_until) == (5_000, "k", "start")
 
 
-def test_async_methods_return_what_the_sync_ones_do(play: Play) -> None:
-    (failed,) = play.fail()
-    (waiting,) = play.enqueue()
+def test_async_methods_return_what_the_sync_ones_do(hand: Hand) -> None:
+    (failed,) = fail(hand)
+    (waiting,) = hand.enqueue()
 
     async def all_of_them() -> None:
-        app = play.app
+        app = hand.app
         assert await app.jobs.aget(failed) == app.jobs.get(failed)
         with pytest.raises(JobNotFoundError):
             await app.jobs.aget(4711)
@@ -271,7 +249,7 @@ def crowded(app: sqlq.App) -> sqlq.App:
                 f"{ended.format(chr(39) + 'error' + chr(39))}"
             )
         )
-        claim_on(conn, ["rare"], limit=5, owner="w", lease_ms=30_000)
+        claim_on(conn, ["rare"], limit=5, owner="w")
     return app
 
 
@@ -319,7 +297,7 @@ def test_postgresql_reads_a_bounded_number_of_pages(
     monkeypatch.setattr(health, "COUNT_LIMIT", 500)
     monkeypatch.setattr(health, "SAMPLE_JOBS", 100)
     for bound in ("EXACT", "ROWS", "TIMES"):
-        monkeypatch.setattr(failed, bound, 100)
+        monkeypatch.setattr(failed_rows, bound, 100)
     for analyzed in (False, True):
         reads_few_pages(crowded, analyzed=analyzed)
 
@@ -348,7 +326,7 @@ def test_mariadb_reads_a_bounded_number_of_rows(crowded: sqlq.App, monkeypatch: 
     monkeypatch.setattr(health, "COUNT_LIMIT", 500)
     monkeypatch.setattr(health, "SAMPLE_JOBS", 100)
     for bound in ("EXACT", "ROWS", "TIMES"):
-        monkeypatch.setattr(failed, bound, 100)
+        monkeypatch.setattr(failed_rows, bound, 100)
     with crowded.database.connect(isolation_level="AUTOCOMMIT") as conn:
         conn.exec_driver_sql("ANALYZE TABLE jobs, finished_jobs, failed_jobs")
     with crowded.database.read() as conn:

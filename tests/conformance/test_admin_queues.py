@@ -13,95 +13,62 @@ from sqlalchemy import BigInteger, Engine, Table, literal, select, text, update
 import sqlq
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Outcome, Settlement
+from sqlq.model.outcome import Cancelled, Finished, Settlement
 from sqlq.schema.tables import failed_jobs, finished_jobs, queues, workers
 from sqlq.schema.types import after
 from sqlq.store.jobs import insert, lease, lookup, operate, settle
 from sqlq.store.workers import notify
 from sqlq.store.workers import workers as workerss
 from sqlq.worker.claim.claimer import Claimer
-from tests.kit import claim_on, for_each, wait_until, working
-
-BOOM = Failed("error", ErrorText("ValueError", "boom"))
+from tests.kit import BOOM, Hand, claim_on, for_each, wait_until, working
 
 
-class Play:
-    def __init__(self, app: sqlq.App) -> None:
-        self.app = app
-        self.task = app.task(name="send", max_attempts=3)(lambda n=0: None)
-
-    def enqueue(self, count: int = 1, **options: Any) -> list[int]:
-        return [
-            job.id for job in self.app.enqueue_many([self.task.new(i).set(**options) for i in range(count)])
-        ]
-
-    def claim(self, names: Sequence[str], owner: str = "worker") -> list[ClaimedJob]:
-        with self.app.database.begin() as conn:
-            return claim_on(conn, names, limit=100, owner=owner, lease_ms=30_000)
-
-    def end(self, outcome: Outcome, count: int = 1) -> list[int]:
-        ids = self.enqueue(count)
-        with self.app.database.begin() as conn:
-            settle.settle(
-                conn,
-                [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in self.claim_in(conn)],
-            )
-        return ids
-
-    @staticmethod
-    def claim_in(conn: Any) -> list[ClaimedJob]:
-        return claim_on(conn, ["default"], limit=100, owner="worker", lease_ms=30_000)
-
-    def age(self, table: Table, column: str, ids: Sequence[int], seconds: Sequence[int]) -> None:
-        with self.app.database.begin() as conn:
-            for id, ago in zip(ids, seconds, strict=True):
-                conn.execute(
-                    update(table)
-                    .where(table.c.id == id)
-                    .values({column: after(literal(-ago * 1000, BigInteger))})
-                )
-
-    def register(self, id: str, names: Sequence[str] | None, silent: int = 0) -> None:
-        with self.app.database.begin() as conn:
-            workerss.register(conn, id=id, host="here", pid=7, version="0", queues=names, concurrency=2)
+def age(hand: Hand, table: Table, column: str, ids: Sequence[int], seconds: Sequence[int]) -> None:
+    with hand.app.database.begin() as conn:
+        for id, ago in zip(ids, seconds, strict=True):
             conn.execute(
-                update(workers)
-                .where(workers.c.id == id)
-                .values(seen_at=after(literal(-silent * 1000, BigInteger)))
+                update(table)
+                .where(table.c.id == id)
+                .values({column: after(literal(-ago * 1000, BigInteger))})
             )
 
 
-@pytest.fixture
-def play(app: sqlq.App) -> Play:
-    return Play(app)
+def register(hand: Hand, id: str, names: Sequence[str] | None, silent: int = 0) -> None:
+    with hand.app.database.begin() as conn:
+        workerss.register(conn, id=id, host="here", pid=7, version="0", queues=names, concurrency=2)
+        conn.execute(
+            update(workers)
+            .where(workers.c.id == id)
+            .values(seen_at=after(literal(-silent * 1000, BigInteger)))
+        )
 
 
 # -- pausing -------------------------------------------------------------------------------------------------
 
 
-def test_a_claim_skips_paused_queues(play: Play) -> None:
-    mail, other = play.enqueue(queue="mail"), play.enqueue(queue="other")
-    assert play.app.queues.pause("mail")
-    assert not play.app.queues.pause("mail")
-    more = play.enqueue(queue="mail")
-    assert [job.id for job in play.claim(["mail", "other"])] == other
-    assert play.claim(["mail"]) == [], "not even by name"
-    assert [play.app.jobs.get(id).state for id in mail + more] == ["available", "available"]
-    assert play.app.queues.resume("mail")
-    assert not play.app.queues.resume("mail")
-    assert [job.id for job in play.claim(["mail"])] == mail + more
-    assert play.app.queues.pause("mail"), "the row of a resumed queue is used again"
-    assert play.claim(["mail"]) == []
+def test_a_claim_skips_paused_queues(hand: Hand) -> None:
+    mail, other = hand.enqueue(queue="mail"), hand.enqueue(queue="other")
+    assert hand.app.queues.pause("mail")
+    assert not hand.app.queues.pause("mail")
+    more = hand.enqueue(queue="mail")
+    assert [job.id for job in hand.claim("mail", "other")] == other
+    assert hand.claim("mail") == [], "not even by name"
+    assert [hand.app.jobs.get(id).state for id in mail + more] == ["available", "available"]
+    assert hand.app.queues.resume("mail")
+    assert not hand.app.queues.resume("mail")
+    assert [job.id for job in hand.claim("mail")] == mail + more
+    assert hand.app.queues.pause("mail"), "the row of a resumed queue is used again"
+    assert hand.claim("mail") == []
 
 
-def test_a_running_job_settles_while_its_queue_is_paused(play: Play) -> None:
-    (id,) = play.enqueue(queue="mail")
-    (owner,) = play.claim(["mail"])
-    play.app.queues.pause("mail")
-    with play.app.database.begin() as conn:
+def test_a_running_job_settles_while_its_queue_is_paused(hand: Hand) -> None:
+    (id,) = hand.enqueue(queue="mail")
+    (owner,) = hand.claim("mail")
+    hand.app.queues.pause("mail")
+    with hand.app.database.begin() as conn:
         assert lease.extend(conn, [(id, owner.lease_token)], lease_ms=1)
         assert settle.settle(conn, [Settlement(id, owner.lease_token, 1, Finished())])
-    assert play.app.jobs.get(id).state == "finished"
+    assert hand.app.jobs.get(id).state == "finished"
 
 
 @pytest.mark.parametrize("named", [["mail"], ["mail", "other"], None], ids=str)
@@ -153,81 +120,81 @@ def test_drain_ends_although_a_paused_queue_holds_jobs(app: sqlq.App) -> None:
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_idle_workers_are_woken_by_a_resume(play: Play) -> None:
-    play.app.queues.pause("mail")
-    with play.app.database.connect(isolation_level="AUTOCOMMIT") as conn:
+def test_idle_workers_are_woken_by_a_resume(hand: Hand) -> None:
+    hand.app.queues.pause("mail")
+    with hand.app.database.connect(isolation_level="AUTOCOMMIT") as conn:
         notify.listen(conn)
-        play.app.queues.resume("mail")
+        hand.app.queues.resume("mail")
         driver: Any = conn.connection.driver_connection
         assert list(driver.notifies(timeout=10, stop_after=1))
         conn.invalidate()
 
 
-def test_unknown_returns_queues_without_jobs_workers_or_pause(play: Play) -> None:
-    play.enqueue(queue="waiting")
-    play.enqueue(queue="running")
-    play.claim(["running"])
-    with play.app.database.begin() as conn:
-        insert.insert(conn, [play.task.new().set(queue="failing")])
+def test_unknown_returns_queues_without_jobs_workers_or_pause(hand: Hand) -> None:
+    hand.enqueue(queue="waiting")
+    hand.enqueue(queue="running")
+    hand.claim("running")
+    with hand.app.database.begin() as conn:
+        insert.insert(conn, [hand.tasks["send"].new().set(queue="failing")])
         (job,) = claim_on(conn, ["failing"], limit=1, owner="w", lease_ms=1)
         settle.settle(conn, [Settlement(job.id, job.lease_token, 1, BOOM)])
-    play.register("w", ["served"])
+    register(hand, "w", ["served"])
     names = ["waiting", "running", "failing", "served", "maill"]
-    assert play.app.queues._unknown(names) == ["maill"]
-    assert play.app.queues.pause(*names) == sorted(names)
-    assert play.app.queues._unknown(["maill"]) == []
-    assert play.app.queues.pause("maill") == []
+    assert hand.app.queues._unknown(names) == ["maill"]
+    assert hand.app.queues.pause(*names) == sorted(names)
+    assert hand.app.queues._unknown(["maill"]) == []
+    assert hand.app.queues.pause("maill") == []
 
 
-def test_the_status_shows_paused_queues_also_empty_ones(play: Play) -> None:
-    play.enqueue(queue="mail")
+def test_the_status_shows_paused_queues_also_empty_ones(hand: Hand) -> None:
+    hand.enqueue(queue="mail")
     for name in ("mail", "empty"):
-        play.app.queues.pause(name)
-    play.register("w", ["mail"])
-    assert [(s.queue, s.paused, s.served) for s in play.app.queues.list()] == [
+        hand.app.queues.pause(name)
+    register(hand, "w", ["mail"])
+    assert [(s.queue, s.paused, s.served) for s in hand.app.queues.list()] == [
         ("empty", True, False),
         ("mail", True, True),
     ]
 
 
 @for_each("names", [[["mail"]], [], ["mail", ""], ["mail", "a\0b"], ["mail", "x" * 256], ["mail", None]])
-def test_bad_names_are_one_sentence_and_nothing_is_paused(play: Play, names: Any) -> None:
-    for switch in (play.app.queues.pause, play.app.queues.resume):
+def test_bad_names_are_one_sentence_and_nothing_is_paused(hand: Hand, names: Any) -> None:
+    for switch in (hand.app.queues.pause, hand.app.queues.resume):
         with pytest.raises(ConfigurationError, match=r"name at least one queue|name (is|has) "):
             switch(*names)
         with pytest.raises(ConfigurationError, match="and not both"):
             switch("mail", all=True)
-    with play.app.database.read() as conn:
+    with hand.app.database.read() as conn:
         assert conn.execute(select(queues)).all() == []
 
 
 # -- pruning (T15) -------------------------------------------------------------------------------------------
 
 
-def test_ended_jobs_are_pruned_by_their_age(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_jobs_are_pruned_by_their_age(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "BATCH", 2)
-    finished = play.end(Finished(), 4)
-    (cancelled,) = play.end(Cancelled("no"))
-    failed = play.end(BOOM, 5)
-    (waiting,) = play.enqueue(delay="1h")
-    play.age(finished_jobs, "finished_at", [*finished, cancelled], [100, 90, 80, 10, 70])
-    play.age(failed_jobs, "failed_at", failed, [100, 90, 80, 70, 10])
+    finished = hand.ended(4, Finished())
+    (cancelled,) = hand.ended(1, Cancelled("no"))
+    failed = hand.ended(5, BOOM)
+    (waiting,) = hand.enqueue(delay="1h")
+    age(hand, finished_jobs, "finished_at", [*finished, cancelled], [100, 90, 80, 10, 70])
+    age(hand, failed_jobs, "failed_at", failed, [100, 90, 80, 70, 10])
 
-    assert play.app.jobs.prune(finished="1m") == (4, 0)
-    assert {job.id for job in play.app.jobs.list()} == {finished[3], waiting, *failed}
-    assert play.app.jobs.prune(failed=timedelta(minutes=1), finished="1d") == (0, 4)
-    assert {job.id for job in play.app.jobs.list()} == {finished[3], waiting, failed[4]}
-    assert play.app.jobs.prune(failed="1m", finished="1m") == (0, 0)
-    assert play.app.jobs.prune(failed="0s", finished="0s") == (1, 1)
-    assert [job.id for job in play.app.jobs.list()] == [waiting]
+    assert hand.app.jobs.prune(finished="1m") == (4, 0)
+    assert {job.id for job in hand.app.jobs.list()} == {finished[3], waiting, *failed}
+    assert hand.app.jobs.prune(failed=timedelta(minutes=1), finished="1d") == (0, 4)
+    assert {job.id for job in hand.app.jobs.list()} == {finished[3], waiting, failed[4]}
+    assert hand.app.jobs.prune(failed="1m", finished="1m") == (0, 0)
+    assert hand.app.jobs.prune(failed="0s", finished="0s") == (1, 1)
+    assert [job.id for job in hand.app.jobs.list()] == [waiting]
 
 
 def test_prune_works_in_batches_with_their_own_transactions(
-    play: Play, monkeypatch: pytest.MonkeyPatch
+    hand: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lookup, "BATCH", 2)
-    play.end(Finished(), 5)
-    play.end(BOOM, 4)
+    hand.ended(5, Finished())
+    hand.ended(4, BOOM)
     batches: list[int] = []
 
     def noted(prune: Callable[..., int]) -> Callable[..., int]:
@@ -238,7 +205,7 @@ def test_prune_works_in_batches_with_their_own_transactions(
         return run
 
     monkeypatch.setattr(operate, "prune", noted(operate.prune))
-    assert play.app.jobs.prune(finished="0s", failed="0s") == (5, 4)
+    assert hand.app.jobs.prune(finished="0s", failed="0s") == (5, 4)
     assert batches == [2, 2, 1, 2, 2, 0]
 
 
@@ -254,37 +221,37 @@ def test_prune_works_in_batches_with_their_own_transactions(
     ],
 )
 def test_bad_ages_are_one_sentence_and_nothing_is_pruned(
-    play: Play, how: dict[str, Any], complaint: str
+    hand: Hand, how: dict[str, Any], complaint: str
 ) -> None:
-    play.end(Finished())
-    play.end(BOOM)
-    before = play.app.jobs.list()
+    hand.ended(1, Finished())
+    hand.ended(1, BOOM)
+    before = hand.app.jobs.list()
     with pytest.raises(ConfigurationError, match=complaint):
-        play.app.jobs.prune(**how)
-    assert play.app.jobs.list() == before
+        hand.app.jobs.prune(**how)
+    assert hand.app.jobs.list() == before
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_prune_skips_a_locked_failed_job(play: Play, engine: Engine) -> None:
-    ids = play.end(BOOM, 3)
+def test_prune_skips_a_locked_failed_job(hand: Hand, engine: Engine) -> None:
+    ids = hand.ended(3, BOOM)
     with engine.connect() as rival:
         rival.execute(text("SELECT id FROM failed_jobs WHERE id = :id FOR UPDATE"), {"id": ids[1]})
-        assert play.app.jobs.prune(failed="0s") == (0, 2)
-    assert play.app.jobs.prune(failed="0s") == (0, 1)
+        assert hand.app.jobs.prune(failed="0s") == (0, 2)
+    assert hand.app.jobs.prune(failed="0s") == (0, 1)
 
 
 # -- workers -------------------------------------------------------------------------------------------------
 
 
-def test_workers_list_shows_each_worker_with_its_jobs(play: Play) -> None:
-    play.register("w1", ["a", "b"])
-    play.register("w2", None, silent=60)
-    play.register("w3", None, silent=600)
-    a, b = play.enqueue(2, queue="a")
-    (c,) = play.enqueue(queue="c")
-    play.claim(["a"], owner="w1")
-    play.claim(["c"], owner="w3")
-    found = {worker.id: worker for worker in play.app.workers.list()}
+def test_workers_list_shows_each_worker_with_its_jobs(hand: Hand) -> None:
+    register(hand, "w1", ["a", "b"])
+    register(hand, "w2", None, silent=60)
+    register(hand, "w3", None, silent=600)
+    a, b = hand.enqueue(2, queue="a")
+    (c,) = hand.enqueue(queue="c")
+    hand.claim("a", owner="w1")
+    hand.claim("c", owner="w3")
+    found = {worker.id: worker for worker in hand.app.workers.list()}
     assert list(found) == ["w1", "w2"]
     one = found["w1"]
     assert (one.host, one.pid, one.version, one.queues, one.concurrency, one.alive) == (
@@ -300,7 +267,7 @@ def test_workers_list_shows_each_worker_with_its_jobs(play: Play) -> None:
     assert 0 <= one.silent_seconds < 60
     assert (found["w2"].queues, found["w2"].jobs) == (None, [])
     assert 60 <= found["w2"].silent_seconds < 120
-    silent = play.app.workers.list(silent=True)
+    silent = hand.app.workers.list(silent=True)
     assert [
         (worker.id, worker.alive, [job.id for job in worker.jobs]) for worker in silent if worker.id == "w3"
     ] == [("w3", False, [c])]

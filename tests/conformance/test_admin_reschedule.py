@@ -12,19 +12,13 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.errors import ConfigurationError
-from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import ErrorText, Retried, Settlement
 from sqlq.payload.encryption import new_key
 from sqlq.store.jobs import operate, settle
 from sqlq.store.limits import admit
-from tests.kit import claim_on, drain, wait_until, working
+from tests.kit import claim, claim_on, drain, wait_until, working
 
 SOON = timedelta(minutes=5)
-
-
-def claim(app: sqlq.App, limit: int = 100) -> list[ClaimedJob]:
-    with app.database.begin() as conn:
-        return claim_on(conn, ["default"], limit=limit, owner="me", lease_ms=30_000)
 
 
 def due(app: sqlq.App, id: int) -> timedelta:
@@ -88,7 +82,7 @@ def test_running_and_ended_jobs_are_left_alone(app: sqlq.App) -> None:
 def test_a_job_claimed_meanwhile_is_not_touched(app: sqlq.App) -> None:
     """The claim came between the look for waiting jobs and the lock on their rows."""
     first, second = (job.id for job in app.enqueue_many([app.task(name="t")(lambda: None).new()] * 2))
-    claim(app, 1)
+    claim(app, limit=1)
     before = app.jobs.get(first)
     with app.database.begin() as conn:
         assert operate.change(conn, [first, second], delay_ms=3_600_000) == {second: "changed"}
@@ -109,7 +103,7 @@ def test_a_reschedule_waits_for_a_claim_under_way_and_leaves_its_lease(app: sqlq
     lease = "SELECT lease_token, lease_expires_at, available_at, attempts FROM jobs WHERE id = :id"
     with ThreadPoolExecutor(1) as pool:
         with app.database.begin() as conn:
-            (held,) = claim_on(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
+            (held,) = claim_on(conn, limit=1)
             before = conn.execute(text(lease), {"id": held.id}).one()
             moving = pool.submit(app.jobs.reschedule, [first, second], delay="1h")
             wait_until(waits, what="the reschedule to wait for the claim")

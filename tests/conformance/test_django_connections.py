@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,6 @@ from typing import Any
 import django
 import django.conf
 import django.db
-import pymysql
 import pytest
 from django.db import transaction
 from sqlalchemy import Engine, NullPool, create_engine, make_url, text
@@ -21,34 +19,8 @@ from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 import sqlq
 from sqlq.database.caller import drivers
 from sqlq.testing import inline
-from tests.conformance.test_enqueue_notifications import Listener
-
-
-@pytest.fixture
-def connection(database_url: str) -> Iterator[Any]:
-    """Django's connection to the test's database, made as by a project's settings."""
-    if not django.conf.settings.configured:
-        django.conf.settings.configure(USE_TZ=True)
-        django.setup()
-    url = make_url(database_url)
-    engine = {"sqlite": "sqlite3", "mariadb": "mysql"}.get(url.get_backend_name(), "postgresql")
-    if importlib.util.find_spec("MySQLdb") is None:
-        pymysql.install_as_MySQLdb()
-    settings = {
-        "ENGINE": f"django.db.backends.{engine}",
-        "NAME": url.database,
-        "HOST": url.host or "",
-        "PORT": url.port or "",
-        "USER": url.username or "",
-    }
-    alias = f"shop_{abs(hash(database_url))}"
-    django.db.connections.settings[alias] = django.db.connections.configure_settings(
-        {"default": {}, alias: settings}
-    )[alias]
-    yield django.db.connections[alias]
-    django.db.connections[alias].close()
-    del django.db.connections[alias]
-    del django.db.connections.settings[alias]
+from tests.kit.drivers import order
+from tests.kit.notifications import Listener
 
 
 @pytest.fixture
@@ -74,11 +46,6 @@ def committed(engine: Engine) -> tuple[list[int], list[int]]:
         return list(conn.scalars(text("SELECT id FROM orders ORDER BY id"))), list(
             conn.scalars(text("SELECT id FROM jobs ORDER BY id"))
         )
-
-
-def order(connection: Any, id: int) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("INSERT INTO orders (id) VALUES (%s)", [id])
 
 
 def order_and_fail(app: sqlq.App, job: sqlq.NewJob, connection: Any, id: int) -> None:

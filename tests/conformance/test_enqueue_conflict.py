@@ -15,11 +15,11 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq import Job
 from sqlq.database.schemas import in_schema
-from sqlq.model.outcome import ErrorText, Failed, Finished, Retried, Settlement
+from sqlq.model.outcome import ErrorText, Failed, Finished, Retried
 from sqlq.store.jobs import settle as settling
 from sqlq.testing import inline
 from tests.faults import guard
-from tests.kit import claim_on, for_each, wait_until, waiting_for_locks
+from tests.kit import claim, claim_on, for_each, settle, wait_until, waiting_for_locks
 from tests.kit.drivers import Caller, Mode, common_modes
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -43,16 +43,6 @@ def engine(database_url: str) -> Iterator[Engine]:
     yield engine
     guard.check(engine)
     engine.dispose()
-
-
-def claim_all(app: sqlq.App) -> list[Any]:
-    with app.database.begin() as conn:
-        return claim_on(conn, ["default"], limit=10, owner="w", lease_ms=60_000)
-
-
-def settle(app: sqlq.App, held: Any, outcome: Any) -> None:
-    with app.database.begin() as conn:
-        assert settling.settle(conn, [Settlement(held.id, held.lease_token, held.attempts, outcome)])
 
 
 def count(app: sqlq.App) -> int:
@@ -129,7 +119,7 @@ def test_on_conflict_does_not_replace_a_running_job(
 ) -> None:
     new = index.new(1).set(unique_key="k", unique_until=until, on_conflict="replace")
     first = app.enqueue(new)
-    (held,) = claim_all(app)
+    (held,) = claim(app)
     again = app.enqueue(new._with_payload('{"args": [2]}'))
     assert (again.created, again.replaced, again.id == first.id) == (created, False, not created)
     assert app.jobs.get(first.id).payload == {"args": [1]}
@@ -142,7 +132,7 @@ def test_a_replaced_job_that_waits_for_its_retry_begins_anew(
 ) -> None:
     """With all attempts, and nothing of what the other had come to; but whoever held that one is fenced."""
     first = app.enqueue(index.new(1).set(unique_key="k"))
-    (held,) = claim_all(app)
+    (held,) = claim(app)
     settle(app, held, Retried(3_600_000, ErrorText("ValueError", "no")))
     with engine.begin() as conn, guard.unguarded(conn):
         # by its table, for the word alone is one of MariaDB's
@@ -236,7 +226,7 @@ def test_a_replace_does_not_wait_for_an_open_completion(
 ) -> None:
     """A handler's transaction may be long, and its job cannot be replaced anyway."""
     first = app.enqueue(index.new(1).set(unique_key="k"))
-    (held,) = claim_all(app)
+    (held,) = claim(app)
     with engine.begin() as handler, in_schema(handler, "public"):
         settling.complete(handler, (held.id, held.lease_token), Finished())
         new = index.new(2).set(unique_key="k", on_conflict="replace")
@@ -271,7 +261,7 @@ def test_a_job_that_was_claimed_meanwhile_is_not_replaced(
 ) -> None:
     first = app.enqueue(index.new(1).set(unique_key="k"))
     with app.database.begin() as conn:
-        claim_on(conn, ["default"], limit=1, owner="w", lease_ms=60_000)
+        claim_on(conn, limit=1, owner="w", lease_ms=60_000)
         future = pool.submit(app.enqueue, index.new(2).set(unique_key="k", on_conflict="replace"))
         wait_until(lambda: waiting_for_locks(engine) == 1, what="it waits for the claim")
     again = future.result(20)
@@ -357,7 +347,7 @@ def test_a_job_that_met_a_conflict_can_fail_and_be_retried(
     new = index.new(1).set(unique_key="k", on_conflict="replace")
     first, second = app.enqueue(new), app.enqueue(new)
     assert (second.id, second.created) == (first.id, False)
-    (held,) = claim_all(app)
+    (held,) = claim(app)
     settle(app, held, Failed("error", ErrorText("E", "no")))
     assert app.jobs.retry([first.id]) == [first.id]
     assert (count(app), app.jobs.list(state="failed")) == (1, [])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 from sqlalchemy.orm import Session
 
@@ -15,6 +15,7 @@ import sqlq
 from sqlq.enqueue import notify
 from sqlq.store.workers import notify as notifys
 from tests.kit import drivers, wait_until
+from tests.kit.notifications import Listener
 from tests.kit.sessions import Caller, Way
 
 pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -31,37 +32,6 @@ def send(app: sqlq.App) -> sqlq.Task[..., None]:
     def send(order_id: int = 0) -> None: ...
 
     return send
-
-
-class Listener:
-    """An idle worker's ear."""
-
-    def __init__(self, app: sqlq.App) -> None:
-        self._app = app
-        self._conn = app.database.connect(isolation_level="AUTOCOMMIT")
-        notifys.listen(self._conn)
-
-    def hears_one(self) -> bool:
-        return self.hears_within(10)
-
-    def hears_within(self, seconds: float) -> bool:
-        driver: Any = self._conn.connection.dbapi_connection
-        return bool(list(driver.notifies(timeout=seconds, stop_after=1)))
-
-    def hears_no_more(self) -> bool:
-        """Return whether nothing comes before a last message, which is sent after all of the App's."""
-        self._app._connected.enqueuer.close()
-        with self._app.database.begin() as conn:
-            conn.execute(
-                text("SELECT pg_notify(:channel, 'last')"),
-                {"channel": notifys.channel(self._app.database.schema)},
-            )
-        driver: Any = self._conn.connection.dbapi_connection
-        return [heard.payload for heard in driver.notifies(timeout=10, stop_after=1)] == ["last"]
-
-    def close(self) -> None:
-        self._conn.invalidate()
-        self._conn.close()
 
 
 @pytest.fixture

@@ -56,10 +56,7 @@ def count(app: sqlq.App) -> int:
 
 def claim_all(app: sqlq.App) -> dict[int, int]:
     with app.database.begin() as conn:
-        return {
-            job.id: job.lease_token
-            for job in claim_on(conn, ["default"], limit=10, owner="w", lease_ms=60_000)
-        }
+        return {job.id: job.lease_token for job in claim_on(conn, limit=10, owner="w", lease_ms=60_000)}
 
 
 def settle(app: sqlq.App, job: Job, token: int, outcome: Any) -> None:

@@ -21,11 +21,9 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.admin.selections import ids_of
 from sqlq.errors import JobNotFoundError
-from tests.conformance.test_django_connections import connection as _connection
 from tests.kit import drivers, wait_until
 from tests.kit.sessions import Caller, Way, common_ways, ways
 
-connection = _connection
 """Django's."""
 
 

@@ -16,7 +16,8 @@ from sqlq.store.blockers import UNUSED_MS
 from sqlq.store.limits import admit
 from sqlq.worker.maintain import services
 from sqlq.worker.maintain.services import Sweep
-from tests.worker.test_limits import blocked, claim
+from tests.kit import claim
+from tests.kit.hand import blocked
 
 KEY = "stripe"
 

@@ -16,10 +16,8 @@ from sqlalchemy.exc import OperationalError, PendingRollbackError
 from sqlalchemy.orm import Session
 
 import sqlq
-from tests.conformance.test_django_connections import connection, order
 from tests.kit import drivers, run_one, sessions, wait_until, waiting_for_locks
-
-__all__ = ["connection"]  # a fixture
+from tests.kit.drivers import order
 
 on_mariadb = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 UNDONE = "MariaDB has undone the whole transaction, .*deadlock .*run it again from its start"

@@ -11,87 +11,32 @@ from sqlalchemy import BigInteger, Engine, func, insert, literal, select, text, 
 
 import sqlq
 from sqlq.errors import ConfigurationError, JobNotFoundError
-from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Outcome, Released, Retried, Settlement
+from sqlq.model.outcome import Cancelled, ErrorText, Finished, Released, Retried
 from sqlq.schema.tables import failed_jobs, finished_jobs, jobs, queues, workers
 from sqlq.schema.types import after, now
 from sqlq.store.jobs import lookup, operate
-from sqlq.store.jobs import settle as settling
 from sqlq.store.workers import look
 from sqlq.store.workers import workers as workerss
-from tests.kit import claim_on
-
-BOOM = Failed("error", ErrorText("ValueError", "boom", "Traceback …"))
-
-
-class Play:
-    """An App with a task, and the worker's hand: claims and settles without running anything."""
-
-    def __init__(self, app: sqlq.App) -> None:
-        self.app = app
-        self.tasks = {
-            name: app.task(name=name, max_attempts=3)(lambda n=0: None) for name in ("send", "pack")
-        }
-
-    def enqueue(self, count: int = 1, task: str = "send", **options: Any) -> list[int]:
-        new = self.tasks[task].new
-        return [job.id for job in self.app.enqueue_many([new(i).set(**options) for i in range(count)])]
-
-    def claim(self, limit: int = 10_000, owner: str = "worker") -> list[ClaimedJob]:
-        with self.app.database.begin() as conn:
-            return claim_on(
-                conn,
-                list(look.due_in(self.app.database, look.KnownQueues())),
-                limit=limit,
-                owner=owner,
-                lease_ms=30_000,
-            )
-
-    def settle(self, claimed: Sequence[ClaimedJob], outcome: Outcome) -> set[int]:
-        with self.app.database.begin() as conn:
-            settled = settling.settle(
-                conn, [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in claimed]
-            )
-        return {id for id, _ in settled}
-
-    def end(self, outcome: Outcome = BOOM) -> list[int]:
-        """Claim what is due, and end it."""
-        claimed = self.claim()
-        assert self.settle(claimed, outcome) == {job.id for job in claimed}
-        return sorted(job.id for job in claimed)
-
-    def failed(self, count: int = 1, task: str = "send", **options: Any) -> list[int]:
-        ids = self.enqueue(count, task, **options)
-        assert self.end() == ids
-        return ids
-
-    def states(self, ids: Sequence[int]) -> list[str]:
-        return [str(self.app.jobs.get(id).state) for id in ids]
-
-
-@pytest.fixture
-def play(app: sqlq.App) -> Play:
-    return Play(app)
-
+from tests.kit import BOOM, Hand, claim_on
 
 # -- looking -------------------------------------------------------------------------------------------------
 
 
-def test_get_returns_a_job_in_any_state(play: Play) -> None:
-    (finished,) = play.enqueue()
-    play.end(Finished('{"sent": ["ü", 1]}'))
-    (cancelled,) = play.enqueue()
-    play.end(Cancelled("not wanted"))
-    (failed,) = play.failed()
-    (running,) = play.enqueue()
-    play.claim()
-    (scheduled,) = play.enqueue(delay="1h")
-    (available,) = play.enqueue()
+def test_get_returns_a_job_in_any_state(hand: Hand) -> None:
+    (finished,) = hand.enqueue()
+    hand.end(Finished('{"sent": ["ü", 1]}'))
+    (cancelled,) = hand.enqueue()
+    hand.end(Cancelled("not wanted"))
+    (failed,) = hand.ended()
+    (running,) = hand.enqueue()
+    hand.claim()
+    (scheduled,) = hand.enqueue(delay="1h")
+    (available,) = hand.enqueue()
     expected = ["finished", "cancelled", "failed", "running", "scheduled", "available"]
-    assert play.states([finished, cancelled, failed, running, scheduled, available]) == expected
-    assert play.app.jobs.get(finished).result == {"sent": ["ü", 1]}
-    assert play.app.jobs.get(cancelled).reason == "not wanted"
-    found = play.app.jobs.get(failed)
+    assert hand.states([finished, cancelled, failed, running, scheduled, available]) == expected
+    assert hand.app.jobs.get(finished).result == {"sent": ["ü", 1]}
+    assert hand.app.jobs.get(cancelled).reason == "not wanted"
+    found = hand.app.jobs.get(failed)
     assert (found.exception, found.message, found.traceback, found.reason) == (
         "ValueError",
         "boom",
@@ -102,32 +47,32 @@ def test_get_returns_a_job_in_any_state(play: Play) -> None:
     assert found.ended_at is not None
     assert found.ended_at.tzinfo is not None
     assert found.ended_at >= found.created_at
-    assert play.app.jobs.get(running).reserved_by == "worker"
-    assert play.app.jobs.get(available).ended_at is None
+    assert hand.app.jobs.get(running).reserved_by == "worker"
+    assert hand.app.jobs.get(available).ended_at is None
 
 
-def test_a_value_that_cannot_be_decoded_is_shown_as_stored(play: Play, engine: Engine) -> None:
+def test_a_value_that_cannot_be_decoded_is_shown_as_stored(hand: Hand, engine: Engine) -> None:
     with engine.begin() as conn:
         conn.execute(
             text("INSERT INTO jobs (task, payload, errors) VALUES ('send', '{broken', 'also broken')")
         )
-    (job,) = play.app.jobs.list()
+    (job,) = hand.app.jobs.list()
     assert job.payload == "{broken"
     assert job.errors == [{"message": "also broken"}]
-    play.end(Finished("not json"))
-    assert play.app.jobs.get(job.id).result == "not json"
+    hand.end(Finished("not json"))
+    assert hand.app.jobs.get(job.id).result == "not json"
 
 
-def test_the_list_is_newest_first_limited_and_filtered(play: Play) -> None:
-    finished = play.enqueue(2)
-    play.end(Finished())
-    failed = play.failed(2, "pack", queue="boxes")
-    waiting = play.enqueue(2, "pack")
-    later = play.enqueue(1, delay="1d")
+def test_the_list_is_newest_first_limited_and_filtered(hand: Hand) -> None:
+    finished = hand.enqueue(2)
+    hand.end(Finished())
+    failed = hand.ended(2, task="pack", queue="boxes")
+    waiting = hand.enqueue(2, "pack")
+    later = hand.enqueue(1, delay="1d")
     everything = [*later, *reversed(waiting), *reversed(failed), *reversed(finished)]
 
     def ids(**how: Any) -> list[int]:
-        return [job.id for job in play.app.jobs.list(**how)]
+        return [job.id for job in hand.app.jobs.list(**how)]
 
     assert ids() == everything
     assert ids(limit=3) == everything[:3]
@@ -144,42 +89,42 @@ def test_the_list_is_newest_first_limited_and_filtered(play: Play) -> None:
 
 
 @pytest.mark.parametrize("how", [{"state": "broken"}, {"limit": 0}, {"limit": 1_000_000}])
-def test_a_list_with_an_unknown_state_or_bad_limit_is_refused(play: Play, how: dict[str, Any]) -> None:
+def test_a_list_with_an_unknown_state_or_bad_limit_is_refused(hand: Hand, how: dict[str, Any]) -> None:
     with pytest.raises(
         ConfigurationError,
         match=r"state is 'broken': it is one of blocked, scheduled, |limit is \d+: it must be a whole number",
     ):
-        play.app.jobs.list(**how)
+        hand.app.jobs.list(**how)
 
 
-def test_get_of_an_unknown_id_raises(play: Play) -> None:
-    play.enqueue()
+def test_get_of_an_unknown_id_raises(hand: Hand) -> None:
+    hand.enqueue()
     for id in (4711, 0, -1, 2**63, 10**20, -(10**20)):
         with pytest.raises(JobNotFoundError, match=f"there is no job {id}"):
-            play.app.jobs.get(id)
-        assert play.app.jobs.cancel([id]) == {id: "unknown"}
-        assert play.app.jobs.retry([id]) == play.app.jobs.delete([id]) == []
+            hand.app.jobs.get(id)
+        assert hand.app.jobs.cancel([id]) == {id: "unknown"}
+        assert hand.app.jobs.retry([id]) == hand.app.jobs.delete([id]) == []
     for wrong in ("7", True, None, 1.0):
         with pytest.raises(ConfigurationError, match="is not the id of a job"):
-            play.app.jobs.get(wrong)  # type: ignore[arg-type]
+            hand.app.jobs.get(wrong)  # type: ignore[arg-type]
 
 
 # -- failed jobs run again (T13) -----------------------------------------------------------------------------
 
 
-def test_a_retried_job_is_new_but_for_its_id_token_and_errors(play: Play) -> None:
-    (id,) = play.enqueue(priority=7, timeout="30s", unique_key="k")
-    play.settle(play.claim(), Retried(0, ErrorText("OSError", "first")))
-    play.settle(play.claim(), Released(0))
-    with play.app.database.begin() as conn:
+def test_a_retried_job_is_new_but_for_its_id_token_and_errors(hand: Hand) -> None:
+    (id,) = hand.enqueue(priority=7, timeout="30s", unique_key="k")
+    hand.settle(hand.claim(), Retried(0, ErrorText("OSError", "first")))
+    hand.settle(hand.claim(), Released(0))
+    with hand.app.database.begin() as conn:
         conn.execute(update(jobs).values(losses=2))
-    last = play.claim()
-    play.settle(last, BOOM)
-    failed = play.app.jobs.get(id)
+    last = hand.claim()
+    hand.settle(last, BOOM)
+    failed = hand.app.jobs.get(id)
 
-    assert play.app.jobs.retry([id]) == [id]
+    assert hand.app.jobs.retry([id]) == [id]
 
-    with play.app.database.read() as conn:
+    with hand.app.database.read() as conn:
         row = conn.execute(select(jobs, (jobs.c.available_at <= now()).label("due"))).one()
         assert conn.scalar(select(func.count()).select_from(failed_jobs)) == 0
     assert (row.id, row.attempts, row.releases, row.losses, bool(row.due)) == (id, 0, 0, 0, True)
@@ -191,7 +136,7 @@ def test_a_retried_job_is_new_but_for_its_id_token_and_errors(play: Play) -> Non
         3,
         "k",
     )
-    job = play.app.jobs.get(id)
+    job = hand.app.jobs.get(id)
     assert job.created_at == failed.created_at
     assert [(e["attempt"], e["reason"], e["exception"], e["message"]) for e in job.errors] == [
         (1, "error", "OSError", "first"),
@@ -199,71 +144,71 @@ def test_a_retried_job_is_new_but_for_its_id_token_and_errors(play: Play) -> Non
     ]
     assert job.errors[1]["at"].startswith(failed.ended_at.isoformat()[:19])  # type: ignore[union-attr]
 
-    assert play.settle(last, Finished()) == set(), "the owner of the attempt that failed must match nothing"
-    (claimed,) = play.claim()
+    assert hand.settle(last, Finished()) == set(), "the owner of the attempt that failed must match nothing"
+    (claimed,) = hand.claim()
     assert (claimed.lease_token, claimed.attempts) == (4, 1)
-    assert play.settle(last, Finished()) == set()
-    assert play.settle([claimed], BOOM) == {id}
-    assert play.app.jobs.retry([id]) == [id]
-    assert [e["attempt"] for e in play.app.jobs.get(id).errors] == [1, 2, 1]
+    assert hand.settle(last, Finished()) == set()
+    assert hand.settle([claimed], BOOM) == {id}
+    assert hand.app.jobs.retry([id]) == [id]
+    assert [e["attempt"] for e in hand.app.jobs.get(id).errors] == [1, 2, 1]
 
 
-def test_a_failed_job_whose_unique_key_is_live_stays_failed_and_is_reported(play: Play) -> None:
-    held = play.failed(unique_key="k") + play.failed(unique_key="k")
-    other = play.failed(unique_key="other")
-    elsewhere = play.failed(unique_key="k", queue="elsewhere")
-    play.enqueue(unique_key="k")
-    done = play.app.jobs.retry(all=True)
+def test_a_failed_job_whose_unique_key_is_live_stays_failed_and_is_reported(hand: Hand) -> None:
+    held = hand.ended(unique_key="k") + hand.ended(unique_key="k")
+    other = hand.ended(unique_key="other")
+    elsewhere = hand.ended(unique_key="k", queue="elsewhere")
+    hand.enqueue(unique_key="k")
+    done = hand.app.jobs.retry(all=True)
     assert (done, done.held) == (other + elsewhere, held)
-    assert play.states(held) == ["failed", "failed"]
-    play.end(Finished())
-    assert play.app.jobs.retry(all=True) == held[:1], "the first takes the key, so the second stays"
-    assert play.states(held) == ["available", "failed"]
+    assert hand.states(held) == ["failed", "failed"]
+    hand.end(Finished())
+    assert hand.app.jobs.retry(all=True) == held[:1], "the first takes the key, so the second stays"
+    assert hand.states(held) == ["available", "failed"]
 
 
-def test_errors_that_cannot_be_read_are_kept_and_full_ones_do_not_grow(play: Play, engine: Engine) -> None:
-    odd, full = play.failed(2)
+def test_errors_that_cannot_be_read_are_kept_and_full_ones_do_not_grow(hand: Hand, engine: Engine) -> None:
+    odd, full = hand.ended(2)
     with engine.begin() as conn:
         conn.execute(text("UPDATE failed_jobs SET errors = 'not json' WHERE id = :id"), {"id": odd})
         conn.execute(
             text("UPDATE failed_jobs SET errors = :errors WHERE id = :id"),
             {"id": full, "errors": f'["{"x" * 70_000}"]'},
         )
-    play.app.jobs.retry(all=True)
-    first, last = play.app.jobs.get(odd).errors
+    hand.app.jobs.retry(all=True)
+    first, last = hand.app.jobs.get(odd).errors
     assert (first, last["message"]) == ({"message": "not json"}, "boom")
-    assert play.app.jobs.get(full).errors == [{"message": "x" * 70_000}]
+    assert hand.app.jobs.get(full).errors == [{"message": "x" * 70_000}]
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_retry_inserts_jobs_in_the_order_of_their_unique_keys(play: Play) -> None:
+def test_retry_inserts_jobs_in_the_order_of_their_unique_keys(hand: Hand) -> None:
     """As enqueue_many inserts them: in another order the two would deadlock, and the victim might be the
     caller's transaction."""
-    (b,) = play.failed(unique_key="b")
-    (a,) = play.failed(unique_key="a")
-    assert play.app.jobs.retry(all=True) == [b, a]
-    with play.app.database.read() as conn:
+    (b,) = hand.ended(unique_key="b")
+    (a,) = hand.ended(unique_key="a")
+    assert hand.app.jobs.retry(all=True) == [b, a]
+    with hand.app.database.read() as conn:
         stored = conn.execute(text("SELECT id FROM jobs ORDER BY ctid")).scalars().all()
     assert stored == [a, b]
 
 
-def test_retry_selects_failed_jobs_by_id_task_queue_or_all(play: Play) -> None:
-    a = play.failed(2)
-    b = play.failed(2, "pack")
-    c = play.failed(2, "pack", queue="boxes")
-    assert play.app.jobs.retry([a[0], 4711]) == [a[0]]
-    assert play.app.jobs.retry([a[0]]) == [], "it is not failed any more"
-    assert play.app.jobs.retry([*a, *b], task="pack", queue="default") == b
-    assert play.app.jobs.retry(queue="boxes") == c
-    assert play.app.jobs.retry(task="nothing") == []
-    assert play.app.jobs.retry(all=True) == a[1:]
-    assert play.app.jobs.list(state="failed") == []
+def test_retry_selects_failed_jobs_by_id_task_queue_or_all(hand: Hand) -> None:
+    a = hand.ended(2)
+    b = hand.ended(2, task="pack")
+    c = hand.ended(2, task="pack", queue="boxes")
+    assert hand.app.jobs.retry([a[0], 4711]) == [a[0]]
+    assert hand.app.jobs.retry([a[0]]) == [], "it is not failed any more"
+    assert hand.app.jobs.retry([*a, *b], task="pack", queue="default") == b
+    assert hand.app.jobs.retry(queue="boxes") == c
+    assert hand.app.jobs.retry(task="nothing") == []
+    assert hand.app.jobs.retry(all=True) == a[1:]
+    assert hand.app.jobs.list(state="failed") == []
 
 
 @pytest.mark.parametrize("name", ["retry", "delete"])
-def test_retry_and_delete_refuse_a_call_that_names_no_jobs(play: Play, name: str) -> None:
-    ids = play.failed(2)
-    verb = getattr(play.app.jobs, name)
+def test_retry_and_delete_refuse_a_call_that_names_no_jobs(hand: Hand, name: str) -> None:
+    ids = hand.ended(2)
+    verb = getattr(hand.app.jobs, name)
     with pytest.raises(ConfigurationError, match="name the failed jobs that are meant"):
         verb()
     with pytest.raises(ConfigurationError, match="name the failed jobs that are meant"):
@@ -274,14 +219,14 @@ def test_retry_and_delete_refuse_a_call_that_names_no_jobs(play: Play, name: str
         verb(ids[0])
     with pytest.raises(ConfigurationError, match="is not the id of a job"):
         verb([ids[0], "2"])
-    assert play.states(ids) == ["failed", "failed"]
+    assert hand.states(ids) == ["failed", "failed"]
 
 
 @pytest.mark.parametrize(
     ("name", "where"), [("retry", (operate, "retry_failed")), ("delete", (operate, "forget"))]
 )
 def test_retry_and_delete_work_in_batches(
-    play: Play, name: str, where: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
+    hand: Hand, name: str, where: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lookup, "BATCH", 3)
     monkeypatch.setattr(operate, "CARRIED_BATCH", 3)
@@ -294,85 +239,85 @@ def test_retry_and_delete_work_in_batches(
         return result
 
     monkeypatch.setattr(*where, counted)
-    ids = play.failed(7)
-    verb = getattr(play.app.jobs, name)
+    ids = hand.ended(7)
+    verb = getattr(hand.app.jobs, name)
     assert verb(all=True) == ids
     assert max(sizes) == 3
-    assert play.app.jobs.list(state="failed") == []
+    assert hand.app.jobs.list(state="failed") == []
     if name == "retry":
-        assert play.end() == ids
+        assert hand.end() == ids
     else:
-        ids = play.failed(7)
+        ids = hand.ended(7)
     assert verb(ids) == ids
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_retry_and_delete_skip_a_locked_failed_job(play: Play, engine: Engine) -> None:
-    ids = play.failed(3)
+def test_retry_and_delete_skip_a_locked_failed_job(hand: Hand, engine: Engine) -> None:
+    ids = hand.ended(3)
     with engine.connect() as rival:
         rival.execute(text("SELECT id FROM failed_jobs WHERE id = :id FOR UPDATE"), {"id": ids[1]})
-        assert play.app.jobs.retry(all=True) == [ids[0], ids[2]]
-        assert play.app.jobs.delete(all=True) == []
-    assert play.app.jobs.delete(all=True) == [ids[1]]
+        assert hand.app.jobs.retry(all=True) == [ids[0], ids[2]]
+        assert hand.app.jobs.delete(all=True) == []
+    assert hand.app.jobs.delete(all=True) == [ids[1]]
 
 
-def test_deleted_jobs_are_gone(play: Play) -> None:
-    a, b = play.failed(2), play.failed(1, "pack")
-    assert play.app.jobs.delete([a[0], 4711]) == [a[0]]
-    assert play.app.jobs.delete(task="pack") == b
-    assert [job.id for job in play.app.jobs.list()] == a[1:]
+def test_deleted_jobs_are_gone(hand: Hand) -> None:
+    a, b = hand.ended(2), hand.ended(1, task="pack")
+    assert hand.app.jobs.delete([a[0], 4711]) == [a[0]]
+    assert hand.app.jobs.delete(task="pack") == b
+    assert [job.id for job in hand.app.jobs.list()] == a[1:]
     with pytest.raises(JobNotFoundError):
-        play.app.jobs.get(a[0])
+        hand.app.jobs.get(a[0])
 
 
-def test_delete_takes_finished_and_cancelled_jobs_by_their_ids(play: Play) -> None:
-    finished, cancelled, waiting = play.enqueue(3)
-    play.app.jobs.cancel([cancelled])
-    play.app.jobs.reschedule([waiting], delay="1h")
-    assert play.end(Finished()) == [finished]
-    assert play.app.jobs.delete(all=True) == []
-    assert play.app.jobs.delete([finished, cancelled, waiting]) == [finished, cancelled]
-    assert [job.id for job in play.app.jobs.list()] == [waiting]
+def test_delete_takes_finished_and_cancelled_jobs_by_their_ids(hand: Hand) -> None:
+    finished, cancelled, waiting = hand.enqueue(3)
+    hand.app.jobs.cancel([cancelled])
+    hand.app.jobs.reschedule([waiting], delay="1h")
+    assert hand.end(Finished()) == [finished]
+    assert hand.app.jobs.delete(all=True) == []
+    assert hand.app.jobs.delete([finished, cancelled, waiting]) == [finished, cancelled]
+    assert [job.id for job in hand.app.jobs.list()] == [waiting]
 
 
 # -- pruning (T15) -------------------------------------------------------------------------------------------
 
 
-def _age(play: Play, ids: Sequence[int], seconds: Sequence[int]) -> None:
-    with play.app.database.begin() as conn:
+def _age(hand: Hand, ids: Sequence[int], seconds: Sequence[int]) -> None:
+    with hand.app.database.begin() as conn:
         for id, ago in zip(ids, seconds, strict=True):
             moment = after(literal(-ago * 1000, BigInteger))
             conn.execute(update(finished_jobs).where(finished_jobs.c.id == id).values(finished_at=moment))
 
 
-def test_finished_jobs_are_pruned_by_age_the_oldest_first_and_at_most_so_many(play: Play) -> None:
-    ids = play.enqueue(5)
-    play.end(Finished())
-    failed = play.failed()
-    _age(play, ids, [70, 10, 90, 80, 50])
+def test_finished_jobs_are_pruned_by_age_the_oldest_first_and_at_most_so_many(hand: Hand) -> None:
+    ids = hand.enqueue(5)
+    hand.end(Finished())
+    failed = hand.ended()
+    _age(hand, ids, [70, 10, 90, 80, 50])
 
     def prune(limit: int) -> int:
-        with play.app.database.begin() as conn:
+        with hand.app.database.begin() as conn:
             return operate.prune(conn, older_than_ms=60_000, limit=limit)
 
     assert prune(2) == 2
-    assert sorted(job.id for job in play.app.jobs.list(state="finished")) == [ids[0], ids[1], ids[4]]
+    assert sorted(job.id for job in hand.app.jobs.list(state="finished")) == [ids[0], ids[1], ids[4]]
     assert [prune(2), prune(2)] == [1, 0]
-    assert sorted(job.id for job in play.app.jobs.list(state="finished")) == [ids[1], ids[4]]
-    assert play.states(failed) == ["failed"]
+    assert sorted(job.id for job in hand.app.jobs.list(state="finished")) == [ids[1], ids[4]]
+    assert hand.states(failed) == ["failed"]
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-def test_two_prunes_do_not_wait_for_each_other(play: Play) -> None:
-    ids = play.enqueue(4)
-    play.end(Finished())
-    _age(play, ids, [90, 80, 70, 60])
-    with play.app.database.begin() as one:
+def test_two_prunes_do_not_wait_for_each_other(hand: Hand) -> None:
+    ids = hand.enqueue(4)
+    hand.end(Finished())
+    _age(hand, ids, [90, 80, 70, 60])
+    with hand.app.database.begin() as one:
         assert operate.prune(one, older_than_ms=1_000, limit=2) == 2
-        with play.app.database.begin() as two:
+        with hand.app.database.begin() as two:
             two.execute(text("SET LOCAL lock_timeout = '2s'"))
             assert operate.prune(two, older_than_ms=1_000, limit=10) == 2
-    assert play.app.jobs.list() == []
+    assert hand.app.jobs.list() == []
 
 
 # -- queues and workers --------------------------------------------------------------------------------------
@@ -392,17 +337,17 @@ def _silent(app: sqlq.App, id: str, seconds: int) -> None:
         )
 
 
-def test_the_status_counts_jobs_and_shows_whether_a_queue_is_served(play: Play) -> None:
-    play.failed(2, queue="b")
-    play.enqueue(1, queue="a")
-    play.claim()
-    play.enqueue(3, queue="a")
-    play.enqueue(2, queue="a", delay="1h")
-    play.enqueue(1, queue="c", delay="1h")
-    with play.app.database.begin() as conn:
+def test_the_status_counts_jobs_and_shows_whether_a_queue_is_served(hand: Hand) -> None:
+    hand.ended(2, queue="b")
+    hand.enqueue(1, queue="a")
+    hand.claim()
+    hand.enqueue(3, queue="a")
+    hand.enqueue(2, queue="a", delay="1h")
+    hand.enqueue(1, queue="c", delay="1h")
+    with hand.app.database.begin() as conn:
         conn.execute(insert(queues).values(queue="c", paused_at=now()))
-    _register(play.app, "w1", ["a", "empty"])
-    found = {status.queue: status for status in play.app.queues.list()}
+    _register(hand.app, "w1", ["a", "empty"])
+    found = {status.queue: status for status in hand.app.queues.list()}
     assert list(found) == ["a", "b", "c", "empty"]
     a = found["a"]
     assert (a.available, a.scheduled, a.running, a.failed, a.paused, a.served) == (3, 2, 1, 0, False, True)
@@ -420,20 +365,20 @@ def test_the_status_counts_jobs_and_shows_whether_a_queue_is_served(play: Play) 
     assert (found["c"].paused, found["c"].scheduled, found["c"].oldest_wait_seconds) == (True, 1, None)
     assert found["empty"].served
 
-    _register(play.app, "w2", None)
-    assert all(status.served for status in play.app.queues.list()), "w2 serves every queue"
-    _silent(play.app, "w1", 120)
-    _silent(play.app, "w2", 120)
-    assert [(status.queue, status.served) for status in play.app.queues.list()] == [
+    _register(hand.app, "w2", None)
+    assert all(status.served for status in hand.app.queues.list()), "w2 serves every queue"
+    _silent(hand.app, "w1", 120)
+    _silent(hand.app, "w2", 120)
+    assert [(status.queue, status.served) for status in hand.app.queues.list()] == [
         ("a", False),
         ("b", False),
         ("c", False),
     ]
-    assert play.app.workers.list() == []
+    assert hand.app.workers.list() == []
 
 
-def test_workers_register_leave_and_are_removed_when_silent(play: Play) -> None:
-    app = play.app
+def test_workers_register_leave_and_are_removed_when_silent(hand: Hand) -> None:
+    app = hand.app
     for id in ("w1", "w2", "w3"):
         _register(app, id, None)
     _silent(app, "w1", 80)
@@ -450,40 +395,40 @@ def test_workers_register_leave_and_are_removed_when_silent(play: Play) -> None:
         assert not workerss.seen(conn, "w1"), "one that was swept out is told so"
 
 
-def test_the_queues_to_serve_are_those_that_hold_something_to_claim(play: Play) -> None:
+def test_the_queues_to_serve_are_those_that_hold_something_to_claim(hand: Hand) -> None:
     for name in ("b", "ä", "A", "a b"):
-        play.enqueue(2, queue=name)
-    play.enqueue(1, queue="later", delay="1d")
-    with play.app.database.begin() as conn:
-        claim_on(conn, ["b"], limit=10, owner="w", lease_ms=30_000)
-    assert sorted(look.due_in(play.app.database, look.KnownQueues())) == sorted(["ä", "A", "a b", "later"])
+        hand.enqueue(2, queue=name)
+    hand.enqueue(1, queue="later", delay="1d")
+    with hand.app.database.begin() as conn:
+        claim_on(conn, ["b"], limit=10, owner="w")
+    assert sorted(look.due_in(hand.app.database, look.KnownQueues())) == sorted(["ä", "A", "a b", "later"])
 
 
-def test_no_queue_is_to_serve_without_jobs(play: Play) -> None:
-    assert look.due_in(play.app.database, look.KnownQueues()) == {}
-    assert play.app.queues.list() == []
+def test_no_queue_is_to_serve_without_jobs(hand: Hand) -> None:
+    assert look.due_in(hand.app.database, look.KnownQueues()) == {}
+    assert hand.app.queues.list() == []
 
 
-def test_a_jobs_own_retention_comes_before_the_age(play: Play) -> None:
+def test_a_jobs_own_retention_comes_before_the_age(hand: Hand) -> None:
     """A row that names its `retention_ms` is deleted when that is over, failed or finished; a prune by age
     leaves it alone."""
-    database = play.app.database
+    database = hand.app.database
     kept = []
     for outcome, table, ended_at in (
         (Finished(), finished_jobs, "finished_at"),
         (BOOM, failed_jobs, "failed_at"),
     ):
-        aged, over, lasting = play.enqueue(3)
+        aged, over, lasting = hand.enqueue(3)
         with database.begin() as conn:
             for id, ms in ((over, 60_000), (lasting, 86_400_000)):
                 conn.execute(update(jobs).where(jobs.c.id == id).values(retention_ms=ms))
-        play.end(outcome)
+        hand.end(outcome)
         with database.begin() as conn:
             conn.execute(update(table).values({ended_at: after(literal(-3_600_000, BigInteger))}))
         kept.append((aged, over, lasting))
     (_, finished_over, finished_kept), (_, failed_over, failed_kept) = kept
-    assert play.app.jobs.prune(finished="1m", failed="1m") == (1, 1)
-    assert {job.id for job in play.app.jobs.list()} == {
+    assert hand.app.jobs.prune(finished="1m", failed="1m") == (1, 1)
+    assert {job.id for job in hand.app.jobs.list()} == {
         finished_over,
         finished_kept,
         failed_over,
@@ -492,7 +437,7 @@ def test_a_jobs_own_retention_comes_before_the_age(play: Play) -> None:
     with database.begin() as conn:
         assert operate.prune_expired(conn, limit=1) == 1, "no more than asked for"
         assert operate.prune_expired(conn, limit=10) == 1
-    assert {job.id for job in play.app.jobs.list()} == {finished_kept, failed_kept}
+    assert {job.id for job in hand.app.jobs.list()} == {finished_kept, failed_kept}
 
 
 # -- counts of a queue -------------------------------------------------------------------------------------
@@ -500,14 +445,14 @@ def test_a_jobs_own_retention_comes_before_the_age(play: Play) -> None:
 MINE = lookup.Selection(queue="mine")
 
 
-def test_queues_are_counted_alone(play: Play) -> None:
-    play.failed(1, queue="mine")
-    play.enqueue(2, queue="mine")
-    play.end(Finished())
-    play.enqueue(1, queue="mine")
-    play.enqueue(1, queue="mine", delay="1h")
-    play.enqueue(1, queue="others")
-    with play.app.database.begin() as conn:
+def test_queues_are_counted_alone(hand: Hand) -> None:
+    hand.ended(1, queue="mine")
+    hand.enqueue(2, queue="mine")
+    hand.end(Finished())
+    hand.enqueue(1, queue="mine")
+    hand.enqueue(1, queue="mine", delay="1h")
+    hand.enqueue(1, queue="others")
+    with hand.app.database.begin() as conn:
         assert lookup.counts(conn, MINE) == {"failed": 1, "finished": 2, "available": 1, "scheduled": 1}
 
 

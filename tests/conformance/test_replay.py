@@ -13,57 +13,14 @@ from sqlalchemy import Engine, event, text, update
 import sqlq
 from sqlq.admin.batches import watched
 from sqlq.errors import ConfigurationError
-from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Outcome, Settlement
+from sqlq.model.outcome import Cancelled, Finished
 from sqlq.schema.tables import TOKEN_SCHEMA, jobs
-from sqlq.store.jobs import lookup, settle
-from sqlq.store.workers import look
-from tests.kit import claim_on, span, wait_until
-
-BOOM = Failed("error", ErrorText("ValueError", "boom", "Traceback …"))
+from sqlq.store.jobs import lookup
+from tests.kit import Hand, span, wait_until
 
 
-class Play:
-    """An App with two tasks, and the worker's hand: claims and settles without running anything."""
-
-    def __init__(self, app: sqlq.App) -> None:
-        self.app = app
-        self.tasks = {
-            name: app.task(name=name, max_attempts=3)(lambda n=0, copy=False: None)
-            for name in ("send", "pack")
-        }
-
-    def enqueue(self, count: int = 1, task: str = "send", **options: Any) -> list[int]:
-        new = self.tasks[task].new
-        return [job.id for job in self.app.enqueue_many([new(i).set(**options) for i in range(count)])]
-
-    def claim(self) -> list[ClaimedJob]:
-        with self.app.database.begin() as conn:
-            queues = list(look.due_in(self.app.database, look.KnownQueues()))
-            return claim_on(conn, queues, limit=10_000, owner="worker", lease_ms=30_000)
-
-    def end(self, outcome: Outcome = BOOM) -> list[int]:
-        """Claim what is due, and end it."""
-        claimed = self.claim()
-        with self.app.database.begin() as conn:
-            settle.settle(conn, [Settlement(j.id, j.lease_token, j.attempts, outcome) for j in claimed])
-        return sorted(job.id for job in claimed)
-
-    def ended(self, count: int = 1, outcome: Outcome = BOOM, task: str = "send", **options: Any) -> list[int]:
-        ids = self.enqueue(count, task, **options)
-        assert self.end(outcome) == ids
-        return ids
-
-    def replays(self, jobs: dict[int, int]) -> list[sqlq.JobDetails]:
-        return [self.app.jobs.get(id) for id in jobs.values()]
-
-    def number(self) -> int:
-        return len(self.app.jobs.list(limit=10_000))
-
-
-@pytest.fixture
-def play(app: sqlq.App) -> Play:
-    return Play(app)
+def replays(hand: Hand, jobs: dict[int, int]) -> list[sqlq.JobDetails]:
+    return [hand.app.jobs.get(id) for id in jobs.values()]
 
 
 def moved(engine: Engine, ids: Sequence[int], table: str, seconds: int) -> None:
@@ -75,11 +32,15 @@ def moved(engine: Engine, ids: Sequence[int], table: str, seconds: int) -> None:
             conn.execute(text(f"UPDATE {table} SET {ended} = {earlier} WHERE id = :id"), {"id": id})
 
 
+def number(hand: Hand) -> int:
+    return len(hand.app.jobs.list(limit=10_000))
+
+
 # -- what a replay is ----------------------------------------------------------------------------------------
 
 
-def test_a_replay_is_a_new_job_that_names_its_origin(play: Play, engine: Engine) -> None:
-    (old,) = play.ended(
+def test_a_replay_is_a_new_job_that_names_its_origin(hand: Hand, engine: Engine) -> None:
+    (old,) = hand.ended(
         queue="mail",
         priority=7,
         timeout="30s",
@@ -91,81 +52,81 @@ def test_a_replay_is_a_new_job_that_names_its_origin(play: Play, engine: Engine)
         unique_key="k",
         on_failure=None,
     )
-    ((origin, new),) = play.app.jobs.replay(old).items()
+    ((origin, new),) = hand.app.jobs.replay(old).items()
     assert origin == old
-    job = play.app.jobs.get(new)
+    job = hand.app.jobs.get(new)
     assert new > old
     assert (job.state, job.replay_of, job.attempts, job.lease_token) == ("available", old, 0, 0)
     assert (job.task, job.payload, job.queue, job.priority) == ("send", {"args": [0]}, "mail", 7)
     assert (job.timeout_ms, job.max_attempts, job.label) == (30_000, 2, "blue")
     assert job.headers == {"tenant": "blue"}
     assert (job.retention_ms, job.unique_key, job.on_failure) == (9 * 86_400_000, None, None)
-    assert job.backoff == play.app.jobs.get(old).backoff
+    assert job.backoff == hand.app.jobs.get(old).backoff
     assert (job.history, job.errors) == ((), [])
-    before = play.app.jobs.get(old)
+    before = hand.app.jobs.get(old)
     assert (before.state, before.unique_key) == ("failed", "k")
     with engine.connect() as conn:
         found = conn.execute(text("SELECT id, replay_of FROM job_states WHERE replay_of IS NOT NULL")).all()
     assert [tuple(row) for row in found] == [(new, old)]
-    assert play.end(Finished()) == [new]
-    assert play.app.jobs.get(new).replay_of == old, "it keeps the name where it has ended"
+    assert hand.end(Finished()) == [new]
+    assert hand.app.jobs.get(new).replay_of == old, "it keeps the name where it has ended"
 
 
-def test_a_replay_emits_an_enqueued_event(play: Play) -> None:
+def test_a_replay_emits_an_enqueued_event(hand: Hand) -> None:
     heard: list[sqlq.JobEvent] = []
-    play.app.on("enqueued")(heard.extend)
-    first, second = play.ended(2, label="order 7", priority=3)
-    jobs = play.app.jobs.replay(task="send", since="1h")
+    hand.app.on("enqueued")(heard.extend)
+    first, second = hand.ended(2, label="order 7", priority=3)
+    jobs = hand.app.jobs.replay(task="send", since="1h")
     told = wait_until(lambda: [event for event in heard if event.id in jobs.values()][1:] and heard[-2:])
     assert [(e.id, e.task, e.queue, e.label, e.attempt, e.max_attempts) for e in told] == [
         (jobs[of], "send", "default", "order 7", 0, 3) for of in (first, second)
     ]
 
 
-def test_a_replay_does_not_call_enqueue_middleware(play: Play) -> None:
+def test_a_replay_does_not_call_enqueue_middleware(hand: Hand) -> None:
     """Its headers stay those of the first enqueue. New ones would be about the operator who replays it."""
     who = ["web"]
-    play.app.before_enqueue(lambda job: {"who": who[0]})
-    (id,) = play.ended()
+    hand.app.before_enqueue(lambda job: {"who": who[0]})
+    (id,) = hand.ended()
     who[0] = "operator"
-    (replay,) = play.replays(play.app.jobs.replay(id))
+    (replay,) = replays(hand, hand.app.jobs.replay(id))
     assert replay.headers == {"who": "web"}
-    assert play.claim()[0].id == replay.id
+    assert hand.claim()[0].id == replay.id
 
 
-def test_a_job_is_copied_by_each_replay(play: Play) -> None:
-    (id,) = play.ended()
-    first, second = (play.app.jobs.replay(id)[id] for _ in range(2))
+def test_a_job_is_copied_by_each_replay(hand: Hand) -> None:
+    (id,) = hand.ended()
+    first, second = (hand.app.jobs.replay(id)[id] for _ in range(2))
     assert first < second
-    play.end(Finished())
-    assert play.app.jobs.replay(first).keys() == {first}, "a replay is a job like others"
+    hand.end(Finished())
+    assert hand.app.jobs.replay(first).keys() == {first}, "a replay is a job like others"
 
 
-def test_a_replay_has_no_cursor_and_no_progress(play: Play, engine: Engine) -> None:
-    (id,) = play.enqueue(start_within="1h")
+def test_a_replay_has_no_cursor_and_no_progress(hand: Hand, engine: Engine) -> None:
+    (id,) = hand.enqueue(start_within="1h")
     with engine.begin() as conn:
         options = {"schema_translate_map": {TOKEN_SCHEMA: None}}
         conn.execute(update(jobs).values(cursor="7"), execution_options=options)
         conn.execute(text("UPDATE jobs SET progress = 3, progress_of = 4"))
-    play.end()
-    job = play.replays(play.app.jobs.replay(id))[0]
+    hand.end()
+    job = replays(hand, hand.app.jobs.replay(id))[0]
     assert (job.cursor, job.progress, job.start_by) == (None, None, None)
 
 
-def test_a_replay_keeps_the_schedule_and_its_time(play: Play) -> None:
-    app = play.app
-    app.schedules.add("nightly", play.tasks["send"].new(), cron="0 3 * * *")
+def test_a_replay_keeps_the_schedule_and_its_time(hand: Hand) -> None:
+    app = hand.app
+    app.schedules.add("nightly", hand.tasks["send"].new(), cron="0 3 * * *")
     job = app.jobs.get(app.schedules.run("nightly").id)
-    play.end(Finished())
-    (again,) = play.replays(app.jobs.replay(job.id))
+    hand.end(Finished())
+    (again,) = replays(hand, app.jobs.replay(job.id))
     assert (again.schedule, again.scheduled_for) == ("nightly", job.scheduled_for)
 
 
-def test_a_replay_under_a_limit_waits_for_its_turn(play: Play, engine: Engine) -> None:
-    @play.app.task(name="charge", limit=sqlq.Limit("stripe", running=1))
+def test_a_replay_under_a_limit_waits_for_its_turn(hand: Hand, engine: Engine) -> None:
+    @hand.app.task(name="charge", limit=sqlq.Limit("stripe", running=1))
     def charge() -> None: ...
 
-    app = play.app
+    app = hand.app
     first, second = (app.enqueue(charge.new()) for _ in range(2))
     app.worker(drain=True).run()
     with engine.begin() as conn:
@@ -174,25 +135,25 @@ def test_a_replay_under_a_limit_waits_for_its_turn(play: Play, engine: Engine) -
     with engine.begin() as conn:
         looked_at = set(conn.execute(text("SELECT limit_key FROM sqlq_wakes")).scalars())
     assert looked_at == {"stripe"}, "a worker looks at the line at once, not at its next sweep"
-    assert [job.state for job in play.replays(done)] == ["blocked", "blocked"]
-    assert [job.limit_key for job in play.replays(done)] == ["stripe", "stripe"]
+    assert [job.state for job in replays(hand, done)] == ["blocked", "blocked"]
+    assert [job.limit_key for job in replays(hand, done)] == ["stripe", "stripe"]
     assert app.worker(drain=True).run().finished == 2
 
 
 # -- which jobs ----------------------------------------------------------------------------------------------
 
 
-def test_jobs_are_chosen_by_task_queue_and_time(play: Play, engine: Engine) -> None:
-    finished = play.ended(2, Finished())
-    failed = play.ended(2)
-    cancelled = play.ended(1, Cancelled("no"))
-    packed = play.ended(1, Finished(), "pack", queue="mail")
+def test_jobs_are_chosen_by_task_queue_and_time(hand: Hand, engine: Engine) -> None:
+    finished = hand.ended(2, Finished())
+    failed = hand.ended(2)
+    cancelled = hand.ended(1, Cancelled("no"))
+    packed = hand.ended(1, Finished(), "pack", queue="mail")
     moved(engine, finished, "finished_jobs", 7200)
 
     def chosen(**options: Any) -> list[int]:
-        replays = play.app.jobs.replay(**options)
+        replays = hand.app.jobs.replay(**options)
         if replays:
-            play.app.jobs.cancel([*replays.values()])
+            hand.app.jobs.cancel([*replays.values()])
         return [*replays]
 
     assert chosen(task="send") == finished + failed, "cancelled ones are not meant unless they are named"
@@ -206,10 +167,10 @@ def test_jobs_are_chosen_by_task_queue_and_time(play: Play, engine: Engine) -> N
 
 
 def test_a_replay_of_ids_writes_nothing_when_it_is_interrupted(
-    play: Play, monkeypatch: pytest.MonkeyPatch
+    hand: Hand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lookup, "BATCH", 2)
-    ids = play.ended(5, Finished())
+    ids = hand.ended(5, Finished())
     batches: list[str] = []
 
     def stop(conn: Any, cursor: Any, statement: str, *_: Any) -> None:
@@ -218,31 +179,31 @@ def test_a_replay_of_ids_writes_nothing_when_it_is_interrupted(
             if len(batches) == 2:
                 raise KeyboardInterrupt
 
-    event.listen(play.app.database.engine, "before_cursor_execute", stop)
+    event.listen(hand.app.database.engine, "before_cursor_execute", stop)
     with pytest.raises(KeyboardInterrupt):
-        play.app.jobs.replay(ids)
-    assert (len(batches), play.number()) == (2, 5)
+        hand.app.jobs.replay(ids)
+    assert (len(batches), number(hand)) == (2, 5)
 
 
-def test_a_replay_by_task_goes_on_where_it_was(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_by_task_goes_on_where_it_was(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "BATCH", 2)
-    ids = play.ended(5, Finished())
+    ids = hand.ended(5, Finished())
     with watched(lambda changed: False) as watch:
-        assert [*play.app.jobs.replay(task="send")] == ids[:2]
+        assert [*hand.app.jobs.replay(task="send")] == ids[:2]
     assert watch.is_stopped
-    copies = play.app.jobs.replay(task="send")
+    copies = hand.app.jobs.replay(task="send")
     assert [*copies] == ids[2:], "nothing is copied twice"
-    play.app.jobs.cancel([copies[ids[4]]])
-    assert [*play.app.jobs.replay(task="send")] == ids[4:], "nothing came of a copy that was cancelled"
-    play.end()
-    assert [*play.app.jobs.replay(ids[0])] == ids[:1], "but by its id"
+    hand.app.jobs.cancel([copies[ids[4]]])
+    assert [*hand.app.jobs.replay(task="send")] == ids[4:], "nothing came of a copy that was cancelled"
+    hand.end()
+    assert [*hand.app.jobs.replay(ids[0])] == ids[:1], "but by its id"
 
 
-def test_new_ids_follow_the_order_of_the_old_ones(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    finished, failed = play.ended(3, Finished()), play.ended(3)
-    more = play.ended(2, Finished())
+def test_new_ids_follow_the_order_of_the_old_ones(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished, failed = hand.ended(3, Finished()), hand.ended(3)
+    more = hand.ended(2, Finished())
     monkeypatch.setattr(lookup, "BATCH", 3)
-    jobs = play.app.jobs.replay(task="send")
+    jobs = hand.app.jobs.replay(task="send")
     assert list(jobs) == finished + failed + more
     assert list(jobs.values()) == sorted(jobs.values())
 
@@ -250,9 +211,9 @@ def test_new_ids_follow_the_order_of_the_old_ones(play: Play, monkeypatch: pytes
 # -- what is refused -----------------------------------------------------------------------------------------
 
 
-def test_a_bad_replay_is_refused_in_one_sentence_and_writes_nothing(play: Play) -> None:
-    app = play.app
-    play.ended(2)
+def test_a_bad_replay_is_refused_in_one_sentence_and_writes_nothing(hand: Hand) -> None:
+    app = hand.app
+    hand.ended(2)
 
     def refused(words: str, *args: Any, **options: Any) -> None:
         with pytest.raises(ConfigurationError, match=words) as caught:
@@ -264,34 +225,34 @@ def test_a_bad_replay_is_refused_in_one_sentence_and_writes_nothing(play: Play) 
     refused("no time zone", since=datetime(2026, 1, 1))  # noqa: DTZ001
     refused("not the id of a job", [True])
     refused("ids is '42'", "42")
-    assert play.number() == 2
+    assert number(hand) == 2
 
 
-def test_a_replay_leaves_out_ids_that_have_not_ended_or_do_not_fit(play: Play) -> None:
-    failed, pruned = play.ended(2)
-    (live,) = play.enqueue()
-    play.app.jobs.delete([pruned])
+def test_a_replay_leaves_out_ids_that_have_not_ended_or_do_not_fit(hand: Hand) -> None:
+    failed, pruned = hand.ended(2)
+    (live,) = hand.enqueue()
+    hand.app.jobs.delete([pruned])
     ids = [failed, pruned, live, 0, -1, 2**63, 2**70]
-    assert play.app.jobs.replay(ids).keys() == {failed}
-    assert play.app.jobs.replay(ids, task="pack") == {}
+    assert hand.app.jobs.replay(ids).keys() == {failed}
+    assert hand.app.jobs.replay(ids, task="pack") == {}
 
 
-def test_a_replay_leaves_out_steps_of_flows(play: Play) -> None:
-    app = play.app
-    app.enqueue(sqlq.chain(play.tasks["pack"].new(), play.tasks["pack"].new()))
-    (step,) = play.end(Finished())
+def test_a_replay_leaves_out_steps_of_flows(hand: Hand) -> None:
+    app = hand.app
+    app.enqueue(sqlq.chain(hand.tasks["pack"].new(), hand.tasks["pack"].new()))
+    (step,) = hand.end(Finished())
     assert app.jobs.replay(step) == app.jobs.replay(task="pack") == {}
 
 
-def test_areplay_is_replay_in_a_thread(play: Play) -> None:
-    (id,) = play.ended()
-    assert list(asyncio.run(play.app.jobs.areplay(id))) == [id]
+def test_areplay_is_replay_in_a_thread(hand: Hand) -> None:
+    (id,) = hand.ended()
+    assert list(asyncio.run(hand.app.jobs.areplay(id))) == [id]
 
 
-def test_an_unreadable_payload_is_copied_as_it_is(play: Play, engine: Engine) -> None:
-    (id,) = play.enqueue()
+def test_an_unreadable_payload_is_copied_as_it_is(hand: Hand, engine: Engine) -> None:
+    (id,) = hand.enqueue()
     with engine.begin() as conn:
         conn.execute(text("UPDATE jobs SET payload = '{not json'"))
-    play.end()
-    (job,) = play.replays(play.app.jobs.replay(id))
+    hand.end()
+    (job,) = replays(hand, hand.app.jobs.replay(id))
     assert job.payload == "{not json"

@@ -300,7 +300,7 @@ def work_through(app: sqlq.App, url: str) -> None:
     app.queues.list(), app.workers.list(), app.schedules.list(), app.limits.list(), app.flows.list()
     with app.database.begin() as held:
         insert.insert(held, [plain.new()])
-        claim_on(held, ["default"], limit=1, owner="dead", lease_ms=-1_000)
+        claim_on(held, limit=1, owner="dead", lease_ms=-1_000)
         settle.rescue(held)
     app.jobs.prune(finished="0s", failed="0s")
     with app.database.begin() as conn:

@@ -48,7 +48,7 @@ class Seam:
 
     def claim(self) -> list[ClaimedJob]:
         with self.app.database.begin() as conn:
-            return claim_on(conn, ["default"], limit=1000, owner="me", lease_ms=3_600_000)
+            return claim_on(conn, limit=1000, lease_ms=3_600_000)
 
     def settle(self, held: list[ClaimedJob], outcome: Outcome | None = None) -> None:
         with self.app.database.begin() as conn:

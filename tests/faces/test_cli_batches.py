@@ -12,9 +12,8 @@ from sqlalchemy import text
 
 import sqlq
 from sqlq.model.outcome import Failed, Finished
-from tests.kit import span
+from tests.kit import end, failed, span
 from tests.kit.command import Command, Done
-from tests.kit.visitor import end, failed
 
 NUMBER = 5_000
 SECOND_BATCH = """

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faces.test_cli_jobs import obey_permissions
-from tests.kit.command import Command, Done
+from tests.kit.command import Command, Done, obey_permissions
 from tests.kit.preloaded import DJANGO, preloaded
 
 FLASK = "from flask import Flask\n\nweb = Flask(__name__)\n"

@@ -3,13 +3,11 @@ look."""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +18,12 @@ from sqlalchemy import Engine, NullPool, create_engine, text
 import sqlq
 from sqlq.cli.context import Context
 from sqlq.cli.problems import explain
-from sqlq.cli.root import sqlq as command
-from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Outcome, Retried, Settlement
+from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Retried
 from sqlq.store import health
 from sqlq.store.jobs import failed, lease
-from sqlq.store.jobs import settle as settling
-from sqlq.store.workers import workers
 from sqlq.testing import drain
-from tests.kit import claim_on
-from tests.kit.command import Command
+from tests.kit import claim, settle
+from tests.kit.command import Command, Console, obey_permissions
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -37,87 +32,23 @@ MOMENT = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d"
 AGO = r"(?:\d+ s ago|just now)"
 
 
-class Desk:
-    """Runs `sqlq` in this process, and does what a worker does."""
-
-    def __init__(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
-        self.url = url
-        self.app = sqlq.App(url)
-        self.task = self.app.task(name="shop.send", max_attempts=3)(lambda n=0: None)
-        self._capsys = capsys
-
-    def __call__(self, *args: str) -> str:
-        context = Context()
-        self._capsys.readouterr()
-        try:
-            command.main(["-d", self.url, *args], standalone_mode=False, obj=context)
-        finally:
-            context.app().close()
-        return self._capsys.readouterr().out
-
-    def look(self, *args: str) -> None:
-        """Run a command that must do what it should; the doctor may find something to do."""
-        try:
-            self(*args)
-        except SystemExit as ended:
-            if ended.code and args[0] != "doctor":
-                raise
-
-    def json(self, *args: str) -> Any:
-        return json.loads(self(*args, "--json"))
-
-    def sentence(self, *args: str) -> str:
-        """Return the error of the command."""
-        with pytest.raises(Exception) as caught:  # noqa: PT011 - any, as for a person
-            self(*args)
-        return str(explain(caught.value, Context(database_url=self.url)))
-
-    def enqueue(self, *args: Any, **options: Any) -> int:
-        return self.app.enqueue(self.task.new(*args).set(**options)).id
-
-    def claim(self, owner: str = "w", queue: str = "default", limit: int = 1) -> list[Any]:
-        with self.app.database.begin() as conn:
-            return claim_on(conn, [queue], limit=limit, owner=owner, lease_ms=30_000)
-
-    def settle(self, job: Any, outcome: Outcome) -> None:
-        with self.app.database.begin() as conn:
-            assert settling.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)])
-
-    def end(self, outcome: Outcome, *args: Any) -> int:
-        id = self.enqueue(*args, priority=100)
-        (job,) = self.claim()
-        self.settle(job, outcome)
-        return id
-
-    def serve(self, id: str = "w", slots: int = 2) -> None:
-        with self.app.database.begin() as conn:
-            workers.register(conn, id=id, host="box", pid=7, version="1", queues=None, concurrency=slots)
-
-
-@pytest.fixture
-def desk(database_url: str, capsys: pytest.CaptureFixture[str]) -> Iterator[Desk]:
-    desk = Desk(database_url, capsys)
-    yield desk
-    desk.app.close()
-
-
 BOOM = Failed("error", ErrorText("ValueError", "no box\nof that size", "Traceback …\n  line 1\nValueError"))
 
 # -- jobs ----------------------------------------------------------------------------------------------------
 
 
-def test_jobs_lists_jobs_of_any_state_newest_first(desk: Desk) -> None:
-    assert desk("jobs") == "no jobs\n"
-    assert desk("jobs", "--state", "failed", "--queue", "mail") == "no failed jobs in queue mail\n"
-    assert desk.json("jobs") == []
-    finished = desk.end(Finished('"sent"'))
-    failed = desk.end(BOOM)
-    cancelled = desk.end(Cancelled("not wanted"))
-    running = desk.enqueue()
-    desk.claim()
-    scheduled = desk.enqueue(delay="1h", queue="mail")
-    available = desk.enqueue()
-    header, *rows = desk("jobs").splitlines()
+def test_jobs_lists_jobs_of_any_state_newest_first(console: Console) -> None:
+    assert console("jobs") == "no jobs\n"
+    assert console("jobs", "--state", "failed", "--queue", "mail") == "no failed jobs in queue mail\n"
+    assert console.json("jobs") == []
+    finished = console.end(Finished('"sent"'))
+    failed = console.end(BOOM)
+    cancelled = console.end(Cancelled("not wanted"))
+    running = console.enqueue()
+    claim(console.app, "w", 1)
+    scheduled = console.enqueue(delay="1h", queue="mail")
+    available = console.enqueue()
+    header, *rows = console("jobs").splitlines()
     assert header.split() == ["id", "state", "queue", "task", "attempts", "time"]
     newest = [available, scheduled, running, cancelled, failed, finished]
     states = ["available", "scheduled", "running", "cancelled", "failed", "finished"]
@@ -126,32 +57,32 @@ def test_jobs_lists_jobs_of_any_state_newest_first(desk: Desk) -> None:
         rf"{scheduled} +scheduled +mail +shop\.send +0/3  in (1 h|59 min \d+ s)", rows[1].strip()
     )
     assert re.fullmatch(rf"{failed} +failed +default +shop\.send +1/3  {AGO}", rows[4].strip())
-    assert [job["id"] for job in desk.json("jobs", "--state", "failed")] == [failed]
-    assert [job["id"] for job in desk.json("jobs", "--queue", "mail")] == [scheduled]
-    assert desk.json("jobs", "--task", "shop.pack") == []
-    said = desk("jobs", "-n", "2")
+    assert [job["id"] for job in console.json("jobs", "--state", "failed")] == [failed]
+    assert [job["id"] for job in console.json("jobs", "--queue", "mail")] == [scheduled]
+    assert console.json("jobs", "--task", "shop.pack") == []
+    said = console("jobs", "-n", "2")
     assert "these are the newest 2; --limit N shows more" in said
     assert len(said.splitlines()) == 5
-    found = {job["id"]: job for job in desk.json("jobs")}
-    assert desk.json("show", str(finished))["result"] == "sent"
+    found = {job["id"]: job for job in console.json("jobs")}
+    assert console.json("show", str(finished))["result"] == "sent"
     assert found[failed]["error"] == "ValueError: no box\nof that size"
     large = {"payload", "result", "traceback"}
-    whole = desk.json("show", str(failed))
+    whole = console.json("show", str(failed))
     assert found[failed] == {name: value for name, value in whole.items() if name not in large}
 
 
 @on_sqlite
-def test_bytes_in_a_row_are_shown(desk: Desk, engine: Engine) -> None:
+def test_bytes_in_a_row_are_shown(console: Console, engine: Engine) -> None:
     with engine.begin() as conn:
         conn.exec_driver_sql("INSERT INTO jobs (task, queue, label) VALUES (x'fa', x'fb', x'fc')")
-    (row,) = desk("jobs").splitlines()[1:]
+    (row,) = console("jobs").splitlines()[1:]
     assert row.split()[1:4] == ["available", r"b'\xfb'", r"b'\xfa'"]
-    assert r"b'\xfb'" in desk("show", row.split()[0])
-    assert "\nb'\\xfb' " in desk("status")
+    assert r"b'\xfb'" in console("show", row.split()[0])
+    assert "\nb'\\xfb' " in console("status")
 
 
 @on_sqlite
-def test_escapes_in_a_row_do_not_reach_the_terminal(desk: Desk, engine: Engine) -> None:
+def test_escapes_in_a_row_do_not_reach_the_terminal(console: Console, engine: Engine) -> None:
     steering = "q\x1b[31m\r\n\x9b2J\u202e\u2028q"
     payload = json.dumps({"args": [steering, "\ud800", float("nan")], "kwargs": {"\ud801": 1}})
     with engine.begin() as conn:
@@ -162,51 +93,51 @@ def test_escapes_in_a_row_do_not_reach_the_terminal(desk: Desk, engine: Engine) 
             ),
             row,
         )
-    (line,) = desk("jobs").splitlines()[1:]
+    (line,) = console("jobs").splitlines()[1:]
     id = line.split()[0]
-    assert "work -q 'q\\u001b[31m\\r\\n\\u009b2J\\u202e\\u2028q' " in desk("show", id)
-    for shown in (desk("jobs"), desk("show", id), desk("status"), desk("show", id, "--json")):
+    assert "work -q 'q\\u001b[31m\\r\\n\\u009b2J\\u202e\\u2028q' " in console("show", id)
+    for shown in (console("jobs"), console("show", id), console("status"), console("show", id, "--json")):
         assert [letter for letter in shown if not letter.isprintable() and letter != "\n"] == []
-    found = json.loads(desk("show", id, "--json"), parse_constant=pytest.fail)
+    found = json.loads(console("show", id, "--json"), parse_constant=pytest.fail)
     assert (found["queue"], found["payload"]) == (
         steering,
         {"args": [steering, "\ud800", "nan"], "kwargs": {"\ud801": 1}},
     )
 
 
-def test_jobs_reports_when_it_read_only_the_newest(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    rare = desk.enqueue(queue="rare")
+def test_jobs_reports_when_it_read_only_the_newest(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    rare = console.enqueue(queue="rare")
     for _ in range(3):
-        desk.enqueue()
+        console.enqueue()
     monkeypatch.setattr("sqlq.cli.commands.lists.SEARCH_LIMIT", 2)
-    assert "no jobs in queue rare\n\nonly the newest" in desk("jobs", "--queue", "rare")
-    assert str(rare) in desk("jobs", "--queue", "rare", "--exact")
+    assert "no jobs in queue rare\n\nonly the newest" in console("jobs", "--queue", "rare")
+    assert str(rare) in console("jobs", "--queue", "rare", "--exact")
 
 
 @on_sqlite
-def test_a_narrow_terminal_folds_what_does_not_fit(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    id = desk.end(BOOM)
+def test_a_narrow_terminal_folds_what_does_not_fit(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    id = console.end(BOOM)
     monkeypatch.setenv("COLUMNS", "40")
-    output = desk("jobs") + desk("show", str(id)).partition("\nhistory\n")[0]
+    output = console("jobs") + console("show", str(id)).partition("\nhistory\n")[0]
     assert max(map(len, output.splitlines())) <= 40
-    assert "…" not in desk("jobs")
-    assert f"retry {id}" in desk("show", str(id)).partition("\nnext\n")[2], "whole, however long"
+    assert "…" not in console("jobs")
+    assert f"retry {id}" in console("show", str(id)).partition("\nnext\n")[2], "whole, however long"
 
 
-def test_a_label_progress_and_headers_are_shown(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_label_progress_and_headers_are_shown(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    plain = desk.enqueue()
-    assert desk("jobs").splitlines()[0].split()[-1] == "time", "no columns of what no job has"
+    plain = console.enqueue()
+    assert console("jobs").splitlines()[0].split()[-1] == "time", "no columns of what no job has"
     options: dict[str, Any] = {"backoff": "10s", "retention": "1h", "priority": 5}
-    labelled = desk.enqueue(label="export of May", headers={"tenant": "blue"}, **options)
-    (job,) = desk.claim()
-    with desk.app.database.begin() as conn:
+    labelled = console.enqueue(label="export of May", headers={"tenant": "blue"}, **options)
+    (job,) = claim(console.app, "w", 1)
+    with console.app.database.begin() as conn:
         lease.note(conn, [lease.Note(job.id, job.lease_token, 25, 100, "writing", None)])
-    header, first, second, *_ = desk("jobs").splitlines()
+    header, first, second, *_ = console("jobs").splitlines()
     assert header.split() == ["id", "state", "queue", "task", "attempts", "time", "progress", "label"]
     assert first.endswith("25 of 100: writing  export of May")
     assert str(plain) in second
-    said = desk("show", str(labelled))
+    said = console("show", str(labelled))
     for line in (
         "\n  label         export of May\n",
         '\n  headers       {"tenant": "blue"}\n',
@@ -215,18 +146,18 @@ def test_a_label_progress_and_headers_are_shown(desk: Desk, monkeypatch: pytest.
         "\n  kept          1 h after its end\n",
     ):
         assert line in said
-    found = {job["id"]: job for job in desk.json("jobs")}
+    found = {job["id"]: job for job in console.json("jobs")}
     assert found[labelled]["progress"] == {"done": 25.0, "of": 100.0, "note": "writing"}
     assert (found[labelled]["label"], found[labelled]["headers"]) == ("export of May", {"tenant": "blue"})
-    assert "label" not in desk("show", str(plain))
+    assert "label" not in console("show", str(plain))
 
 
 # -- show ----------------------------------------------------------------------------------------------------
 
 
-def test_show_prints_every_field_of_a_job_in_any_state(desk: Desk) -> None:
-    finished = desk.end(Finished('{"sent": 1}'), 7)
-    said = desk("show", str(finished))
+def test_show_prints_every_field_of_a_job_in_any_state(console: Console) -> None:
+    finished = console.end(Finished('{"sent": 1}'), 7)
+    said = console("show", str(finished))
     assert said.startswith(f"job {finished}: finished\n  task          shop.send\n  queue         default\n")
     for line in (
         r'  arguments     \{"args": \[7\]\}',
@@ -241,40 +172,40 @@ def test_show_prints_every_field_of_a_job_in_any_state(desk: Desk) -> None:
         assert re.search(f"^{line}$", said, re.MULTILINE), (line, said)
     assert re.search(f"^  sqlq .*replay {finished}.* it has ended and runs no more", said, re.MULTILINE)
 
-    cancelled = desk.end(Cancelled("not wanted"))
-    assert "\n  reason        not wanted\n" in desk("show", str(cancelled))
+    cancelled = console.end(Cancelled("not wanted"))
+    assert "\n  reason        not wanted\n" in console("show", str(cancelled))
 
-    scheduled = desk.enqueue(delay="1h", timeout="90s", unique_key="k", queue="mail")
-    said = desk("show", str(scheduled))
+    scheduled = console.enqueue(delay="1h", timeout="90s", unique_key="k", queue="mail")
+    said = console("show", str(scheduled))
     assert re.search(rf"^  due           {MOMENT} \(in (1 h|59 min \d+ s)\)$", said, re.MULTILINE)
     assert "\n  timeout       90 s\n  unique key    k (until finish)\n" in said
     assert re.search("^  sqlq .*work -q mail.* no worker serves its queue$", said, re.MULTILINE)
     assert re.search(f"^  sqlq .*cancel {scheduled}.* a cancel ends it", said, re.MULTILINE)
-    desk.app.queues.pause("mail")
-    said = desk("show", str(scheduled))
+    console.app.queues.pause("mail")
+    said = console("show", str(scheduled))
     assert re.search("^  sqlq .*resume mail.* its queue is paused$", said, re.MULTILINE)
 
-    running = desk.enqueue()
-    desk.serve()
-    desk.claim()
-    desk("cancel", str(running), "--reason", "the order is void")
-    said = desk("show", str(running))
+    running = console.enqueue()
+    console.serve()
+    claim(console.app, "w", 1)
+    console("cancel", str(running), "--reason", "the order is void")
+    said = console("show", str(running))
     assert re.search(rf"\n    –  {MOMENT}  cancel requested: the order is void\n", said)
     assert re.search(rf"^  to cancel     asked to stop {MOMENT} \({AGO}\)$", said, re.MULTILINE)
     assert re.search(rf"\nnext\n  sqlq .*cancel {running} --force.* it was asked to stop", said)
     assert said.endswith("\n  it runs on box, pid 7\n")
 
-    assert "there is no job 4711" in desk.sentence("show", "4711")
+    assert "there is no job 4711" in console.sentence("show", "4711")
 
 
-def test_show_of_a_failed_job_has_every_attempt_and_the_next_commands(desk: Desk) -> None:
-    id = desk.enqueue()
-    (job,) = desk.claim()
-    desk.settle(job, Retried(0, ErrorText("LookupError", "no van"), "timeout"))
-    (job,) = desk.claim()
-    desk.settle(job, BOOM)
-    said = desk("show", str(id))
-    assert re.sub(AGO, "", said) == re.sub(AGO, "", desk("show", str(id)))
+def test_show_of_a_failed_job_has_every_attempt_and_the_next_commands(console: Console) -> None:
+    id = console.enqueue()
+    (job,) = claim(console.app, "w", 1)
+    settle(console.app, job, Retried(0, ErrorText("LookupError", "no van"), "timeout"))
+    (job,) = claim(console.app, "w", 1)
+    settle(console.app, job, BOOM)
+    said = console("show", str(id))
+    assert re.sub(AGO, "", said) == re.sub(AGO, "", console("show", str(id)))
     assert "\n\nerror\n  ValueError: no box\n  of that size\n\n" in said
     first = rf"\n\nhistory\n    1  {MOMENT}  failed: timeout: LookupError: no van\n"
     last = rf"\n    2  {MOMENT}  failed: ValueError: no box \(after [\d.]+ m?s,\s+on\s+worker\s+w\)\n"
@@ -286,98 +217,98 @@ def test_show_of_a_failed_job_has_every_attempt_and_the_next_commands(desk: Desk
     assert re.fullmatch(f"  sqlq .*delete {id}.* or it is deleted", forget)
 
 
-def test_show_names_the_callbacks_of_a_job(desk: Desk, engine: Engine) -> None:
-    @desk.app.task(name="shop.alarm", queue="ops")
+def test_show_names_the_callbacks_of_a_job(console: Console, engine: Engine) -> None:
+    @console.app.task(name="shop.alarm", queue="ops")
     def alarm(ended: sqlq.JobOutcome) -> None: ...
 
-    followed = desk.enqueue(on_success=None, on_failure=alarm)
-    said = desk("show", str(followed))
+    followed = console.enqueue(on_success=None, on_failure=alarm)
+    said = console("show", str(followed))
     assert '\n  on failure    {"task": "shop.alarm", "queue": "ops"}\n' in said
     assert "on success" not in said
-    assert desk.json("show", str(followed))["on_failure"] == {"task": "shop.alarm", "queue": "ops"}
+    assert console.json("show", str(followed))["on_failure"] == {"task": "shop.alarm", "queue": "ops"}
     with engine.begin() as conn:
         conn.execute(text("UPDATE jobs SET on_failure = 'sh\x1b[2J'"))
-    assert '\n  on failure    "sh' in desk("show", str(followed))
-    assert "\x1b" not in desk("show", str(followed))
+    assert '\n  on failure    "sh' in console("show", str(followed))
+    assert "\x1b" not in console("show", str(followed))
 
 
-def test_show_prints_rows_of_other_programs(desk: Desk, engine: Engine) -> None:
+def test_show_prints_rows_of_other_programs(console: Console, engine: Engine) -> None:
     with engine.begin() as conn:
         conn.execute(
             text("INSERT INTO jobs (id, queue, task, payload, errors) VALUES (1, '', ' ', '{\x1b[2J', :e)"),
             {"e": '[{"at": "yesterday"}, 7, {"reason": null, "message": "a\\u001b[2Jb"}]'},
         )
-    said = desk("show", "1")
+    said = console("show", "1")
     assert "\x1b" not in said
     assert "\n  queue         ''\n" in said
     assert "\n    –  ?  failed\n" in said
     assert "\n    –  ?  failed: a [2Jb\n" in said
-    assert "''" in desk("status")
-    assert desk.json("status")["queues"][0]["queue"] == ""
+    assert "''" in console("status")
+    assert console.json("status")["queues"][0]["queue"] == ""
 
 
-def test_failed_jobs_counted_by_error(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert desk("failed") == "no failed jobs\n"
-    _, newest = desk.end(BOOM), desk.end(BOOM)
-    other = desk.end(Failed("error", ErrorText("LookupError", "no van")))
-    header, first, second = desk("failed").splitlines()
+def test_failed_jobs_counted_by_error(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert console("failed") == "no failed jobs\n"
+    _, newest = console.end(BOOM), console.end(BOOM)
+    other = console.end(Failed("error", ErrorText("LookupError", "no van")))
+    header, first, second = console("failed").splitlines()
     assert header.split() == ["number", "first", "last", "task", "newest", "fingerprint", "error"]
     row = r" +{}  \S.*\S  +\S.*\S +shop\.send +{}  ([0-9a-f]{{12}})  {}"
     assert re.fullmatch(row.format(2, newest, "ValueError: no box"), first)
     assert re.fullmatch(row.format(1, other, "LookupError: no van"), second)
-    listed = desk.json("failed", "-n", "1")
+    listed = console.json("failed", "-n", "1")
     (error,) = listed["errors"]
     told = {"task": "shop.send", "error": "ValueError: no box", "number": 2, "newest": newest}
     assert told.items() <= error.items()
     assert not listed["capped"]
-    assert "and 1 other error; --limit N shows more" in desk("failed", "-n", "1")
+    assert "and 1 other error; --limit N shows more" in console("failed", "-n", "1")
     monkeypatch.setattr(failed, "ROWS", -1)
-    assert desk("failed", "--queue", "default").count("about ") == 2
-    listed = desk.json("failed")
+    assert console("failed", "--queue", "default").count("about ") == 2
+    listed = console.json("failed")
     assert sorted(each["estimated"] for each in listed["errors"]) == [["number"], ["number"]]
-    (queue,) = desk.json("status")["queues"]
+    (queue,) = console.json("status")["queues"]
     assert queue["estimated"] == ["failed"]
     monkeypatch.setattr(failed, "KEYS", 1)
-    assert "and more errors" in desk("failed")
-    assert desk.json("failed")["capped"]
+    assert "and more errors" in console("failed")
+    assert console.json("failed")["capped"]
 
 
 # -- status, workers -----------------------------------------------------------------------------------------
 
 
-def test_status_marks_counts_that_ended_early(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_status_marks_counts_that_ended_early(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
-        desk.enqueue()
+        console.enqueue()
     monkeypatch.setattr(health, "COUNT_LIMIT", 2)
-    said = desk("status")
+    said = console("status")
     (row,) = [line for line in said.splitlines() if line.startswith("default ")]
     assert row.split()[:3] == ["default", "2+", "0"], said
-    (queue,) = desk.json("status")["queues"]
+    (queue,) = console.json("status")["queues"]
     assert (queue["available"], queue["capped"]) == (2, ["available"])
-    (queue,) = desk.json("status", "--exact")["queues"]
+    (queue,) = console.json("status", "--exact")["queues"]
     assert (queue["available"], queue["capped"]) == (3, [])
 
 
-def test_workers_shows_a_line_for_each_job_the_longest_held_first(desk: Desk) -> None:
-    desk.serve(slots=8)
-    ids = [desk.enqueue() for _ in range(12)]
-    first = desk.claim()[0].id
-    desk.claim(limit=20)
-    _, row, _, name, _, *claimed = desk("workers").splitlines()
+def test_workers_shows_a_line_for_each_job_the_longest_held_first(console: Console) -> None:
+    console.serve(slots=8)
+    ids = [console.enqueue() for _ in range(12)]
+    first = claim(console.app, "w", 1)[0].id
+    claim(console.app, "w", 20)
+    _, row, _, name, _, *claimed = console("workers").splitlines()
     assert re.fullmatch(rf"box pid 7  busy   all     8      12    {AGO} +1", row)
     assert name == "box pid 7"
     assert re.fullmatch(rf" *{first}  shop\.send  default  {AGO}", claimed[0])
     assert len(claimed) == 10
-    assert len(desk.json("workers")[0]["jobs"]) == len(ids)
+    assert len(console.json("workers")[0]["jobs"]) == len(ids)
 
 
 @on_sqlite
-def test_workers_on_a_narrow_terminal(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk.serve()
-    id = desk.enqueue()
-    desk.claim()
+def test_workers_on_a_narrow_terminal(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    console.serve()
+    id = console.enqueue()
+    claim(console.app, "w", 1)
     monkeypatch.setenv("COLUMNS", "50")
-    lines = desk("workers").splitlines()
+    lines = console("workers").splitlines()
     assert lines[-1].split()[0] == str(id)
     assert max(map(len, lines)) <= 50
 
@@ -403,20 +334,13 @@ def looking(id: int) -> list[tuple[str, ...]]:
     ]
 
 
-def obey_permissions() -> None:
-    """In a process of root's: let what files permit count for it, too."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
-        libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
-
-
 @pytest.mark.variants
 @on_sqlite
 @pytest.mark.parametrize("journal", ["WAL", "DELETE"])
 @pytest.mark.parametrize("way", ["by its permissions", "by its URL", "by the App's engine"])
-def test_commands_read_a_read_only_file(desk: Desk, tmp_path: Path, journal: str, way: str) -> None:
-    id = desk.end(BOOM)
-    desk.app.close()
+def test_commands_read_a_read_only_file(console: Console, tmp_path: Path, journal: str, way: str) -> None:
+    id = console.end(BOOM)
+    console.app.close()
     place = tmp_path / "sealed"
     place.mkdir()
     file = place / "jobs.db"
@@ -463,14 +387,14 @@ def test_commands_read_a_read_only_file(desk: Desk, tmp_path: Path, journal: str
 # -- result --------------------------------------------------------------------------------------------------
 
 
-def test_the_result_of_a_job_is_printed(desk: Desk) -> None:
-    returns = desk.app.task(name="shop.price", max_attempts=1)(lambda n: {"total": n} if n else 1 / n)
-    done, failed, later = (desk.app.enqueue(returns.new(n)).id for n in (7, 0, 8))
-    desk.app.jobs.cancel([later])
-    desk.app.worker(drain=True).run()
-    waits = desk.app.enqueue(returns.new(7).set(delay="1h")).id
-    assert json.loads(desk("show", str(done), "--result", "--wait", "30s")) == {"total": 7}
-    assert json.loads(desk("show", str(done), "--result", "--wait", "none")) == {"total": 7}
+def test_the_result_of_a_job_is_printed(console: Console) -> None:
+    returns = console.app.task(name="shop.price", max_attempts=1)(lambda n: {"total": n} if n else 1 / n)
+    done, failed, later = (console.app.enqueue(returns.new(n)).id for n in (7, 0, 8))
+    console.app.jobs.cancel([later])
+    console.app.worker(drain=True).run()
+    waits = console.app.enqueue(returns.new(7).set(delay="1h")).id
+    assert json.loads(console("show", str(done), "--result", "--wait", "30s")) == {"total": 7}
+    assert json.loads(console("show", str(done), "--result", "--wait", "none")) == {"total": 7}
     for id, says in (
         (failed, f"job {failed} (shop.price) failed after 1 attempt: ZeroDivisionError: division by zero"),
         (later, f"job {later} (shop.price) was cancelled: cancelled on request"),
@@ -482,12 +406,12 @@ def test_the_result_of_a_job_is_printed(desk: Desk) -> None:
         ),
     ):
         with pytest.raises(sqlq.SqlqError) as raised:
-            desk("show", str(id), "--result")
+            console("show", str(id), "--result")
         assert explain(raised.value, Context()) == says
     with pytest.raises(sqlq.WaitTimeoutError, match="and has no result after 10 ms"):
-        desk("show", str(waits), "--result", "--wait", "10ms")
+        console("show", str(waits), "--result", "--wait", "10ms")
     with pytest.raises(click.UsageError, match=r"^--wait is 'soon': write it as in"):
-        desk("show", str(waits), "--result", "--wait", "soon")
+        console("show", str(waits), "--result", "--wait", "soon")
 
 
 # -- where it is shown ---------------------------------------------------------------------------------------
@@ -530,12 +454,12 @@ def _fail_strangely(app: sqlq.App) -> None:
     assert drain(app).failed == 1
 
 
-def test_a_batch_is_listed_counted_and_cancelled(desk: Desk) -> None:
-    mine = [desk.enqueue(n, batch="import-42") for n in range(2)]
-    other = desk.enqueue(7)
-    assert [job["id"] for job in desk.json("jobs", "--batch", "import-42")] == mine[::-1]
-    assert desk("jobs", "--batch", "import-42").endswith("\nbatch import-42: 2 available\n")
-    assert desk("jobs", "--batch", "none") == "no jobs of batch none\n\nbatch none: no jobs\n"
-    assert "\n  batch         import-42\n" in desk("show", str(mine[0]))
-    assert desk.json("cancel", "--batch", "import-42")["cancelled"] == mine
-    assert desk.app.jobs.get(other).state == "available"
+def test_a_batch_is_listed_counted_and_cancelled(console: Console) -> None:
+    mine = [console.enqueue(n, batch="import-42") for n in range(2)]
+    other = console.enqueue(7)
+    assert [job["id"] for job in console.json("jobs", "--batch", "import-42")] == mine[::-1]
+    assert console("jobs", "--batch", "import-42").endswith("\nbatch import-42: 2 available\n")
+    assert console("jobs", "--batch", "none") == "no jobs of batch none\n\nbatch none: no jobs\n"
+    assert "\n  batch         import-42\n" in console("show", str(mine[0]))
+    assert console.json("cancel", "--batch", "import-42")["cancelled"] == mine
+    assert console.app.jobs.get(other).state == "available"

@@ -21,8 +21,9 @@ from sqlq.cli.root import sqlq as command_line
 from sqlq.config.durations import FAR
 from sqlq.database.postgresql import online
 from sqlq.store import rights
-from tests.faces.test_cli_jobs import BOOM, Desk
-from tests.faces.test_readme import grant
+from tests.kit import claim
+from tests.kit.command import Console, grant
+from tests.kit.hand import BOOM
 from tests.kit.pages import PAGES, ROOT
 from tests.kit.postgresql import PostgreSQL
 from tests.kit.preloaded import preloaded
@@ -182,15 +183,15 @@ def test_an_untrusted_producer_writes_no_row_that_is_too_large_to_claim(town: di
 # -- one command mends every refusal -------------------------------------------------------------------------
 
 
-def commands(desk: Desk) -> list[tuple[str, ...]]:
+def commands(console: Console) -> list[tuple[str, ...]]:
     """All that operators do, each with what it needs to have something to do."""
-    failed, waiting, running = desk.end(BOOM), desk.enqueue(delay="1h"), desk.enqueue(priority=100)
-    (job,) = desk.claim()
+    failed, waiting, running = console.end(BOOM), console.enqueue(delay="1h"), console.enqueue(priority=100)
+    (job,) = claim(console.app, "w", 1)
     assert job.id == running
-    step = desk.app.enqueue(sqlq.chain(desk.task.new(1).set(delay="1h"), desk.task.new(2)))
-    desk.app.schedules.add("nightly", desk.task.new(), every="24h")
-    desk.serve()
-    ids = [desk.end(BOOM) for _ in range(2)]
+    step = console.app.enqueue(sqlq.chain(console.task.new(1).set(delay="1h"), console.task.new(2)))
+    console.app.schedules.add("nightly", console.task.new(), every="24h")
+    console.serve()
+    ids = [console.end(BOOM) for _ in range(2)]
     return [
         ("status",),
         ("status", "--exact"),
@@ -253,10 +254,10 @@ class Poor:
 
 
 @pytest.fixture
-def owner(database_url: str, capsys: pytest.CaptureFixture[str]) -> Iterator[Desk]:
-    desk = Desk(database_url, capsys)
-    yield desk
-    desk.app.close()
+def owner(database_url: str, capsys: pytest.CaptureFixture[str]) -> Iterator[Console]:
+    console = Console(database_url, capsys)
+    yield console
+    console.app.close()
 
 
 @pytest.fixture
@@ -276,7 +277,7 @@ def mends(said: str) -> list[str]:
 
 @pytest.mark.slow
 @on_postgresql
-def test_one_command_mends_any_refusal(owner: Desk, poor: Poor) -> None:
+def test_one_command_mends_any_refusal(owner: Console, poor: Poor) -> None:
     for arguments in commands(owner):
         poor.forget()
         words = mends(poor(*arguments, ends_with=1))
@@ -300,7 +301,7 @@ def test_an_enqueue_and_a_worker_name_their_own_kinds(poor: Poor, tmp_path: Path
 
 
 @on_postgresql
-def test_a_worker_may_run_each_service_of_its_maintenance(owner: Desk, poor: Poor) -> None:
+def test_a_worker_may_run_each_service_of_its_maintenance(owner: Console, poor: Poor) -> None:
     grant(owner.url, poor.role, "worker")
     app = sqlq.App(poor.url)
     for service in app.worker()._maintenance._due:
@@ -326,7 +327,7 @@ def test_commands_that_look_name_the_reader_and_the_audits_end_its_owner(poor: P
 
 
 @on_postgresql
-def test_only_the_owner_may_apply_grants(owner: Desk, poor: Poor) -> None:
+def test_only_the_owner_may_apply_grants(owner: Console, poor: Poor) -> None:
     """PostgreSQL only warns, and grants nothing, where a role has a right but not to pass it on."""
     said = poor("grants", "pg_monitor", "--as", "reader", "--apply", ends_with=1)
     assert "connect as the role that owns the tables" in said
@@ -337,14 +338,14 @@ def test_only_the_owner_may_apply_grants(owner: Desk, poor: Poor) -> None:
 
 
 @on_postgresql
-def test_grants_names_a_role_that_does_not_exist(owner: Desk) -> None:
+def test_grants_names_a_role_that_does_not_exist(owner: Console) -> None:
     assert 'role "nobody_here" does not exist; create it, as with createuser' in owner.sentence(
         "grants", "nobody_here", "--as", "reader", "--apply"
     )
 
 
 @on_postgresql
-def test_only_revokes_rights_beyond_the_kind(owner: Desk, poor: Poor) -> None:
+def test_only_revokes_rights_beyond_the_kind(owner: Console, poor: Poor) -> None:
     poor.as_owner(f"GRANT SELECT, INSERT ON jobs TO {poor.quoted}")
     by_hand = text("INSERT INTO jobs (id, task) VALUES (1000, 't')")
     engine = create_engine(poor.url, poolclass=NullPool)
@@ -359,7 +360,7 @@ def test_only_revokes_rights_beyond_the_kind(owner: Desk, poor: Poor) -> None:
 
 
 @on_postgresql
-def test_grants_name_the_schema(owner: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grants_name_the_schema(owner: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQLQ_SCHEMA", "queueing")
     said = owner("grants", "select", "--as", "reader").splitlines()
     assert said[0] == 'GRANT USAGE ON SCHEMA queueing TO "select";'
@@ -367,7 +368,7 @@ def test_grants_name_the_schema(owner: Desk, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_grants_refuses_sqlite(owner: Desk) -> None:
+def test_grants_refuses_sqlite(owner: Console) -> None:
     assert "has no roles: who may write the file may do everything" in owner.sentence(
         "grants", "web", "--as", "producer"
     )

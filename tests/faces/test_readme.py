@@ -63,8 +63,6 @@ from werkzeug.test import Client, EnvironBuilder
 
 import sqlq
 from sqlq.admin.doctor.doctor import examine
-from sqlq.cli.context import Context
-from sqlq.cli.root import sqlq as sqlq_command
 from sqlq.model.outcome import ErrorText, Failed, Finished, Released, Retried, Settlement, settlement
 from sqlq.model.schedule import Declared, Schedule
 from sqlq.payload.encryption import Key, new_key
@@ -80,6 +78,7 @@ from sqlq.testing import drain, tick
 from sqlq.web import User
 from sqlq.web.serve import ByPassword
 from tests.kit import claim_on, working
+from tests.kit.command import grant
 from tests.kit.pages import (
     BLOCK,
     BLOCKS,
@@ -536,7 +535,7 @@ class TestPython:
         assert capsys.readouterr().out == "order 7 was paid\n"
         failing = app.enqueue(names["charge_card"].new(9))
         with app.database.begin() as conn:
-            (held,) = claim_on(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
+            (held,) = claim_on(conn, limit=1)
             failed = Failed("error", ErrorText("CardError", "declined"))
             settle.settle(conn, [settlement(held, failed)])
         drain(app)
@@ -1103,7 +1102,7 @@ def test_a_follow_up_in_sql(names: dict[str, Any]) -> None:
     with names["engine"].begin() as conn:
         conn.exec_driver_sql(block("sql", "followed"))
     with app.database.begin() as conn:
-        (held,) = claim_on(conn, ["mail"], limit=1, owner="me", lease_ms=30_000)
+        (held,) = claim_on(conn, ["mail"], limit=1)
         settle.settle(conn, [settlement(held, Failed("error", ErrorText("MailError", "refused")))])
     (follow_up,) = app.jobs.list(task="shop.alarm")
     assert follow_up.queue == "ops"
@@ -1290,16 +1289,6 @@ KINDS = dict(re.findall(r"^sqlq grants (\w+) --as ([\w-]+) --apply$", block("sh"
 """The page's roles, and of which kind each is."""
 
 
-def grant(url: str, role: str, kind: str) -> None:
-    """Run the command that gives a role its rights, as the role in a URL."""
-    sqlq_command.main(
-        ["grants", role, "--as", kind, "--apply", "-d", url],
-        standalone_mode=False,
-        obj=(context := Context()),
-    )
-    context.app().close()
-
-
 @pytest.fixture
 def roles(postgresql: PostgreSQL, database_url: str) -> Iterator[tuple[Engine, dict[str, str]]]:
     """The owner's engine, and for each of the page's roles the URL of a real one, under a name nobody else
@@ -1405,12 +1394,12 @@ def work_as(url: str) -> None:
         app.enqueue_many([task.new(str(i)).set(max_attempts=1 + i % 2) for i in range(6)])
         for outcome in (Finished("1"), Failed("error", error), Retried(0, error), Released(0)):
             with database.begin() as conn:
-                (job,) = claim_on(conn, ["default"], limit=1, owner="w", lease_ms=1000)
+                (job,) = claim_on(conn, limit=1, owner="w", lease_ms=1000)
                 lease.extend(conn, [(job.id, job.lease_token)], lease_ms=1000)
                 settle.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)])
                 lease.states_of(conn, [(job.id, job.lease_token)])
         with database.begin() as conn:
-            claim_on(conn, ["default"], limit=10, owner="w", lease_ms=0)
+            claim_on(conn, limit=10, owner="w", lease_ms=0)
         with database.begin() as conn:
             settle.rescue(conn)
         new = Declared(f"n-{uuid4()}", Schedule(every="1h"), task.new("x"))
@@ -1502,7 +1491,7 @@ def fill(owner: Engine) -> None:
         task = app.task(name="shop.note")(lambda text="": text)
         app.enqueue_many([task.new() for _ in range(5)])
         with app.database.begin() as conn:
-            *failing, _ = claim_on(conn, ["default"], limit=3, owner="w", lease_ms=60_000)
+            *failing, _ = claim_on(conn, limit=3, owner="w", lease_ms=60_000)
             settle.settle(
                 conn,
                 [

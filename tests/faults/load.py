@@ -11,15 +11,15 @@ import time
 import warnings
 from collections import Counter
 from pathlib import Path
-from typing import Self
 
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
-import sqlq
 from tests.kit import wait_until
-from tests.kit.processes import WorkerProcess
+from tests.kit.processes import Project, WorkerProcess
 
+RESUME_SECONDS = 15.0
+"""The limit for a loaded machine. A quiet one takes less than five seconds, which the scorecard shows."""
 MODULE = '''
 import os, sqlq
 app = sqlq.App()
@@ -33,15 +33,12 @@ def note(n):
 '''
 
 
-class Load:
+class Load(Project):
     """A producer that enqueues number after number at `url`, on its own way to the server, and keeps those
     acknowledged."""
 
     def __init__(self, folder: Path, url: str, *, module: str = "") -> None:
-        folder.mkdir()
-        (folder / "work.py").write_text(MODULE + module)
-        self.folder, self.url = folder, url
-        self.app = sqlq.App(url)
+        super().__init__(folder, url, MODULE + module, "work")
         self.note = self.app.task(name="work.note")(lambda n: None)
         self.acknowledged: dict[int, int] = {}
         """The ids of the jobs by their numbers."""
@@ -75,8 +72,7 @@ class Load:
             self._thread.join(60)
 
     def ran(self) -> Counter[int]:
-        file = self.folder / "ran.txt"
-        return Counter(int(line) for line in file.read_text().split()) if file.exists() else Counter()
+        return Counter(int(n) for (n,) in self.lines())
 
     def count(self, what: str) -> int:
         with self._engine.connect() as conn:
@@ -122,12 +118,9 @@ class Load:
         assert len(checked) == 3
         return {"damaged": sum(table.Msg_text != "OK" for table in checked)}
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *exc: object) -> None:
         self.stop()
-        self.app.close()
+        super().__exit__()
         with warnings.catch_warnings():
             # a connection that breaks while SQLAlchemy sets it up is left to the collector, open as far as
             # its driver knows

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,15 +25,9 @@ from sqlq.store.limits import admit
 from sqlq.worker.ipc.pipe import packed
 from tests.faults import guard
 from tests.faults.dying import ERROR, OUTCOMES, dying_process
-from tests.faults.follow_ups import count_followed
+from tests.faults.points import HOUR, MOST, Die, Points
 from tests.faults.scorecard import record
-from tests.kit import claim_on, wait_until
-
-HOUR = 3_600_000
-MOST = 400
-"""No step has more points than this; beyond it something goes round in circles."""
-
-Die = Callable[..., str | None]
+from tests.kit import claim_on
 
 
 @pytest.fixture(scope="module")
@@ -48,96 +41,6 @@ def die(dying: Die, database_url: str, app: sqlq.App, engine: Engine) -> Die:
     guard.install(engine)
     app.task(name="note", max_attempts=3, backoff="0s")(lambda n: n)
     return partial(dying, database_url)
-
-
-class Points:
-    """The points a step died at, each on a queue of its own, and the arguments of the step."""
-
-    def __init__(self, app: sqlq.App, engine: Engine, die: Die, step: str) -> None:
-        self.app, self.engine, self._die, self.step = app, engine, die, step
-        self.moments: dict[int, str] = {}
-        self.made = 0
-
-    def all(self, prepare: Callable[[int], Any]) -> None:
-        """Die at each point of the step; `prepare` takes the number and returns the step's argument."""
-        for n in range(1, MOST):
-            moment = self._die(self.step, n, prepare(n))
-            self.wait_until_gone()
-            if moment is None:
-                break
-            self.moments[n] = moment
-        else:
-            raise AssertionError(f"{self.step} has more than {MOST} moments")
-        assert any("after COMMIT" in moment for moment in self.moments.values()), self.moments
-        print(f"{self.step}: {len(self.moments)} moments")
-
-    def took(self, n: int) -> bool:
-        """Return whether the step's writes were committed when it died at this point, or did not die."""
-        moments = sorted(self.moments)
-        wrote = next(m for m in moments if self.moments[m].startswith("after WRITE"))
-        return n >= next(m for m in moments if m > wrote and self.moments[m] == "after COMMIT")
-
-    def wait_until_gone(self) -> None:
-        """The server takes a while to notice that a client died, and holds its locks until then."""
-        if self.engine.dialect.name != "sqlite":
-            wait_until(lambda: self.others() == 0, what="the server noticing the death")
-
-    def others(self) -> int:
-        with self.engine.connect() as conn:  # anew: within a transaction the answer stays the same
-            query = {
-                "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND "
-                "state LIKE 'idle in transaction%'",
-                "mariadb": "SELECT count(*) FROM information_schema.innodb_trx t JOIN "
-                "information_schema.processlist p ON p.id = t.trx_mysql_thread_id WHERE p.db = database() "
-                "AND p.command = 'Sleep'",
-            }[conn.dialect.name]
-            return int(conn.execute(text(query)).scalar_one())
-
-    def new(self, n: int, max_attempts: int = 3, *, followed: bool = False) -> int:
-        new = NewJob("note", f'{{"args": [{n}]}}', f"q{n}", max_attempts)
-        if followed:
-            new = replace(new, on_success='{"task": "follow"}', on_failure='{"task": "follow"}')
-        with self.app.database.begin() as conn:
-            (job,) = insert.insert(conn, [new])
-        self.made += 1
-        return job.id
-
-    def claimed(self, n: int, max_attempts: int = 3, *, followed: bool = False) -> ClaimedJob:
-        self.new(n, max_attempts, followed=followed)
-        with self.app.database.begin() as conn:
-            (job,) = claim_on(conn, [f"q{n}"], limit=1, owner=f"worker-{n}", lease_ms=HOUR)
-        return job
-
-    def finish(self) -> dict[int, list[Any]]:
-        """Let the leases run out and a fresh worker do what is left; return the jobs of each number's
-        queue."""
-        guard.advance(self.engine, 3 * HOUR)
-        with self.app.database.begin() as conn:
-            settle.rescue(conn)
-        guard.advance(self.engine, HOUR)
-        self.app.worker(drain=True).run()
-        guard.check(self.engine)
-        with self.engine.connect() as conn:
-            assert conn.execute(text("SELECT count(*) FROM jobs")).scalar_one() == 0, (
-                "every job reached an end"
-            )
-        ended: dict[int, list[Any]] = {}
-        for job in self.app.jobs.list(limit=10_000):
-            ended.setdefault(int(job.queue.removeprefix("q")) if job.queue.startswith("q") else 0, []).append(
-                job
-            )
-        lost = self.made - sum(len(found) for number, found in ended.items() if number)
-        record(f"G2: dying at every moment of {self.step}", cases=len(self.moments), lost=lost)
-        return ended
-
-    def check_followed(self, ended: dict[int, list[Any]]) -> None:
-        """Demand that each job of a number's queue that finished or failed was followed once, and no
-        other."""
-        count_followed(
-            f"G14: dying at every moment of {self.step}",
-            [job for number, found in ended.items() if number for job in found],
-            ended.get(0, []),
-        )
 
 
 @pytest.fixture
@@ -326,7 +229,7 @@ def test_dying_before_and_while_unblocking(points: Callable[[str], Points]) -> N
         made[n] = [job.id for job in crash.app.enqueue(flow).jobs]
         crash.made += len(made[n])
         with crash.app.database.begin() as conn:
-            (job,) = claim_on(conn, [f"q{n}"], limit=1, owner="me", lease_ms=HOUR)
+            (job,) = claim_on(conn, [f"q{n}"], limit=1, lease_ms=HOUR)
             settle.settle(conn, [Settlement(job.id, job.lease_token, 1, OUTCOMES["complete"])])
         moment = crash._die("unblock", n, made[n][:1])
         crash.wait_until_gone()
@@ -407,7 +310,7 @@ def test_dying_while_a_slot_is_released(points: Callable[[str], Points], outcome
         (made[n],) = in_line(crash, n)
         assert admit.look(crash.app.database).number >= 1
         with crash.app.database.begin() as conn:
-            (job,) = claim_on(conn, [f"q{n}"], limit=1, owner="me", lease_ms=HOUR)
+            (job,) = claim_on(conn, [f"q{n}"], limit=1, lease_ms=HOUR)
         return [packed(job), outcome]
 
     crash.all(prepare)
@@ -434,7 +337,7 @@ def test_dying_while_an_operator_skips_a_step(points: Callable[[str], Points], f
         crash.made += 2
         if failed:
             with crash.app.database.begin() as conn:
-                (job,) = claim_on(conn, [f"q{n}"], limit=1, owner="me", lease_ms=HOUR)
+                (job,) = claim_on(conn, [f"q{n}"], limit=1, lease_ms=HOUR)
                 settle.settle(conn, [Settlement(job.id, job.lease_token, 1, Failed("error", ERROR))])
         return made[n][0]
 

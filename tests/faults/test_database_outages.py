@@ -24,7 +24,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlq.database.timeouts import LISTENING
 from sqlq.store.workers import look
 from sqlq.worker.wait.poller import IDLE_POLL_SECONDS
-from tests.faults.load import Load, readable_log
+from tests.faults.load import RESUME_SECONDS, Load, readable_log
 from tests.faults.scorecard import record
 from tests.kit import wait_until
 from tests.kit.databases import SERVERS
@@ -37,9 +37,6 @@ from tests.kit.standby import standby_of
 pytestmark = pytest.mark.integration
 on_servers = pytest.mark.parametrize("database_url", SERVERS, indirect=True)
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-
-RESUME_SECONDS = 15.0
-"""The limit for a loaded machine. A quiet one takes less than five seconds, which the scorecard shows."""
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from sqlalchemy import NullPool, create_engine, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import sqlq
-from tests.faults.load import Load, readable_log
+from tests.faults.load import RESUME_SECONDS, Load, readable_log
 from tests.faults.scorecard import record
 from tests.kit import wait_until
 from tests.kit.command import Command
@@ -25,7 +25,6 @@ from tests.kit.processes import worker_process
 from tests.kit.standby import Pair, pair_of_servers, standby_of
 
 pytestmark = pytest.mark.integration
-RESUME_SECONDS = 15.0
 
 
 @pytest.fixture

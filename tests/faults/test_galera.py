@@ -22,9 +22,8 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.store.limits import admit
-from tests.faults.load import Load, readable_log
+from tests.faults.load import RESUME_SECONDS, Load, readable_log
 from tests.faults.scorecard import record
-from tests.faults.test_database_outages import RESUME_SECONDS
 from tests.kit import claim, wait_until
 from tests.kit.databases import migrate
 from tests.kit.galera import Node, cluster, library

@@ -174,7 +174,7 @@ def scene(app: sqlq.App, engine: Engine) -> dict[str, int]:
             conn,
             [NewJob(name, "{}", "default", 1 if name == "spent" else 5) for name in names],
         )
-        held = {job.task: job for job in claim_on(conn, ["default"], limit=9, owner="me", lease_ms=60_000)}
+        held = {job.task: job for job in claim_on(conn, limit=9, lease_ms=60_000)}
         for name, outcome in (("finishes", Finished()), ("fails", Failed("error", ERROR))):
             settle.settle(conn, [Settlement(held[name].id, held[name].lease_token, 1, outcome)])
         insert.insert(conn, [NewJob("waiting", "{}", "default", 5)])
@@ -185,7 +185,7 @@ def scene(app: sqlq.App, engine: Engine) -> dict[str, int]:
         later = dataclasses.replace(one, task="in_line", delay_ms=60_000)
         insert.insert(conn, [one, later])
         assert admit.look_on(conn, (), limit=9).number == 1
-        assert claim_on(conn, ["limits"], limit=9, owner="me", lease_ms=60_000)
+        assert claim_on(conn, ["limits"], limit=9, lease_ms=60_000)
         flow = sqlq.Flow()
         failing = flow.add(NewJob("failing", "{}", "flows", 5))
         failing.then(NewJob("blocked", "{}", "flows", 5))
@@ -193,7 +193,7 @@ def scene(app: sqlq.App, engine: Engine) -> dict[str, int]:
         passing.catch(NewJob("alarm", "{}", "flows", 5))
         passing.then(NewJob("delayed", "{}", "flows", 5, delay_ms=60_000))
         flows.insert_flow(conn, plan_of(flow))
-        held = {job.task: job for job in claim_on(conn, ["flows"], limit=9, owner="me", lease_ms=60_000)}
+        held = {job.task: job for job in claim_on(conn, ["flows"], limit=9, lease_ms=60_000)}
         for name, outcome in (("passing", Finished()), ("failing", Failed("error", ERROR))):
             settle.settle(conn, [Settlement(held[name].id, held[name].lease_token, 1, outcome)])
     with engine.connect() as conn:
@@ -230,7 +230,7 @@ def test_the_guard_accepts_legal_transitions(app: sqlq.App, engine: Engine) -> N
                 assert operate.retry_failed(conn, lookup.Selection(ids=(job.id,))) == ([job.id], [])
             continue
         with app.database.begin() as conn:
-            (held,) = claim_on(conn, ["default"], limit=1, owner="me", lease_ms=60_000)
+            (held,) = claim_on(conn, limit=1, lease_ms=60_000)
         with app.database.begin() as conn:
             assert lease.extend(conn, [(held.id, held.lease_token)], lease_ms=90_000)
         if outcome == "lost":

@@ -24,7 +24,7 @@ from tests.kit import wait_until
 from tests.kit.databases import SERVERS
 from tests.kit.mariadb import OwnMariaDB
 from tests.kit.postgresql import OwnPostgreSQL
-from tests.kit.processes import worker_process
+from tests.kit.processes import Project, worker_process
 
 pytestmark = pytest.mark.integration
 
@@ -48,33 +48,20 @@ def hang(n):
 '''
 
 
-class Work:
-    """A folder with the module of the tasks, and the App as the producer sees it."""
-
+class Work(Project):
     def __init__(self, folder: Path, url: str) -> None:
-        self.folder, self.url = folder, url
-        (folder / "work.py").write_text(MODULE)
-        self.app = sqlq.App(url)
+        super().__init__(folder, url, MODULE, "work")
         self.note = self.app.task(name="work.note")(lambda n: None)
         self.hang = self.app.task(name="work.hang", max_attempts=3)(lambda n: None)
 
     def ran(self) -> list[int]:
-        file = self.folder / "ran.txt"
-        return [int(line) for line in file.read_text().split()] if file.exists() else []
-
-    def live(self) -> int:
-        with self.app.database.read() as conn:
-            prefix = f"{self.app.database.schema}." if self.app.database.schema else ""
-            return int(conn.execute(text(f"SELECT count(*) FROM {prefix}jobs")).scalar_one())
+        return [int(n) for (n,) in self.lines()]
 
 
 @pytest.fixture
 def work(tmp_path: Path, database_url: str) -> Iterator[Work]:
-    folder = tmp_path / "work"
-    folder.mkdir()
-    made = Work(folder, database_url)
-    yield made
-    made.app.close()
+    with Work(tmp_path / "work", database_url) as work:
+        yield work
 
 
 @pytest.fixture
@@ -120,7 +107,7 @@ def test_a_thousand_transactions_leave_exactly_the_committed_jobs_done(
                     session.commit()
                     if how != "savepoint rolled back":
                         committed.add(n)
-        wait_until(lambda: work.live() == 0, timeout=60, what="all jobs done")
+        work.wait_done()
     ran = set(work.ran())
     with shop_engine.connect() as conn:
         early = conn.scalar(text("SELECT count(*) FROM finished_jobs WHERE reserved_at < available_at"))
@@ -149,7 +136,7 @@ def test_a_worker_killed_in_the_middle_of_a_job_loses_nothing(work: Work) -> Non
         first.kill()
     (work.folder / "go").touch()
     with worker_process(work.folder, "work:app", work.url):
-        wait_until(lambda: work.live() == 0, timeout=60, what="all jobs done")
+        work.wait_done()
     assert set(work.ran()) == set(range(50))
     for job in jobs[:5]:
         done = work.app.jobs.get(job.id)
@@ -163,7 +150,7 @@ def test_two_workers_run_each_job_once(work: Work) -> None:
         worker_process(work.folder, "work:app", work.url) as one,
         worker_process(work.folder, "work:app", work.url) as two,
     ):
-        wait_until(lambda: work.live() == 0, timeout=60, what="all jobs done")
+        work.wait_done()
         assert (one.stop(), two.stop()) == (0, 0)
     assert sorted(work.ran()) == list(range(2_000))
 

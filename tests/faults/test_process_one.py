@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 import sqlq
-from tests.faults.test_supervisor import Play
+from tests.faults.play import MODULE, Play
 from tests.kit import wait_until
 from tests.kit.processes import ROOT
 
@@ -113,11 +113,8 @@ class Container:
 
 @pytest.fixture
 def play(tmp_path: Path, database_url: str) -> Iterator[Play]:
-    made = Play(tmp_path / "play", database_url)
-    with (made.folder / "play.py").open("a") as file:
-        file.write(ORPHANS)
-    yield made
-    made.app.close()
+    with Play(tmp_path / "play", database_url, MODULE + ORPHANS) as play:
+        yield play
 
 
 @contextmanager

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
 import sqlq
-from tests.faults.test_nothing_is_lost import Work
 from tests.kit import wait_until
-from tests.kit.processes import worker_process
+from tests.kit.processes import Project, worker_process
 
 OLD = """
 import os, sqlq
@@ -48,16 +48,14 @@ def after(n): leave(f"after {n}")
 
 
 @pytest.fixture
-def work(tmp_path: Path, database_url: str) -> Work:
-    folder = tmp_path / "work"
-    folder.mkdir()
-    (folder / "old.py").write_text(OLD)
-    (folder / "new.py").write_text(NEW)
-    return Work(folder, database_url)
+def work(tmp_path: Path, database_url: str) -> Iterator[Project]:
+    with Project(tmp_path / "work", database_url, OLD, "old") as work:
+        (work.folder / "new.py").write_text(NEW)
+        yield work
 
 
-def test_old_and_new_workers_share_the_jobs_and_fail_none(work: Work) -> None:
-    app, each = sqlq.App(work.url), 6
+def test_old_and_new_workers_share_the_jobs_and_fail_none(work: Project) -> None:
+    app, each = work.app, 6
 
     def make(name: str) -> sqlq.Task[..., None]:
         return app.task(name=name, max_attempts=1)(lambda n, loudly=False: None)
@@ -105,9 +103,7 @@ def test_old_and_new_workers_share_the_jobs_and_fail_none(work: Work) -> None:
     assert "no task is named 'work.fresh' here; put back for" in log
     assert "its arguments do not fit the handler here" in log
     assert "got an unexpected keyword argument 'loudly'" in log
-    app.close()
-    work.app.close()
 
 
-def lines(work: Work) -> list[str]:
+def lines(work: Project) -> list[str]:
     return (work.folder / "ran.txt").read_text().splitlines()

@@ -15,34 +15,24 @@ import pytest
 from sqlalchemy import Engine
 
 import sqlq
-from sqlq.admin.schedules import ScheduleDetails
 from sqlq.store import schedules
 from sqlq.testing import tick
 from tests.faults.dying import dying_process
+from tests.faults.points import Points
 from tests.faults.scorecard import record
-from tests.faults.test_crash_points import Points
+from tests.faults.ticks import HOUR, MINUTE, account, moments_of
 from tests.kit import wait_until
 from tests.kit.processes import worker_process
 
 pytestmark = pytest.mark.integration
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
-HOUR, MINUTE = timedelta(hours=1), timedelta(minutes=1)
 
 MODULE = """
 import sqlq
 app = sqlq.App()
 {schedules}
 """
-
-
-def account(found: list[sqlq.JobDetails], wanted: dict[str, list[datetime]]) -> tuple[int, int]:
-    """Return how many runs got no job, and how many jobs there are beside one for each."""
-    had = Counter((job.schedule, job.scheduled_for) for job in found)
-    due = [(name, moment) for name, moments in wanted.items() for moment in moments]
-    lost = sum(had[each] == 0 for each in due)
-    doubled = sum(number - 1 for number in had.values()) + sum(each not in set(due) for each in had)
-    return lost, doubled
 
 
 def test_a_process_that_dies_in_a_tick_leaves_it_undone_or_done(
@@ -65,12 +55,6 @@ def test_a_process_that_dies_in_a_tick_leaves_it_undone_or_done(
     record("schedules: death in a tick", cases=last, ticks_lost=lost, ticks_doubled=doubled)
     assert (lost, doubled) == (0, 0), points.moments
     assert sum(app.schedules.get(name).ticks for name in names) == sum(map(len, wanted.values()))
-
-
-def moments_of(each: ScheduleDetails, since: datetime) -> list[datetime]:
-    """Return the runs from some time before `since` up to where the schedule is decided."""
-    assert each.plan is not None
-    return each.plan.due(since - MINUTE, each.last_at)[0]
 
 
 def wait_for_ticks(app: sqlq.App, name: str, number: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, NullPool, create_engine, make_url, text
+from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlq
@@ -47,10 +47,6 @@ No module that decides when a job runs is among them.
 """
 
 
-def claim(conn: Connection, limit: int = 10) -> list[Any]:
-    return claim_on(conn, ["default"], limit=limit, owner="me", lease_ms=60_000)
-
-
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_a_transaction_of_sqlqs_own_has_the_write_lock_from_its_beginning(
     app: sqlq.App, database_url: str
@@ -69,12 +65,12 @@ def test_a_claim_in_a_long_transaction_uses_the_statements_time(app: sqlq.App) -
     with app.database.begin() as conn:
         conn.execute(text("SELECT 1"))
         app.enqueue(task.new())  # due after this transaction began
-        assert claim(conn)
+        assert claim_on(conn)
         began, reserved, expires = conn.execute(
             text("SELECT now(), reserved_at, lease_expires_at FROM jobs")
         ).one()
     assert reserved > began
-    assert (expires - reserved).total_seconds() == 60, "a whole lease from the claim"
+    assert (expires - reserved).total_seconds() == 30, "a whole lease from the claim"
 
 
 @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
@@ -86,7 +82,7 @@ def test_a_read_only_connection_is_replaced(app: sqlq.App) -> None:
     def claim_at_a_standby() -> None:
         with app.database.begin() as conn:
             conn.execute(text("SET TRANSACTION READ ONLY"))
-            claim(conn)
+            claim_on(conn)
 
     with pytest.raises(DBAPIError, match="read-only") as caught:
         claim_at_a_standby()
@@ -177,7 +173,7 @@ def test_a_claim_beyond_its_limit_is_rolled_back(app: sqlq.App, monkeypatch: pyt
         pytest.raises(AssertionError, match="claimed 3 jobs instead of at most 2"),
         app.database.begin() as conn,
     ):
-        claim(conn, limit=2)
+        claim_on(conn, limit=2)
     assert {job.state for job in app.jobs.list()} == {"available"}
 
 
@@ -201,7 +197,7 @@ def test_a_missing_row_counts_as_settled_if_its_handler_completed_the_job(app: s
     task = app.task(name="t")(lambda: None)
     app.enqueue(task.new())
     with app.database.begin() as conn:
-        (job,) = claim(conn)
+        (job,) = claim_on(conn)
         right = (job.id, job.lease_token)
         assert settle.settle(conn, [Settlement(*right, 1, Finished())]) == {right}
     app.jobs.prune(finished="0s")

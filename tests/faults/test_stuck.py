@@ -18,11 +18,9 @@ from typing import Any
 
 import pytest
 
-import sqlq
 from sqlq.admin.doctor.doctor import examine
-from sqlq.model.job import JobDetails
 from tests.kit import wait_until
-from tests.kit.processes import WorkerProcess, worker_process
+from tests.kit.processes import Project, WorkerProcess, reasons
 
 pytestmark = pytest.mark.integration
 
@@ -98,29 +96,17 @@ def alone():
 """
 
 
-class Play:
-    def __init__(self, folder: Path, url: str) -> None:
-        folder.mkdir()
-        self.folder, self.url, self.app = folder, url, sqlq.App(url)
-        (folder / "play.py").write_text(MODULE)
-
+class Play(Project):
     def enqueue(self, task: str, **options: Any) -> int:
         made = self.app.task(name=f"play.{task}", **options)(lambda: None)
         return self.app.enqueue(made.new()).id
 
     def ran(self, id: int) -> list[int]:
         """The process of each start of a job."""
-        file = self.folder / "ran.txt"
-        lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
-        return [int(pid) for job, pid, _ in lines if int(job) == id]
-
-    def ended(self, id: int) -> JobDetails:
-        wait_until(lambda: self.app.jobs.get(id).state in ("finished", "failed"), what="the job's end")
-        return self.app.jobs.get(id)
+        return [int(pid) for job, pid, _ in self.lines() if int(job) == id]
 
     def working(self, *options: str, ready: bool = True) -> Any:
-        given = ("-c", "1", "--stuck-after", "6s", *options)
-        return worker_process(self.folder, "play:app", self.url, *given, anew=True, ready=ready)
+        return super().working("-c", "1", "--stuck-after", "6s", *options, ready=ready)
 
     def is_well(self, file: Path) -> bool:
         return self.run("health", str(file), "--max-age", "4s").returncode == 0
@@ -136,13 +122,8 @@ class Play:
 
 @pytest.fixture
 def play(tmp_path: Path, database_url: str) -> Iterator[Play]:
-    made = Play(tmp_path / "play", database_url)
-    yield made
-    made.app.close()
-
-
-def reasons(job: JobDetails) -> list[str]:
-    return [error["reason"] for error in job.errors]
+    with Play(tmp_path / "play", database_url, MODULE) as play:
+        yield play
 
 
 def is_replaced(worker: WorkerProcess, pid: int) -> bool:

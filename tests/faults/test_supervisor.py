@@ -15,163 +15,25 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 from sqlalchemy import NullPool, create_engine, text
 
 import sqlq
-from sqlq.model.job import JobDetails, NewJob
 from sqlq.worker.supervise.supervisor import notify
+from tests.faults.play import MODULE, Play
 from tests.faults.scorecard import record
 from tests.kit import wait_until
-from tests.kit.processes import WorkerProcess, worker_process
+from tests.kit.processes import WorkerProcess, reasons
 
 pytestmark = pytest.mark.integration
-
-MODULE = '''
-import asyncio, atexit, os, signal, threading, time, sqlq
-from sqlalchemy import create_engine, text
-
-app = sqlq.App()
-if os.path.exists("broken"):
-    os._exit(3)
-
-def note(what):
-    fd = os.open("ran.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(fd, f"{what} {sqlq.current_job().id} {os.getpid()} {time.time()}\\n".encode())
-    os.close(fd)
-
-@app.task(backoff="0s")
-def work(): note("work")
-
-@app.task(max_attempts=3)
-def poison():
-    note("poison")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-@app.task(backoff="0s")
-def wait():
-    """Runs until it is let go, in its first attempt."""
-    note("wait")
-    if sqlq.current_job().attempt == 1:
-        until("go")
-
-def until(file):
-    while not os.path.exists(file) and not sqlq.current_job().should_stop():
-        time.sleep(0.01)
-
-@app.task(isolate=True, timeout="500ms", max_attempts=1)
-def alone_too_long():
-    note("alone")
-    while True:
-        try:
-            time.sleep(60)
-        except BaseException:
-            note("deaf")
-
-@app.task(isolate=True)
-def alone():
-    note("alone")
-    return os.getpid()
-
-@app.task(isolate=True, max_attempts=1)
-async def alone_and_gone():
-    note("alone")
-    os._exit(5)
-
-@app.task(timeout="500ms", max_attempts=1)
-def stuck():
-    note("stuck")
-    while not os.path.exists("free"):
-        time.sleep(0.01)
-
-@app.task(timeout="200ms", max_attempts=1)
-async def leaves_a_thread():
-    note("thread")
-    atexit.register(open, "left.txt", "w")
-    await asyncio.to_thread(threading.Event().wait, 600)
-
-@app.task
-def deaf():
-    """Does not look whether it should stop."""
-    note("deaf")
-    threading.Event().wait(120)
-
-@app.task
-def starve():
-    """Holds the interpreter's lock for some leases."""
-    note("starve")
-    until = time.monotonic() + 6
-    while time.monotonic() < until:
-        sum(range(40_000_000))
-
-@app.task(backoff="0s", max_attempts=50)
-def pay(n):
-    engine = create_engine(os.environ["SQLQ_TEST_EFFECTS"])
-    if engine.dialect.name == "sqlite":
-        sqlq.configure_sqlite(engine, immediate=True)
-    with sqlq.current_job().completing(engine) as session:
-        session.execute(text("INSERT INTO effects (n) VALUES (:n)"), {"n": n})
-        note("pay")
-    engine.dispose()
-'''
-
-
-class Play:
-    """A folder with the tasks' module, and the App as the producer sees it."""
-
-    def __init__(self, folder: Path, url: str) -> None:
-        folder.mkdir()
-        self.folder, self.url, self.app = folder, url, sqlq.App(url)
-        (folder / "play.py").write_text(MODULE)
-
-    def new(self, task: str, *args: Any) -> NewJob:
-        if f"play.{task}" not in self.app.tasks:
-            once = dict.fromkeys(("alone_too_long", "alone_and_gone", "stuck", "leaves_a_thread"), 1)
-            attempts = {"poison": 3, "pay": 50, **once}.get(task, 5)
-            timeout = "500ms" if task in ("alone_too_long", "stuck", "leaves_a_thread") else None
-            self.app.task(name=f"play.{task}", max_attempts=attempts, timeout=timeout)(lambda *args: None)
-        return self.app.tasks[f"play.{task}"].new(*args)
-
-    def enqueue(self, task: str, *args: Any) -> int:
-        return self.app.enqueue(self.new(task, *args)).id
-
-    def ran(self) -> list[tuple[str, int, int, float]]:
-        """Return the starts in order: handler, job, process and time."""
-        file = self.folder / "ran.txt"
-        lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
-        return [(what, int(id), int(pid), float(at)) for what, id, pid, at in lines]
-
-    def starts(self, id: int) -> list[tuple[int, float]]:
-        return [(pid, at) for _, job, pid, at in self.ran() if job == id]
-
-    def started(self, id: int, times: int) -> bool:
-        return len(self.starts(id)) >= times
-
-    def live(self) -> int:
-        with self.app.database.read() as conn:
-            return int(conn.execute(text("SELECT count(*) FROM jobs")).scalar_one())
-
-    def is_past(self, starts: int) -> bool:
-        return len(self.ran()) >= starts or self.live() == 0
-
-    def wait_done(self, timeout: float = 60) -> None:
-        wait_until(lambda: self.live() == 0, timeout=timeout, what="all jobs done")
-
-    def touch(self, name: str) -> None:
-        (self.folder / name).touch()
-
-    def working(self, *options: str) -> Any:
-        return worker_process(self.folder, "play:app", self.url, *options, anew=True)
 
 
 @pytest.fixture
 def play(tmp_path: Path, database_url: str) -> Iterator[Play]:
-    made = Play(tmp_path / "play", database_url)
-    yield made
-    made.app.close()
+    with Play(tmp_path / "play", database_url, MODULE) as play:
+        yield play
 
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
@@ -188,10 +50,6 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-def reasons(job: JobDetails) -> list[str]:
-    return [error["reason"] for error in job.errors]
 
 
 def recover(play: Play, kills: int, *options: str) -> list[float]:

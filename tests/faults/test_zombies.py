@@ -24,11 +24,12 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.model.job import ClaimedJob, JobDetails
-from sqlq.model.outcome import ErrorText, Failed, Finished, Outcome, Settlement
+from sqlq.model.outcome import Finished
 from sqlq.store.jobs import settle
+from tests import kit
 from tests.faults import effects, guard
 from tests.faults.scorecard import record
-from tests.kit import NOW, claim_on, wait_until
+from tests.kit import NOW, claim, failed, wait_until
 from tests.kit.processes import WorkerProcess, worker_process
 
 pytestmark = pytest.mark.integration
@@ -154,18 +155,6 @@ def take_over(app: sqlq.App, number: int = len(WAYS)) -> None:
     wait_until(rescue, what="the leases running out")
 
 
-def claim_all(app: sqlq.App) -> list[ClaimedJob]:
-    with app.database.begin() as conn:
-        return claim_on(conn, ["default"], limit=100, owner="owner", lease_ms=3_600_000)
-
-
-def settle_all(app: sqlq.App, held: list[ClaimedJob], outcome: Outcome) -> int:
-    with app.database.begin() as conn:
-        return len(
-            settle.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in held])
-        )
-
-
 def wake(zombie: WorkerProcess, folder: Path) -> None:
     """Let it run on, end its jobs in each of the ways, and leave."""
     (folder / "woken").touch()
@@ -218,19 +207,19 @@ def test_a_frozen_worker_changes_nothing_when_it_wakes(
         if meanwhile == "another finished it":
             assert app.worker(drain=True).run().finished == len(WAYS)
         else:
-            held = claim_all(app)
+            held = claim(app, "owner", lease_ms=3_600_000)
         if "fail" in meanwhile or "operator" in meanwhile:
-            assert settle_all(app, held, Failed("error", ErrorText("ValueError", "no"))) == len(WAYS)
+            assert len(kit.settle(app, held, failed("no"))) == len(WAYS)
         if "operator" in meanwhile:
             assert len(app.jobs.retry(all=True)) == len(WAYS)
-            held = claim_all(app)
+            held = claim(app, "owner", lease_ms=3_600_000)
             assert {job.attempts for job in held} == {1}, "the number of the zombie's attempt, too"
         before = app.jobs.list()
         assert len(before) == len(WAYS)
         wake(zombie, folder)
         unchanged(app, before, meanwhile)
     if "runs it" in meanwhile:
-        assert settle_all(app, held, Finished()) == len(WAYS), "whoever has the job can end it"
+        assert len(kit.settle(app, held, Finished())) == len(WAYS), "whoever has the job can end it"
 
 
 def test_a_frozen_child_keeps_its_jobs_while_its_supervisor_lives(

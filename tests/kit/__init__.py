@@ -12,7 +12,9 @@ The other modules are imported by their names:
     postgresql, mariadb    servers of the tests' own, or somebody else's
     standby, galera, patroni, pgbouncer, proxy    servers that fail over, and programs before a server
     sessions, drivers      callers in a transaction of their own, by SQLAlchemy or by a driver
+    notifications          who hears what an enqueue sends to idle workers
     command, processes     `sqlq` as people run it; `preloaded` starts these processes fast
+    isolated               subprocesses for single jobs, with programs of a test's own
     flows, beside          Apps with tasks, and what their handlers did
     pages                  the blocks of the documentation
     visitor, browser       the dashboard without and with a browser
@@ -24,7 +26,20 @@ or in a module beside them.
 from __future__ import annotations
 
 from tests.kit.each import for_each
-from tests.kit.hand import claim, claim_on, expire, fate, ids, rescue, settle
+from tests.kit.hand import (
+    BOOM,
+    Hand,
+    blocked,
+    claim,
+    claim_on,
+    end,
+    expire,
+    failed,
+    fate,
+    ids,
+    rescue,
+    settle,
+)
 from tests.kit.sql import NOW, execute, rows_read, span, waiting_for_locks
 from tests.kit.waiting import wait_until
 from tests.kit.workers import (
@@ -41,14 +56,19 @@ from tests.kit.workers import (
 )
 
 __all__ = [
+    "BOOM",
     "NOW",
+    "Hand",
+    "blocked",
     "claim",
     "claim_on",
     "claim_size_of",
     "deaths",
     "drain",
+    "end",
     "execute",
     "expire",
+    "failed",
     "fate",
     "for_each",
     "ids",

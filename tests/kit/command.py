@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import subprocess
@@ -13,6 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+import sqlq
+from sqlq.cli.context import Context
+from sqlq.cli.problems import explain
+from sqlq.cli.root import sqlq as sqlq_command
+from sqlq.model.outcome import Outcome
+from sqlq.store.workers import workers
+from tests.kit import end
 from tests.kit.preloaded import INTERPRETERS, Forked, preloaded
 from tests.kit.waiting import wait_until
 
@@ -178,3 +188,68 @@ def other_distribution(folder: Path, name: str = "sqlq", scripts: str = "") -> N
         f"Metadata-Version: 2.1\nName: {name.replace('_', '-')}\nVersion: 1.6.0\n"
     )
     (there / "entry_points.txt").write_text(scripts)
+
+
+def grant(url: str, role: str, kind: str) -> None:
+    """Run the command that gives a role its rights, as the role in a URL."""
+    sqlq_command.main(
+        ["grants", role, "--as", kind, "--apply", "-d", url],
+        standalone_mode=False,
+        obj=(context := Context()),
+    )
+    context.app().close()
+
+
+def obey_permissions() -> None:
+    """In a process of root's: let what files permit count for it, too."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
+        libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+
+
+class Console:
+    """Runs `sqlq` in this process, and does what a worker does."""
+
+    def __init__(self, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self.url = url
+        self.app = sqlq.App(url)
+        self.task = self.app.task(name="shop.send", max_attempts=3)(lambda n=0: None)
+        self._capsys = capsys
+
+    def __call__(self, *args: str) -> str:
+        context = Context()
+        self._capsys.readouterr()
+        try:
+            sqlq_command.main(["-d", self.url, *args], standalone_mode=False, obj=context)
+        finally:
+            context.app().close()
+        return self._capsys.readouterr().out
+
+    def look(self, *args: str) -> None:
+        """Run a command that must do what it should; the doctor may find something to do."""
+        try:
+            self(*args)
+        except SystemExit as ended:
+            if ended.code and args[0] != "doctor":
+                raise
+
+    def json(self, *args: str) -> Any:
+        return json.loads(self(*args, "--json"))
+
+    def sentence(self, *args: str) -> str:
+        """Return the error of the command."""
+        with pytest.raises(Exception) as caught:  # noqa: PT011 - any, as for a person
+            self(*args)
+        return str(explain(caught.value, Context(database_url=self.url)))
+
+    def enqueue(self, *args: Any, **options: Any) -> int:
+        return self.app.enqueue(self.task.new(*args).set(**options)).id
+
+    def end(self, outcome: Outcome, *args: Any) -> int:
+        id = self.enqueue(*args, priority=100)
+        assert end(self.app, outcome) == [id]
+        return id
+
+    def serve(self, id: str = "w", slots: int = 2) -> None:
+        with self.app.database.begin() as conn:
+            workers.register(conn, id=id, host="box", pid=7, version="1", queues=None, concurrency=slots)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.util
 import sqlite3
 import sys
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ import asyncpg
 import psycopg
 import psycopg2
 import psycopg2.extras
+import pymysql
 import pymysql.cursors
 import pytest
 from psycopg import rows
@@ -231,3 +233,8 @@ class Caller:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def order(connection: Any, id: int) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO orders (id) VALUES (%s)", [id])

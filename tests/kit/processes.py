@@ -10,7 +10,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Self
 
+from sqlalchemy import text
+
+import sqlq
+from sqlq.model.job import JobDetails
 from tests.kit.preloaded import Forked, preloaded
 from tests.kit.waiting import wait_until
 
@@ -99,3 +104,49 @@ def worker_process(
             worker.kill()
         except ProcessLookupError:  # it has ended, and its children with it
             worker.process.wait(10)
+
+
+class Project:
+    """A folder with a module of tasks, and the App as the producer sees it."""
+
+    def __init__(self, folder: Path, url: str, source: str, module: str = "play") -> None:
+        folder.mkdir()
+        (folder / f"{module}.py").write_text(source)
+        self.folder, self.url, self.module, self.app = folder, url, module, sqlq.App(url)
+
+    def working(self, *options: str, ready: bool = True) -> Any:
+        """Run `sqlq work` on the module while a block lasts."""
+        return worker_process(self.folder, f"{self.module}:app", self.url, *options, ready=ready, anew=True)
+
+    def lines(self) -> list[list[str]]:
+        """Return the words of each line that handlers have written into ran.txt."""
+        file = self.folder / "ran.txt"
+        return [line.split() for line in file.read_text().splitlines()] if file.exists() else []
+
+    def live(self) -> int:
+        """Return the number of jobs that have not ended."""
+        schema = self.app.database.schema
+        with self.app.database.read() as conn:
+            return int(conn.scalar(text(f"SELECT count(*) FROM {f'{schema}.' if schema else ''}jobs")) or 0)
+
+    def wait_done(self, timeout: float = 60) -> None:
+        wait_until(lambda: self.live() == 0, timeout=timeout, what="all jobs done")
+
+    def ended(self, id: int) -> JobDetails:
+        """Wait for the end of a job, and return it."""
+        wait_until(lambda: self.app.jobs.get(id).state in ("finished", "failed"), what="the job's end")
+        return self.app.jobs.get(id)
+
+    def touch(self, name: str) -> None:
+        (self.folder / name).touch()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.app.close()
+
+
+def reasons(job: JobDetails) -> list[str]:
+    """Return why each attempt of a job failed."""
+    return [error["reason"] for error in job.errors]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, event, text
 
 from sqlq.schema.types import MARIADB_NOW, POSTGRESQL_NOW, SQLITE_NOW
 
@@ -56,3 +58,18 @@ def waiting_for_locks(engine: Engine) -> Any:
     if engine.dialect.name == "mariadb":
         time.sleep(0.11)  # noqa: TID251 - what is asked for more often is answered from memory
     return execute(engine, waiting[engine.dialect.name])
+
+
+@contextmanager
+def received(conn: Connection) -> Iterator[list[tuple[str, Any]]]:
+    """Collect the statements and parameters a connection's driver gets."""
+    got: list[tuple[str, Any]] = []
+
+    def collect(
+        conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
+    ) -> None:
+        got.append((statement, parameters))
+
+    event.listen(conn, "before_cursor_execute", collect)
+    yield got
+    event.remove(conn, "before_cursor_execute", collect)

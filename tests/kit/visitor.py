@@ -9,11 +9,8 @@ from typing import Any
 from werkzeug.test import Client, TestResponse
 
 import sqlq
-from sqlq.model.outcome import ErrorText, Failed, Finished, Outcome, Settlement
-from sqlq.store.jobs import settle
 from sqlq.web import Role, User, wsgi
 from sqlq.web.access import Authorize
-from tests.kit import claim_on
 
 HOST = "http://localhost"
 
@@ -67,18 +64,3 @@ class Visitor:
         said = re.search(r'<p class="said" role="status">(.*?)</p>', self.page(answer.location))
         assert said is not None
         return said[1]
-
-
-def end(app: sqlq.App, outcome: Outcome, number: int = 1, queue: str = "default") -> list[int]:
-    """Claim and settle jobs of a queue, and return their ids."""
-    with app.database.begin() as conn:
-        claimed = claim_on(conn, [queue], limit=number, owner="w", lease_ms=30_000)
-        settle.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome) for job in claimed])
-    return [job.id for job in claimed]
-
-
-def failed(message: str = "boom", trace: str | None = None, exception: str = "ValueError") -> Failed:
-    return Failed("error", ErrorText(exception, message, trace))
-
-
-__all__ = ["HOST", "Finished", "Visitor", "end", "failed"]

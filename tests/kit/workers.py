@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 import sqlq
+from sqlq import JobEvent
+from sqlq.events import NAMES, EventName
 from sqlq.model.outcome import Outcome
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.claim.claimer import Claimer
@@ -110,3 +112,13 @@ def refuse_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refused)
+
+
+TOLD = [name for name in NAMES if name != "enqueued"]
+
+
+def listening(app: sqlq.App, *names: EventName) -> list[JobEvent]:
+    """Return a list that receives the events."""
+    told: list[JobEvent] = []
+    app.on(*names or TOLD)(told.extend)
+    return told

@@ -14,7 +14,7 @@ from sqlq.model.checks import Rule
 from sqlq.store.limits import admit
 from sqlq.store.limits.grant import Grant, pick
 from sqlq.store.workers import workers
-from tests.sql.test_statements import walk
+from tests.sql.statements import walk
 
 IN_LINE, ADMITTED = 100_000, 20_000
 PAGES = 400

@@ -34,7 +34,7 @@ from sqlq.store.workers import workers
 from tests.kit import claim_on, for_each
 from tests.kit.databases import fresh_database
 from tests.kit.mariadb import MariaDB
-from tests.sql.test_statements import STATEMENTS, claim_two, limited, new
+from tests.sql.statements import STATEMENTS, claim_two, limited, new
 
 pytestmark = pytest.mark.integration
 
@@ -183,7 +183,7 @@ def fill(database: Database, number: int) -> None:
             )
             # their ids are those of other jobs
             conn.execute(text(f"UPDATE {table}_jobs SET id = id + {place}000000 ORDER BY id DESC"))
-        claim_on(conn, ["other"], limit=HELD_BY_OTHERS, owner="somebody", lease_ms=30_000)
+        claim_on(conn, ["other"], limit=HELD_BY_OTHERS, owner="somebody")
     with database.engine.connect() as conn:
         conn.exec_driver_sql("ANALYZE TABLE jobs, finished_jobs, failed_jobs")
 

@@ -21,7 +21,8 @@ from sqlq.model.outcome import Finished, Settlement
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import settle
 from tests.kit import claim_on
-from tests.sql.test_statements import received, walk
+from tests.kit.sql import received
+from tests.sql.statements import walk
 
 CALLS: dict[str, Callable[[Database], Any]] = {
     "unblock": lambda database: unblock.after(database, [1, 2]),
@@ -57,7 +58,7 @@ def test_the_database_receives_the_golden_statement(app: sqlq.App, engine: Engin
     flow.add(job(), after=[second], when="failure")
     app.enqueue(flow)
     with app.database.begin() as conn:
-        held = claim_on(conn, ["default"], limit=9, owner="me", lease_ms=60_000)
+        held = claim_on(conn, limit=9, lease_ms=60_000)
         done = [Settlement(each.id, each.lease_token, 1, Finished()) for each in held]
         assert len(settle.settle(conn, done)) == 2
     actual = "".join(f"{statement.strip()};\n\n" for statement, _ in asked(app.database, CALLS[name]))

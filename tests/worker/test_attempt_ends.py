@@ -13,12 +13,12 @@ from sqlalchemy.exc import DataError
 
 import sqlq
 from sqlq.errors import ConfigurationError
+from sqlq.payload.encryption import new_key
 from sqlq.store.jobs import operate
 from sqlq.store.jobs import settle as settling
 from sqlq.worker.attempt.context import attempt_of
 from sqlq.worker.maintain import services
 from tests.kit import drain, for_each, wait_until, working
-from tests.worker.test_encrypted import KEY
 
 # -- the next attempt ----------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ def test_a_job_with_a_bad_signature_leaves_one_line_and_no_traceback(
     app: sqlq.App, database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "sqlq")
-    encrypting = sqlq.App(database_url, keys=[KEY])
+    encrypting = sqlq.App(database_url, keys=[new_key()])
     encrypting.task(name="t")(lambda: None)
     job = app.enqueue(app.task(name="t")(lambda: None).new())
     assert drain(encrypting).failed == 1
@@ -189,7 +189,7 @@ def test_an_outcome_that_is_refused_leaves_the_others_of_its_batch_together(
 
 
 def test_a_signed_job_stays_in_its_queue(database_url: str, caplog: pytest.LogCaptureFixture) -> None:
-    app = sqlq.App(database_url, keys=[KEY])
+    app = sqlq.App(database_url, keys=[new_key()])
     attempts = []
 
     @app.task(name="t")

@@ -358,7 +358,7 @@ def test_a_transaction_that_keeps_to_its_snapshot_is_refused(app: sqlq.App, shop
 def test_complete_waits_for_a_heartbeat_and_a_heartbeat_skips_it(app: sqlq.App, shop: Engine) -> None:
     job = app.enqueue(app.task(name="t")(lambda: None).new())
     with app.database.begin() as conn:
-        (claimed,) = claim_on(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
+        (claimed,) = claim_on(conn, limit=1)
     right = (claimed.id, claimed.lease_token)
     done: list[bool] = []
 
@@ -383,7 +383,7 @@ def test_complete_waits_for_a_heartbeat_and_a_heartbeat_skips_it(app: sqlq.App, 
 
     second = app.enqueue(app.task(name="u")(lambda: None).new())
     with app.database.begin() as conn:
-        (claimed,) = claim_on(conn, ["default"], limit=1, owner="me", lease_ms=30_000)
+        (claimed,) = claim_on(conn, limit=1)
     with shop.begin() as conn, in_schema(conn, "public"):
         assert settle.complete(conn, (claimed.id, claimed.lease_token), Finished())
         with app.database.begin() as heartbeat:

@@ -14,15 +14,14 @@ from sqlalchemy import Engine, event, text
 
 import sqlq
 from sqlq.config.constants import LEASE_MS
-from sqlq.model.job import ClaimedJob
 from sqlq.store.blockers import LimitBlocker
 from sqlq.store.jobs import settle
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
 from sqlq.worker.maintain import services
 from sqlq.worker.supervise.heartbeat import LOCKED_SECONDS
-from tests.kit import claim_on, deaths
-from tests.worker.test_supervising import fail_before
+from tests.kit import claim, deaths
+from tests.kit.hand import fail_before
 
 RHYTHM = 1_000.0
 """Far longer than any batch takes: a service that waits for so long waits for its next look."""
@@ -214,11 +213,6 @@ OF_AN_OWNER = re.compile(r"reserved_by (=|OPERATOR\(pg_catalog\.=\)) ")
 def owners(sent: list[str]) -> int:
     """Count the statements that look for jobs by their owner, and so read all that are reserved."""
     return sum(bool(OF_AN_OWNER.search(statement.partition("WHERE")[2])) for statement in sent)
-
-
-def claim(app: sqlq.App, owner: str, limit: int) -> list[ClaimedJob]:
-    with app.database.begin() as conn:
-        return claim_on(conn, ["default"], limit=limit, owner=owner, lease_ms=30_000)
 
 
 def test_the_jobs_of_a_dead_process_are_released_at_once(app: sqlq.App, engine: Engine) -> None:

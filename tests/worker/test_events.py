@@ -23,21 +23,13 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq import JobEvent, events
-from sqlq.events import NAMES, EventName
+from sqlq.events import NAMES
 from sqlq.testing import drain
 from sqlq.worker.lifecycle import stop
 from sqlq.worker.report.reporter import Reporter
 from tests.kit import for_each, wait_until
 from tests.kit.processes import ROOT, worker_process
-
-TOLD = [name for name in NAMES if name != "enqueued"]
-
-
-def listening(app: sqlq.App, *names: EventName) -> list[JobEvent]:
-    """Return a list that receives the events."""
-    told: list[JobEvent] = []
-    app.on(*names or TOLD)(told.extend)
-    return told
+from tests.kit.workers import listening
 
 
 def names(told: list[JobEvent]) -> list[str]:

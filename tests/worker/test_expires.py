@@ -12,10 +12,9 @@ from sqlalchemy import Engine, text, update
 
 import sqlq
 from sqlq.config.constants import UNKNOWN_TASK_MS
-from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Released, Settlement
+from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Released
 from sqlq.schema.tables import jobs
-from sqlq.store.jobs import settle as settling
-from tests.kit import NOW, claim, for_each, span, wait_until, working
+from tests.kit import NOW, claim, for_each, settle, span, wait_until, working
 from tests.kit.command import Command
 from tests.kit.drivers import Caller, Mode, common_modes
 
@@ -32,11 +31,6 @@ def make_late(engine: Engine, where: str = "1 = 1") -> None:
     earlier = f"{NOW[engine.dialect.name]} - {span(engine, 1)}"
     with engine.begin() as conn:
         conn.execute(text(f"UPDATE jobs SET start_by = {earlier} WHERE {where}"))
-
-
-def settle(app: sqlq.App, held: Any, outcome: Any) -> None:
-    with app.database.begin() as conn:
-        assert settling.settle(conn, [Settlement(held.id, held.lease_token, held.attempts, outcome)])
 
 
 @pytest.fixture

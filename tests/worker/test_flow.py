@@ -20,7 +20,7 @@ from sqlq.worker.maintain.services import Prune
 from sqlq.worker.options import OPTIONS
 from sqlq.worker.wait import wake
 from tests.kit import NOW, drain, for_each, span, wait_until, working
-from tests.worker.test_events import listening
+from tests.kit.workers import listening
 
 
 def test_jobs_start_by_priority_then_when_due_then_id(app: sqlq.App, engine: Engine) -> None:

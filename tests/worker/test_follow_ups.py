@@ -35,7 +35,7 @@ from sqlq.schema.tables import CARRIED
 from sqlq.store.jobs import insert as inserting
 from sqlq.store.jobs import settle
 from tests.faults.follow_ups import count_followed
-from tests.kit import claim_on, span
+from tests.kit import claim, span
 
 ERROR = ErrorText("ValueError", "no")
 LOST = "sqlq.errors.WorkerLostError"
@@ -79,8 +79,7 @@ class Shop:
         return [(task, sqlq.JobOutcome(**argument)) for task, argument in reversed(found)]
 
     def claim(self, owner: str = "me", queue: str = "default") -> list[ClaimedJob]:
-        with self.app.database.begin() as conn:
-            return claim_on(conn, [queue], limit=100, owner=owner, lease_ms=3_600_000)
+        return claim(self.app, owner, queue=queue, lease_ms=3_600_000)
 
 
 @pytest.fixture

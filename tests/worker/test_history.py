@@ -50,7 +50,7 @@ def stored(engine: Engine, id: int) -> str | None:
 
 def take_from_its_worker(app: sqlq.App, why: str = "died") -> None:
     with app.database.begin() as conn:
-        (job,) = claim_on(conn, ["default"], limit=1, owner="w1", lease_ms=30_000)
+        (job,) = claim_on(conn, limit=1, owner="w1")
         assert settling.lose(conn, [(job.id, job.lease_token)], why)
 
 
@@ -174,7 +174,7 @@ def test_an_unknown_task_leaves_a_record(app: sqlq.App, database_url: str) -> No
 def test_a_running_job_has_an_open_record(app: sqlq.App) -> None:
     job = acting(app, lambda: None)
     with app.database.begin() as conn:
-        claim_on(conn, ["default"], limit=1, owner="w1", lease_ms=30_000)
+        claim_on(conn, limit=1, owner="w1")
     (line,) = app.jobs.get(job.id).history
     assert (line.outcome, line.attempt, line.ended_at, line.worker) == ("running", 1, None, "w1")
 
@@ -205,7 +205,7 @@ def test_a_thousand_snoozes_leave_room_for_errors(app: sqlq.App, engine: Engine)
 
     def settle(outcome: Any) -> None:
         with app.database.begin() as conn:
-            (claimed,) = claim_on(conn, ["default"], limit=1, owner="w" * 36, lease_ms=30_000)
+            (claimed,) = claim_on(conn, limit=1, owner="w" * 36)
             done = Settlement(claimed.id, claimed.lease_token, claimed.attempts, outcome)
             assert settling.settle(conn, [done])
 
@@ -244,7 +244,7 @@ def test_a_rescue_leaves_a_record(app: sqlq.App) -> None:
     """A rescue, by another worker: it knows when the job was claimed, and by whom."""
     job = acting(app, lambda: None)
     with app.database.begin() as conn:
-        claim_on(conn, ["default"], limit=1, owner="w1", lease_ms=1)
+        claim_on(conn, limit=1, owner="w1", lease_ms=1)
 
     def rescued() -> bool:
         with app.database.begin() as conn:

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 import sqlq
 from sqlq.config.durations import MAX_MS
-from sqlq.model.outcome import ErrorText, Failed, Finished, Outcome, Released, Retried, Settlement
+from sqlq.model.outcome import ErrorText, Failed, Finished, Outcome, Released, Retried
 from sqlq.schema.tables import LARGEST_TOKEN, MAX_COUNT
 from sqlq.store import health
 from sqlq.store.jobs import lease
@@ -220,19 +220,13 @@ def test_a_handler_sees_cancelled_when_its_lease_is_lost(
 def test_a_locked_row_does_not_delay_the_others(app: sqlq.App, engine: Engine, noop: Any, verb: str) -> None:
     app.enqueue_many([noop.new(), noop.new(), noop.new()])
     first, second, third = claim(app)
-    write = partial(settle_all if verb == "settle" else extend_all, app, [first, second, third])
+    end = partial(settle, outcome=Finished(None))
+    write = partial(end if verb == "settle" else extend_all, app, [first, second, third])
     with engine.begin() as rival:
         rival.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": second.id})
         assert write() == {first.id, third.id}
         assert fate(app, second) is LeaseState.HELD
     assert write() == ({second.id} if verb == "settle" else {first.id, second.id, third.id})
-
-
-def settle_all(app: sqlq.App, held: list[Any]) -> set[int]:
-    with app.database.begin() as conn:
-        return ids(
-            settling.settle(conn, [Settlement(j.id, j.lease_token, j.attempts, Finished(None)) for j in held])
-        )
 
 
 def extend_all(app: sqlq.App, held: list[Any]) -> set[int]:
@@ -265,7 +259,7 @@ def test_a_claim_skips_jobs_that_a_rival_is_claiming(app: sqlq.App, noop: Any) -
         assert {j.id for j in claim(app, limit=3)}.isdisjoint(j.id for j in claim(app, limit=3))
         return
     with app.database.begin() as rival:
-        theirs = claim_on(rival, ["default"], limit=3, owner="rival", lease_ms=30_000)
+        theirs = claim_on(rival, limit=3, owner="rival")
         ours = claim(app)
     assert len(theirs) == len(ours) == 3
     assert {j.id for j in theirs}.isdisjoint(j.id for j in ours)
@@ -287,7 +281,7 @@ def test_a_claim_keeps_counters_within_the_checks_at_their_maximum(
     execute(engine, "UPDATE jobs SET max_attempts = IF(id = 1, 1, NULL)")
     most = f'{{"noop": {MAX_COUNT}}}'
     with app.database.begin() as conn:
-        jobs = claim_on(conn, ["default"], limit=3, owner="o" * 36, lease_ms=MAX_MS, max_attempts=most)
+        jobs = claim_on(conn, limit=3, owner="o" * 36, lease_ms=MAX_MS, max_attempts=most)
     at_their_end = [(1, MAX_COUNT)] * 2
     assert [(job.lease_token, job.attempts) for job in jobs] == [*at_their_end, (1, 1)]
     assert [job.max_attempts for job in jobs] == [1, MAX_COUNT, MAX_COUNT]
@@ -302,7 +296,7 @@ def test_a_claim_of_all_due_jobs_does_not_block_producers(app: sqlq.App, noop: A
     """As it would where it locks what lies between rows."""
     first = app.enqueue(noop.new())
     with app.database.begin() as conn:
-        claimed = claim_on(conn, ["default"], limit=2, owner="me", lease_ms=30_000)
+        claimed = claim_on(conn, limit=2)
         second = app.enqueue(noop.new())
     assert [job.id for job in (*claimed, *claim(app))] == [first.id, second.id]
 

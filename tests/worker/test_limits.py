@@ -21,7 +21,8 @@ from sqlq.store.limits import admit as admission
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.maintain.services import Unblock
 from sqlq.worker.settle.settle import Counts
-from tests.kit import claim_on, wait_until, working
+from tests.kit import claim, claim_on, wait_until, working
+from tests.kit.hand import blocked
 
 PROMPT = {"backoff": "0s"}
 
@@ -53,15 +54,6 @@ class Gauge:
 @pytest.fixture
 def gauge(app: sqlq.App) -> Gauge:
     return Gauge(app)
-
-
-def blocked(app: sqlq.App) -> int:
-    return len(app.jobs.list(state="blocked", limit=1000))
-
-
-def claim(app: sqlq.App, number: int = 100) -> list[Any]:
-    with app.database.begin() as conn:
-        return claim_on(conn, ["default"], limit=number, owner="me", lease_ms=30_000)
 
 
 def put_back(app: sqlq.App, held: list[Any], delay_ms: int) -> None:
@@ -281,7 +273,7 @@ def test_a_job_that_fails_with_its_worker_releases_its_slot(gauge: Gauge) -> Non
     gauge.app.enqueue_many([call.new(n) for n in range(2)])
     admission.look(gauge.app.database)
     with gauge.app.database.begin() as conn:
-        (dead,) = claim_on(conn, ["default"], limit=9, owner="me", lease_ms=30_000)
+        (dead,) = claim_on(conn, limit=9)
         settle.lose(conn, [(dead.id, dead.lease_token)], "died")
     assert admission.look(gauge.app.database).number == 1
 

@@ -10,27 +10,14 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.model.outcome import ErrorText, Failed, Outcome, Settlement
+from sqlq.model.outcome import ErrorText, Failed
 from sqlq.store import schedules
-from sqlq.store.jobs import settle as settling
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
 from sqlq.testing.database import write_declared
-from tests.kit import claim_on, span, wait_until
+from tests.kit import claim, settle, span, wait_until
 
-HOUR = 3_600_000
 ONE = sqlq.Limit("api", running=1)
-
-
-def claim(app: sqlq.App, queue: str = "default") -> list[Any]:
-    with app.database.begin() as conn:
-        return claim_on(conn, [queue], limit=100, owner="me", lease_ms=HOUR)
-
-
-def settle(app: sqlq.App, held: list[Any], outcome: Outcome) -> None:
-    with app.database.begin() as conn:
-        done = [Settlement(j.id, j.lease_token, j.attempts, outcome, limit_key=j.limit_key) for j in held]
-        assert len(settling.settle(conn, done)) == len(held)
 
 
 def look(app: sqlq.App) -> int:

@@ -19,8 +19,8 @@ from sqlq.worker.attempt.call import execute
 from sqlq.worker.settle.settle import Counts
 from sqlq.worker.worker import Worker
 from tests.kit import wait_until, worker_of
-from tests.worker.test_events import listening
-from tests.worker.test_subprocesses import Spawned
+from tests.kit.isolated import Spawned
+from tests.kit.workers import listening
 
 on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 DEAF = """

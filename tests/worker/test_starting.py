@@ -673,7 +673,7 @@ def test_the_final_failure_of_a_lost_job_is_logged_with_its_exception(
     task = app.task(name="t", max_attempts=1)(lambda: None)
     job = app.enqueue(task.new())
     with app.database.begin() as conn:
-        claim_on(conn, ["default"], limit=1, owner="gone", lease_ms=1_000)
+        claim_on(conn, limit=1, owner="gone", lease_ms=1_000)
     with engine.begin() as conn:
         conn.execute(text("UPDATE jobs SET lease_expires_at = reserved_at"))
     with working(app):

@@ -23,7 +23,6 @@ from sqlq.database.batch import Right
 from sqlq.database.schemas import in_schema
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Finished, Outcome, Released, Settlement
-from sqlq.schema.tables import CARRIED
 from sqlq.store.jobs import lease, settle
 from sqlq.store.jobs.lease import LeaseState
 from sqlq.store.workers import workers
@@ -39,7 +38,7 @@ from sqlq.worker.supervise.child import Child
 from sqlq.worker.supervise.heartbeat import Dispatcher, Heartbeat
 from sqlq.worker.supervise.supervisor import Supervisor
 from tests.kit import (
-    claim_on,
+    claim,
     deaths,
     refuse_threads,
     renew,
@@ -48,7 +47,8 @@ from tests.kit import (
     wait_until,
     worker_of,
 )
-from tests.worker.test_subprocesses import Spawned
+from tests.kit.hand import fail_before
+from tests.kit.isolated import Spawned
 
 LEASE_MS = 1_000
 
@@ -56,11 +56,6 @@ LEASE_MS = 1_000
 @pytest.fixture
 def noop(app: sqlq.App) -> Any:
     return app.task(name="noop", max_attempts=3)(lambda: None)
-
-
-def claim(app: sqlq.App, owner: str, limit: int = 10) -> list[ClaimedJob]:
-    with app.database.begin() as conn:
-        return claim_on(conn, ["default"], limit=limit, owner=owner, lease_ms=30_000)
 
 
 def facts_of(app: sqlq.App, worker: str = "w", *, lease_ms: int = 30_000) -> Facts:
@@ -172,18 +167,6 @@ def test_a_death_that_cannot_be_settled_keeps_no_other_waiting(
     assert dead.release(app.database) == float("inf"), "nothing is left to do"
     assert app.jobs.get(job.id).state == "available"
     assert "jobs of worker odd stay until their leases have run out: no such thing" in caplog.text
-
-
-def fail_before(engine: Engine, id: int) -> None:
-    """Have a job's id stand in failed_jobs already, so that the database refuses its end there."""
-    columns = ", ".join(map(engine.dialect.identifier_preparer.quote, CARRIED))
-    with engine.begin() as conn:
-        conn.execute(
-            text(
-                f"INSERT INTO failed_jobs ({columns}, reason, exception, message) "
-                f"SELECT {columns}, 'worker_lost', 'E', 'm' FROM jobs WHERE id = {id}"
-            )
-        )
 
 
 def test_an_end_that_the_database_refuses_makes_no_job_one_that_never_began(

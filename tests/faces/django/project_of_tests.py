@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -116,3 +117,9 @@ class Project:
     @property
     def log(self) -> Path:
         return self.directory / "worker.log"
+
+
+def run(project: Project, *args: str) -> None:
+    done = project.manage("test", "--no-input", *args)
+    assert done.code == 0, f"{done.out}\n{done.err}"
+    assert re.search(r"^Ran [1-9]\d* tests? in .*\n\nOK", done.err, re.MULTILINE), done.err

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
-import re
 
 import pytest
 
-from tests.faces.django.project_of_tests import PROJECT, Project, settings_of
+from tests.faces.django.project_of_tests import PROJECT, Project, run, settings_of
 
 DJANGO = tuple(map(int, importlib.metadata.version("django").split(".")[:2]))
 MODULES = sorted(path.stem for path in (PROJECT / "shop").glob("test_*.py"))
 ON_BOTH = [module for module in MODULES if module != "test_settings"]
-
-
-def run(project: Project, *args: str) -> None:
-    done = project.manage("test", "--no-input", *args)
-    assert done.code == 0, f"{done.out}\n{done.err}"
-    assert re.search(r"^Ran [1-9]\d* tests? in .*\n\nOK", done.err, re.MULTILINE), done.err
 
 
 @pytest.mark.parametrize("module", ON_BOTH)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import create_engine, inspect
 
-from tests.faces.django.project_of_tests import Project, settings_of
-from tests.faces.django.test_inside import run
+from tests.faces.django.project_of_tests import Project, run, settings_of
 
 STAFF = "--settings=staff_settings"
 

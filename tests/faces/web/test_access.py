@@ -26,7 +26,8 @@ from sqlq.web import User, pages, wsgi
 from sqlq.web.access import ROLES, Role
 from sqlq.web.serve import LOGINS_A_MINUTE, Server
 from sqlq.web.site import HEADERS, Site
-from tests.kit.visitor import HOST, Visitor, end, failed
+from tests.kit import end, failed
+from tests.kit.visitor import HOST, Visitor
 
 ROOT = Path(__file__).parents[3]
 PAGES = [

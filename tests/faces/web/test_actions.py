@@ -14,9 +14,10 @@ from sqlq.admin import batches
 from sqlq.admin.jobs import Jobs
 from sqlq.admin.verbs import VERBS
 from sqlq.model.job import State
+from sqlq.model.outcome import Finished
 from sqlq.web import actions
-from tests.kit import claim_on, wait_until
-from tests.kit.visitor import Finished, Visitor, end, failed
+from tests.kit import claim_on, end, failed, wait_until
+from tests.kit.visitor import Visitor
 
 FOR_TEN_MINUTES: dict[str, Any] = {"duration": "10m"}
 IN_TWO_HOURS: dict[str, Any] = {"delay": "2h"}
@@ -142,7 +143,7 @@ def test_an_action_on_a_filter_keeps_to_the_state_of_the_tab(shop: sqlq.App) -> 
     enqueue(shop, 2, delay="1h")
     enqueue(shop, 2, limit=sqlq.Limit("stripe", running=1))
     with shop.database.begin() as conn:
-        claim_on(conn, ["default"], limit=1, owner="w", lease_ms=30_000)
+        claim_on(conn, limit=1, owner="w")
     admin = Visitor(shop)
     tried = set()
     for state in State:

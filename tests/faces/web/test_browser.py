@@ -20,10 +20,9 @@ from sqlalchemy import text
 import sqlq
 from tests.faces.django.project_of_tests import Project
 from tests.faces.web import shop
-from tests.faces.web.test_mounts import ASGI, HOSTS
-from tests.kit import wait_until
+from tests.faces.web.mounts import ASGI, HOSTS
+from tests.kit import end, failed, wait_until
 from tests.kit.browser import Browser, chromium
-from tests.kit.visitor import end, failed
 
 pytestmark = [
     pytest.mark.debian,

@@ -12,11 +12,13 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 import sqlq
+from sqlq.model.outcome import Finished
 from sqlq.store import health
 from sqlq.store.jobs.failed import TRACE_CHARACTERS, groups
 from sqlq.store.jobs.lookup import Selection
 from sqlq.web import pages
-from tests.kit.visitor import Finished, Visitor, end, failed
+from tests.kit import end, failed
+from tests.kit.visitor import Visitor
 
 on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 

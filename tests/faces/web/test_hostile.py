@@ -15,9 +15,10 @@ from sqlalchemy.exc import DBAPIError
 
 import sqlq
 from sqlq.config.command_hint import STEERS
+from sqlq.model.outcome import Finished
 from sqlq.schema.tables import metadata
-from tests.kit import claim_on
-from tests.kit.visitor import Finished, Visitor, end, failed
+from tests.kit import claim_on, end, failed
+from tests.kit.visitor import Visitor
 
 CANARY = "\"'><script>x</script><img src=x onerror=y>\x1b[2J\u202e{{7777*7777}}"
 LONG = "A" * (1 << 18)
@@ -100,7 +101,7 @@ def hostile(app: sqlq.App, engine: Engine) -> sqlq.App:
     end(app, Finished('"r"'))
     app.enqueue(flow)
     with app.database.begin() as conn:
-        claim_on(conn, ["default"], limit=1, owner="w", lease_ms=600_000)
+        claim_on(conn, limit=1, owner="w", lease_ms=600_000)
     with engine.begin() as conn:
         names = "host, pid, version, concurrency, started_at, seen_at, state_at"
         values = "'h', 1, 'v', 1, max(created_at), max(created_at), max(created_at)"

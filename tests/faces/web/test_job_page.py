@@ -17,13 +17,15 @@ from werkzeug.serving import make_server
 import sqlq
 from sqlq.model.flow import StepDetails
 from sqlq.model.job import State
+from sqlq.model.outcome import Finished
 from sqlq.store import rights
 from sqlq.store.workers import workers
 from sqlq.testing import drain
 from sqlq.web import Role
 from sqlq.web.outline import outline
+from tests.kit import end, failed
 from tests.kit.browser import Browser, chromium
-from tests.kit.visitor import Finished, Visitor, end, failed
+from tests.kit.visitor import Visitor
 
 
 def boom(number: int, *before: object, **options: object) -> dict[str, object]:

@@ -20,12 +20,13 @@ from sqlq.admin import jobs
 from sqlq.admin.doctor.finding import check, to_do
 from sqlq.admin.jobs import Jobs
 from sqlq.admin.queues import Queues
+from sqlq.model.outcome import Finished
 from sqlq.schema.tables import finished_jobs
 from sqlq.store.limits import admit
 from sqlq.web import Role, pages
-from tests.kit import wait_until
+from tests.kit import end, failed, wait_until
 from tests.kit.command import Command
-from tests.kit.visitor import Finished, Visitor, end, failed
+from tests.kit.visitor import Visitor
 
 
 @pytest.fixture
