@@ -225,16 +225,15 @@ class DeclaredLimits(dict[str, AnyLimit]):
 def checked_rate(value: Any) -> tuple[int, int]:
     """Return the number of starts and the length of the period in milliseconds."""
     match = _RATE.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        raise ConfigurationError(f'rate is {value!r}: it is a number of starts and a period, as in "100/1m"')
-    number = int(match[1])
-    period = match[2].strip()
-    ms = milliseconds(period if period[:1].isdigit() else f"1{period}", f"the period of rate {value!r}")
-    if not 1 <= number <= RUNNING_LIMIT or ms == 0:
-        raise ConfigurationError(
-            f"rate is {value!r}: its number lies between 1 and {RUNNING_LIMIT:,}, and its period is not zero"
-        )
-    return number, ms
+    if match is not None:
+        number, period = int(match[1]), match[2].strip()
+        ms = milliseconds(period if period[:1].isdigit() else f"1{period}", f"the period of rate {value!r}")
+        if 1 <= number <= RUNNING_LIMIT and ms:
+            return number, ms
+    raise ConfigurationError(
+        f"rate is {value!r}: it is a number of starts and a period, neither zero, as in "
+        f'"100/1m"; the number is {RUNNING_LIMIT:,} at most'
+    )
 
 
 def rule_text(rule: Rule | LimitStatus) -> str:

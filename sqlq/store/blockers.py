@@ -26,7 +26,7 @@ RECENT_MS = 3 * RESCUE_MS
 """How far back a sweep looks: further than the time between two, so that one may be late."""
 SWEEP_SHARE = 50
 """The rest after a sweep, as a multiple of its duration."""
-ALL_STEPS_SECONDS = NO_FLOWS_SECONDS = 60.0
+ALL_STEPS_SECONDS = 60.0
 SWEPT_AT_ONCE = 1_000
 UNUSED_MS = 30 * 24 * 3_600_000
 """Finished jobs, whose replays need their keys, are kept for a week unless an App sets another retention."""
@@ -91,7 +91,7 @@ class FlowBlocker(Blocker):
     name = "flow"
     waited_for, key = "flow_id", "id"
     until_end = True
-    unused_seconds = NO_FLOWS_SECONDS
+    unused_seconds = ALL_STEPS_SECONDS
 
     _position: unblock.FlowPosition | None = None
     """Where the sweep over all steps goes on; None between two of them."""
@@ -141,8 +141,8 @@ class LimitBlocker(Blocker):
     has_wakes = True
     called_by = "limited"
 
-    _after_key: str | None = None
-    """The key after which the sweep goes on; None between two of them."""
+    _after_key = ""
+    """The key after which the sweep goes on; empty between two of them."""
 
     def free(self, database: Database, keys: Collection[str]) -> FreedJobs:
         return admit.look(database, keys)
@@ -154,8 +154,8 @@ class LimitBlocker(Blocker):
         if not admit.are_in_use(database):
             return None
         # guard: limit-keys-are-swept
-        done, self._after_key = admit.sweep(database.for_claims, self._after_key or "")
-        done.has_more = done.has_more or self._after_key is not None
+        done, self._after_key = admit.sweep(database.for_claims, self._after_key)
+        done.has_more = done.has_more or self._after_key != ""
         return done
 
     def clear_up(self, conn: Connection, limit: int) -> int:

@@ -222,7 +222,7 @@ GUARDS = [
     Guard("the-head-of-a-line", "_may_run, ", "", SERIAL + "test_a_delayed_job_blocks_those_after_it[sqlite]"),
     Guard("the-head-of-a-line", "_may_run, ", "", SERIAL + "test_a_delayed_job_blocks_those_after_it[postgresql]"),
     Guard("paused-hold-no-slots", '"blocked_by": "limit"', '"blocked_by": "flow"', LIMITS + "test_jobs_of_a_paused_queue_hold_no_slots[sqlite]"),
-    Guard("limit-keys-are-swept", None, "done, self._after_key = FreedJobs(), None", LIMITS + "test_the_sweep_admits_jobs_of_a_lost_wake[sqlite]"),
+    Guard("limit-keys-are-swept", None, "done, self._after_key = FreedJobs(), ''", LIMITS + "test_the_sweep_admits_jobs_of_a_lost_wake[sqlite]"),
     Guard("an-unknown-limit-is-the-strictest", "ONE_BY_ONE", "NO_RULE", LIMITS + "test_a_key_without_a_known_limit_admits_one_by_one[sqlite]"),
     Guard("an-unknown-limit-is-the-strictest", " | rules", "", LIMITS + "test_a_sweep_that_comes_before_the_wake_knows_the_limit[postgresql]"),
     Guard("a-start-is-never-early", "ceil(position", "int(position", RATES + "test_starts_are_never_closer_than_the_rate"),

@@ -26,7 +26,7 @@ from tests.sql.statements import walk
 
 CALLS: dict[str, Callable[[Database], Any]] = {
     "unblock": lambda database: unblock.after(database, [1, 2]),
-    "unblock_steps": lambda database: unblock.steps(database, [3]),
+    "unblock_steps": lambda database: unblock._unblock(database, [3]),
     "waiting_for_recent": lambda database: unblock.sweep_recent(database, 21_000),
 }
 WAITING = 30_000

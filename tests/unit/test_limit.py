@@ -144,8 +144,8 @@ def test_a_template_that_names_no_parameter_is_refused_at_the_decorator(
         (lambda: Limit("a", running=0), "running is 0: it must be a whole number from 1"),
         (lambda: Limit("a", running=True), "running is True"),
         (lambda: Limit("a", rate="often"), "rate is 'often': it is a number of starts and a period"),
-        (lambda: Limit("a", rate="0/1m"), "its number lies between 1"),
-        (lambda: Limit("a", rate="5/0s"), "its period is not zero"),
+        (lambda: Limit("a", rate="0/1m"), "rate is '0/1m': it is a number of starts"),
+        (lambda: Limit("a", rate="5/0s"), "a period, neither zero"),
         (lambda: Limit("a", rate="5/1y"), "the period of rate '5/1y' is '1y': write it as in"),
         (lambda: Limit("a", rate=5), "rate is 5"),  # type: ignore[arg-type]
         (lambda: Limit("", running=1), "the key of a limit is '': it must be text that is not blank"),

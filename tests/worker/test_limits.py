@@ -338,9 +338,8 @@ def test_a_sweep_continues_where_it_stopped(app: sqlq.App) -> None:
     app.enqueue_many([call.new(n) for n in range(5)])
     with app.database.begin() as conn:
         conn.execute(text("DELETE FROM sqlq_wakes"))
-    place: str | None = ""
-    numbers = []
-    while place is not None:
+    place, numbers = "", list[int]()
+    while place or not numbers:
         done, place = admission.sweep(app.database, place, limit=2)
         numbers.append(done.number)
     assert numbers == [2, 2, 1]

@@ -33,7 +33,7 @@ def test_starts_are_never_closer_than_the_rate(rate: int, period_ms: int) -> Non
         lot.ids = list(range(lot.number))
         starts += [start for _, start in lot.starts() if start]
         next_free_at = lot.start(lot.number)
-        again = lot.again().moment
+        (again,) = (wake.moment for wake in lot.again())
         assert again is not None
         moment = max(again, moment)
     period = timedelta(milliseconds=period_ms)

@@ -63,15 +63,9 @@ def after(database: Database, ended: Iterable[int]) -> Unblocked:
     return _unblock(database, [], sorted(set(ended)))
 
 
-def steps(database: Database, ids: Sequence[int]) -> Unblocked:
-    """Unblock those of these steps that wait for nothing any more, and the steps behind each cancelled
-    one."""
-    return _unblock(database, ids, [])
-
-
-def _unblock(database: Database, ids: Sequence[int], ended: list[int]) -> Unblocked:
-    """Unblock these steps, and those behind ended jobs. A step that the database refuses to change is left to
-    the sweeps."""
+def _unblock(database: Database, ids: Sequence[int], ended: Sequence[int] = ()) -> Unblocked:
+    """Unblock those of these steps that wait for nothing any more, and those behind ended jobs and cancelled
+    steps. A step that the database refuses to change is left to the sweeps."""
     done = Unblocked()
 
     def judge(some: Sequence[int]) -> None:
@@ -177,7 +171,7 @@ def sweep_recent(database: Database, within_ms: int) -> Unblocked:
     before its unblock."""
     with database.read() as conn:
         waiting = sorted(conn.scalars(_WAITING_FOR_RECENT, {"ms": -within_ms}))
-    return steps(database, waiting)
+    return _unblock(database, waiting)
 
 
 _since = after_ms(bindparam("ms", type_=BigInteger))
@@ -197,7 +191,7 @@ def sweep_all(
     flow, step = position
     with database.read() as conn:
         rows = conn.execute(STEPS_BEYOND, {"flow": flow, "step": step, "most": limit}).all()
-    done = steps(database, [row.id for row in rows if row.blocked_by == "flow"])
+    done = _unblock(database, [row.id for row in rows if row.blocked_by == "flow"])
     return done, (rows[-1].flow_id, rows[-1].id) if len(rows) == limit else None
 
 

@@ -174,7 +174,7 @@ def _admit(conn: Connection, keys: Collection[str], rules: Mapping[str, Rule]) -
             [{"of": each.key, "at": each.start(len(each.ids)), **each.rule._asdict()} for each in changed],
         )
     at_once += [Wake(grant.key) for grant in used if len(grant.ids) == limit and not grant.rule.in_order]
-    wake(conn, [*at_once, *(grant.again() for grant in grants.values() if grant.is_used_up)])
+    wake(conn, [*at_once, *(each for grant in grants.values() for each in grant.again())])
     done.has_more = bool(at_once)
     return done
 
@@ -236,9 +236,9 @@ def are_in_use(database: Database) -> bool:
         return bool(conn.scalar(_ANY))
 
 
-def sweep(database: Database, after_key: str, limit: int = KEYS_AT_ONCE) -> tuple[FreedJobs, str | None]:
+def sweep(database: Database, after_key: str, limit: int = KEYS_AT_ONCE) -> tuple[FreedJobs, str]:
     """Take slots from jobs that no worker may claim, and admit jobs of the next keys with a line. Return the
-    key to continue from; None at the end.
+    key to continue from; it is empty at the end.
 
     It finds the lines whose wake was lost with a process, and those that never had a wake.
     """
@@ -246,7 +246,7 @@ def sweep(database: Database, after_key: str, limit: int = KEYS_AT_ONCE) -> tupl
         keys, freed = sweep_on(conn, after_key, limit)
     done = look(database, {*keys, *freed}, limit=0) if keys or freed else FreedJobs()
     done.has_more = done.has_more or len(freed) >= JOBS_AT_ONCE  # guard: full-sweep-is-repeated
-    return done, keys[-1] if len(keys) == limit else None
+    return done, keys[-1] if len(keys) == limit else ""
 
 
 def sweep_on(conn: Connection, after_key: str, limit: int) -> tuple[list[str], list[str]]:

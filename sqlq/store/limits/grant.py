@@ -8,7 +8,7 @@ rule of the limit: only admissions write the row that many jobs share.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from fractions import Fraction
@@ -153,16 +153,12 @@ class Grant:
         at_once = self.rule.rate is None
         return [(id, None if at_once else self.start(position)) for position, id in enumerate(self.ids)]
 
-    @property
-    def is_used_up(self) -> bool:
-        """Whether the starts are used up and this admission must schedule the next look. If it granted no
-        start and changed no rule, the admission that granted the last start has scheduled it."""
+    def again(self) -> Iterator[Wake]:
+        """Yield the wake for the next look where the starts are used up. If this admission granted no start
+        and changed no rule, the one that granted the last start has scheduled it."""
         is_news = bool(self.ids) or self.changed  # guard: one-wake-for-the-next-start
-        return self.rule.rate is not None and len(self.ids) == self.number and is_news
-
-    def again(self) -> Wake:
-        """Return the wake for the next look at a key whose starts are used up."""
-        return Wake(self.key, moment=self.start(len(self.ids)) - AHEAD / 2)
+        if self.rule.rate is not None and len(self.ids) == self.number and is_news:
+            yield Wake(self.key, moment=self.start(len(self.ids)) - AHEAD / 2)
 
 
 def next_free(free_at: datetime | None, now: datetime, before: Rule, rule: Rule) -> datetime | None:
