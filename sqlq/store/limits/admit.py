@@ -256,7 +256,7 @@ def sweep_on(conn: Connection, after_key: str, limit: int) -> tuple[list[str], l
     stricter than any limit.
     """
     # guard: unserved-hold-no-slots
-    freed = dialect_of(conn).sql.change(conn, _BACK_INTO_LINE, serving(conn))
+    freed = dialect_of(conn).sql.change(conn, _BACK_INTO_LINE, {**serving(conn), "most": JOBS_AT_ONCE})
     keys = _keys_in_line(conn, after_key, limit)
     if keys:
         rules = _rules_of(conn.execute(_WAKES_OF, {"keys": keys}))
@@ -282,7 +282,7 @@ _back = {
     "blocked_by": "limit",
 }
 _BACK_INTO_LINE = Change(
-    select(jobs.c.id).where(_holds_a_slot, IS_UNRESERVED, ~IS_SERVED).order_by(jobs.c.id).limit(JOBS_AT_ONCE),
+    select(jobs.c.id).where(_holds_a_slot, IS_UNRESERVED, ~IS_SERVED).order_by(jobs.c.id).limit(_LIMIT),
     _back,
     returning=(jobs.c.limit_key,),
 )
@@ -346,7 +346,7 @@ def status(conn: Connection, key: str) -> LimitStatus | None:
     running, waiting, oldest_due_at = conn.execute(_COUNTS, {"of": key}).one()
     if row is None and not waiting:
         return None
-    starts = row is not None and row.rate is not None and row.next_free_at is not None
+    starts = row and row.rate and row.next_free_at
     return LimitStatus(
         key,
         *(NO_RULE if row is None else _rule(row)),
