@@ -33,7 +33,7 @@ from sqlq.schema.tables import jobs as jobs_table
 from sqlq.store.jobs import lease, operate
 from sqlq.store.jobs import settle as settling
 from sqlq.store.jobs.lease import LeaseState
-from tests.kit import Hand, claim_on, fate, for_each, wait_until
+from tests.kit import Hand, claim_on, fate, for_each, needs, wait_until
 
 ERROR = ErrorText("ValueError", "no", "Traceback …")
 EVERY_OUTCOME: list[Outcome] = [
@@ -43,8 +43,6 @@ EVERY_OUTCOME: list[Outcome] = [
     Failed("error", ERROR),
     Released(),
 ]
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 def extend(hand: Hand, job: ClaimedJob) -> dict[tuple[int, int], bool]:
@@ -340,7 +338,7 @@ def test_operator_calls_refuse_a_database_without_tables(empty_database_url: str
 # -- races: the row's lock decides ---------------------------------------------------------------------------
 
 
-@on_postgresql
+@needs("sessions")
 @pytest.mark.parametrize("force", [False, True])
 def test_cancel_after_a_claim_is_a_request(hand: Hand, engine: Engine, force: bool) -> None:
     first, second, third = hand.enqueue(3)
@@ -361,7 +359,7 @@ def test_cancel_after_a_claim_is_a_request(hand: Hand, engine: Engine, force: bo
         assert all(hand.settle(job, Finished()) == {job.id} for job in claimed)
 
 
-@on_postgresql
+@needs("sessions")
 def test_a_claim_after_a_cancel_finds_no_job(hand: Hand) -> None:
     first, second = hand.enqueue(2)
     with hand.app.database.begin() as conn:
@@ -372,7 +370,7 @@ def test_a_claim_after_a_cancel_finds_no_job(hand: Hand) -> None:
     assert hand.states([first, second]) == ["cancelled", "running"]
 
 
-@on_postgresql
+@needs("sessions")
 @pytest.mark.parametrize("force", [False, True])
 def test_a_cancel_after_a_settle_changes_nothing(hand: Hand, engine: Engine, force: bool) -> None:
     (id,) = hand.enqueue()
@@ -386,7 +384,7 @@ def test_a_cancel_after_a_settle_changes_nothing(hand: Hand, engine: Engine, for
     assert hand.app.jobs.get(id).result == 1
 
 
-@on_postgresql
+@needs("sessions")
 def test_a_settle_after_a_forced_cancel_changes_nothing(hand: Hand) -> None:
     (id,) = hand.enqueue()
     (owner,) = hand.claim()
@@ -399,7 +397,7 @@ def test_a_settle_after_a_forced_cancel_changes_nothing(hand: Hand) -> None:
     assert hand.states([id]) == ["cancelled"]
 
 
-@on_postgresql
+@needs("sessions")
 @pytest.mark.parametrize("force", [False, True])
 def test_cancel_reports_rows_that_stay_locked(
     hand: Hand, engine: Engine, force: bool, monkeypatch: pytest.MonkeyPatch
@@ -416,7 +414,7 @@ def test_cancel_reports_rows_that_stay_locked(
     assert hand.app.jobs.cancel([held]) == {held: "cancelled"}
 
 
-@on_postgresql
+@needs("sessions")
 def test_cancel_by_queue_leaves_out_jobs_that_ended_while_they_were_locked(
     hand: Hand, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -434,7 +432,7 @@ def test_cancel_by_queue_leaves_out_jobs_that_ended_while_they_were_locked(
             assert hand.app.jobs.cancel(queue="default") == {held: "locked"}
 
 
-@on_sqlite
+@needs("one_writer")
 def test_on_sqlite_a_cancel_waits_for_the_writer(hand: Hand, engine: Engine) -> None:
     """Whichever has the write lock first: the claim's row is running when the cancel looks at it."""
     (id,) = hand.enqueue()

@@ -29,11 +29,8 @@ from sqlq.store import health as queue_health
 from sqlq.store import rights
 from sqlq.store.jobs import settle as settling
 from sqlq.store.workers import workers
-from tests.kit import claim_on, for_each, span
+from tests.kit import claim_on, for_each, needs, span
 from tests.kit.command import other_distribution
-
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 class Patient:
@@ -112,7 +109,7 @@ def test_the_doctor_finds_every_check_ok_in_a_healthy_database(patient: Patient)
     assert all(finding.remedy for finding in found if finding.verdict is Verdict.TO_DO)
 
 
-@on_sqlite
+@needs("cheap")
 def test_the_doctor_finds_another_distribution_of_the_same_name(
     patient: Patient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,7 +357,7 @@ def test_tables_at_another_revision_end_the_examination(
 # -- PostgreSQL ----------------------------------------------------------------------------------------------
 
 
-@on_postgresql
+@needs("sessions")
 def test_the_doctor_finds_transactions_that_hold_back_vacuum(
     patient: Patient, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,7 +374,7 @@ def test_the_doctor_finds_transactions_that_hold_back_vacuum(
         assert patient.about("transactions").verdict is Verdict.TO_DO
 
 
-@on_postgresql
+@needs("postgresql")
 def test_the_doctor_finds_an_invalid_index(patient: Patient, engine: Engine) -> None:
     patient.enqueue()
     patient.enqueue()
@@ -390,7 +387,7 @@ def test_the_doctor_finds_an_invalid_index(patient: Patient, engine: Engine) -> 
     assert (found.verdict, found.remedy) == (Verdict.TO_DO, "REINDEX INDEX CONCURRENTLY jobs_once")
 
 
-@on_postgresql
+@needs("postgresql")
 @pytest.mark.parametrize(
     ("options", "check", "verdict", "words"),
     [
@@ -409,7 +406,7 @@ def test_the_doctor_checks_the_settings_of_postgresql(
     app.close()
 
 
-@on_postgresql
+@needs("postgresql")
 def test_the_doctor_finds_fsync_off(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, health.setting, fsync="off")
     found = patient.about("durability")
@@ -417,7 +414,7 @@ def test_the_doctor_finds_fsync_off(patient: Patient, monkeypatch: pytest.Monkey
     assert "lose acknowledged jobs" in found.said
 
 
-@on_postgresql
+@needs("postgresql")
 def test_the_doctor_finds_dead_rows(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, health.dead_rows, Rows(10, 60_000, None))
     found = patient.about("dead rows")
@@ -425,7 +422,7 @@ def test_the_doctor_finds_dead_rows(patient: Patient, monkeypatch: pytest.Monkey
     assert found.said == "the table jobs has about 10 live and 60,000 dead rows"
 
 
-@on_postgresql
+@needs("listen")
 def test_the_doctor_finds_a_listen_that_receives_nothing(
     patient: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -447,7 +444,7 @@ def test_the_doctor_finds_a_listen_that_receives_nothing(
     assert "SQLQ_LISTEN_URL" in str(found.remedy)
 
 
-@on_postgresql
+@needs("listen")
 def test_the_doctor_checks_listen_at_the_listen_url(database_url: str) -> None:
     """A channel of another database receives nothing of this one."""
     elsewhere = make_url(database_url).set(database="postgres")
@@ -462,7 +459,7 @@ def test_the_doctor_checks_listen_at_the_listen_url(database_url: str) -> None:
     assert found.verdict is Verdict.OK
 
 
-@on_postgresql
+@needs("postgresql")
 def test_a_pool_of_one_connection_is_enough(database_url: str) -> None:
     engine = create_engine(database_url, pool_size=1, max_overflow=0, pool_timeout=1)
     with closing(sqlq.App(engine=engine)) as app:
@@ -510,7 +507,7 @@ def test_the_doctor_reports_an_incomplete_count(patient: Patient, monkeypatch: p
     assert patient.about("paused").said.endswith(", and 3+ jobs wait in it")
 
 
-@on_postgresql
+@needs("listen")
 def test_the_doctor_finds_a_driver_that_cannot_listen(database_url: str) -> None:
     app = sqlq.App(make_url(database_url).set(drivername="postgresql+psycopg2"))
     (found,) = (finding for finding in examine(app.database) if finding.check == "listen")
@@ -540,7 +537,7 @@ def poor(database_url: str) -> Iterator[Callable[[str], sqlq.App]]:
         conn.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-@on_postgresql
+@needs("roles")
 def test_the_doctor_reports_tables_that_its_role_may_not_read(
     poor: Callable[[str], sqlq.App], engine: Engine
 ) -> None:
@@ -572,7 +569,7 @@ def test_the_doctor_reports_tables_that_its_role_may_not_read(
     }
 
 
-@on_postgresql
+@needs("roles")
 def test_the_doctor_reports_a_role_without_rights(poor: Callable[[str], sqlq.App], engine: Engine) -> None:
     with engine.connect() as conn:
         conn.execute(text("SELECT 1"))
@@ -585,10 +582,8 @@ def test_the_doctor_reports_a_role_without_rights(poor: Callable[[str], sqlq.App
 
 # -- MariaDB -------------------------------------------------------------------------------------------------
 
-on_mariadb = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 
-
-@on_mariadb
+@needs("mariadb")
 @pytest.mark.parametrize(
     ("name", "value", "check", "verdict", "words"),
     [
@@ -609,7 +604,7 @@ def test_the_doctor_checks_the_settings_of_mariadb(
     assert words in found.said
 
 
-@on_mariadb
+@needs("mariadb")
 def test_the_doctor_and_an_enqueue_name_a_row_that_has_the_largest_id(patient: Patient) -> None:
     """MariaDB allows no CHECK on such an id, and remembers it after the row is gone."""
 
@@ -630,7 +625,7 @@ def test_the_doctor_and_an_enqueue_name_a_row_that_has_the_largest_id(patient: P
     assert patient.about("tables").verdict is Verdict.OK
 
 
-@on_mariadb
+@needs("mariadb")
 def test_the_doctor_finds_transactions_that_hold_back_the_purge(
     patient: Patient, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -649,7 +644,7 @@ def test_the_doctor_finds_transactions_that_hold_back_the_purge(
         assert [found.verdict for found in said] == [Verdict.TO_DO]
 
 
-@on_mariadb
+@needs("mariadb")
 def test_the_doctor_finds_unpurged_rows(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, mariadb_health.unpurged_transactions, 123_456)
     found = patient.about("purge")
@@ -657,7 +652,7 @@ def test_the_doctor_finds_unpurged_rows(patient: Patient, monkeypatch: pytest.Mo
     assert "123,456 transactions are not purged yet" in found.said
 
 
-@on_mariadb
+@needs("mariadb")
 def test_the_doctor_finds_tables_of_another_engine_or_collation(patient: Patient, engine: Engine) -> None:
     with engine.begin() as conn:
         conn.execute(text("ALTER TABLE sqlq_edges ENGINE = MyISAM"))
@@ -677,7 +672,7 @@ def test_the_doctor_finds_tables_of_another_engine_or_collation(patient: Patient
     assert ignored.said.startswith("the index jobs_flow is INVALID")
 
 
-@on_mariadb
+@needs("mariadb")
 def test_an_account_that_may_only_look_sees_the_queue(database_url: str) -> None:
     account, owner = f"poor_{uuid4().hex[:12]}", create_engine(database_url, poolclass=NullPool)
     name = make_url(database_url).database
@@ -701,7 +696,7 @@ def test_an_account_that_may_only_look_sees_the_queue(database_url: str) -> None
 # -- SQLite --------------------------------------------------------------------------------------------------
 
 
-@on_sqlite
+@needs("file")
 @pytest.mark.parametrize(
     ("level", "verdict"), [("OFF", Verdict.TO_DO), ("NORMAL", Verdict.CHECK), ("EXTRA", Verdict.OK)]
 )
@@ -716,7 +711,7 @@ def test_the_doctor_checks_the_synchronous_setting_of_sqlite(
     assert found.verdict is verdict
 
 
-@on_sqlite
+@needs("file")
 def test_the_doctor_finds_a_file_outside_wal_mode(patient: Patient) -> None:
     @event.listens_for(patient.app.database.engine, "connect")
     def another(dbapi_connection: Any, record: Any) -> None:
@@ -725,14 +720,14 @@ def test_the_doctor_finds_a_file_outside_wal_mode(patient: Patient) -> None:
     assert patient.about("journal").verdict is Verdict.TO_DO
 
 
-@on_sqlite
+@needs("file")
 def test_the_doctor_finds_a_large_wal_file(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite, "LARGE_LOG_BYTES", 1)
     patient.enqueue()
     assert patient.about("journal").verdict is Verdict.CHECK
 
 
-@on_sqlite
+@needs("file")
 def test_the_doctor_finds_a_file_on_a_network_filesystem(
     patient: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -765,7 +760,7 @@ odd
     assert filesystem(Path(file), "") is None
 
 
-@on_sqlite
+@needs("file")
 def test_the_doctor_finds_a_damaged_file(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     with patient.app.database.begin() as conn:
         for i in range(300):

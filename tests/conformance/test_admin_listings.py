@@ -22,11 +22,7 @@ from sqlq.store.jobs import failed as failed_rows
 from sqlq.store.jobs import lookup
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
-from tests.kit import NOW, Hand, claim_on, failed, span
-
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-
+from tests.kit import NOW, Hand, claim_on, failed, needs, span
 
 MAIL: dict[str, Any] = {"queue": "mail", "priority": 100}
 
@@ -290,7 +286,7 @@ def received(conn: Connection, look: Callable[[Connection], Any]) -> list[tuple[
     return got
 
 
-@on_postgresql
+@needs("plans")
 def test_postgresql_reads_a_bounded_number_of_pages(
     crowded: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,7 +317,7 @@ def reads_few_pages(crowded: sqlq.App, *, analyzed: bool) -> None:
                 assert plan["Plan"]["Total Cost"] < 100_000, f"{name}\n{json.dumps(plan, indent=1)}"
 
 
-@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+@needs("mariadb")
 def test_mariadb_reads_a_bounded_number_of_rows(crowded: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "COUNT_LIMIT", 500)
     monkeypatch.setattr(health, "SAMPLE_JOBS", 100)
@@ -345,7 +341,7 @@ def rows_read(conn: Connection) -> int:
     return sum(int(number) for _, number in conn.exec_driver_sql("SHOW SESSION STATUS LIKE 'Handler_read%%'"))
 
 
-@on_sqlite
+@needs("file")
 def test_sqlite_reads_by_indexes(crowded: sqlq.App) -> None:
     """A table is read by itself only from its newest job backwards, up to a limit."""
     with crowded.database.read() as conn:

@@ -20,7 +20,7 @@ from sqlq.store.jobs import insert, lease, lookup, operate, settle
 from sqlq.store.workers import notify
 from sqlq.store.workers import workers as workerss
 from sqlq.worker.claim.claimer import Claimer
-from tests.kit import BOOM, Hand, claim_on, for_each, wait_until, working
+from tests.kit import BOOM, Hand, claim_on, for_each, needs, wait_until, working
 
 
 def age(hand: Hand, table: Table, column: str, ids: Sequence[int], seconds: Sequence[int]) -> None:
@@ -119,7 +119,7 @@ def test_drain_ends_although_a_paused_queue_holds_jobs(app: sqlq.App) -> None:
     assert app.worker(drain=True).run().finished == 1
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("listen")
 def test_idle_workers_are_woken_by_a_resume(hand: Hand) -> None:
     hand.app.queues.pause("mail")
     with hand.app.database.connect(isolation_level="AUTOCOMMIT") as conn:
@@ -231,7 +231,7 @@ def test_bad_ages_are_one_sentence_and_nothing_is_pruned(
     assert hand.app.jobs.list() == before
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_prune_skips_a_locked_failed_job(hand: Hand, engine: Engine) -> None:
     ids = hand.ended(3, BOOM)
     with engine.connect() as rival:

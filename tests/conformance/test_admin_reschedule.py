@@ -16,7 +16,7 @@ from sqlq.model.outcome import ErrorText, Retried, Settlement
 from sqlq.payload.encryption import new_key
 from sqlq.store.jobs import operate, settle
 from sqlq.store.limits import admit
-from tests.kit import claim, claim_on, drain, wait_until, working
+from tests.kit import claim, claim_on, drain, needs, wait_until, working
 
 SOON = timedelta(minutes=5)
 
@@ -91,7 +91,7 @@ def test_a_job_claimed_meanwhile_is_not_touched(app: sqlq.App) -> None:
     assert (after.state, after.available_at) == ("running", before.available_at)
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_a_reschedule_waits_for_a_claim_under_way_and_leaves_its_lease(app: sqlq.App, engine: Engine) -> None:
     first, second = (job.id for job in app.enqueue_many([app.task(name="t")(lambda: None).new()] * 2))
 
@@ -158,7 +158,7 @@ def test_an_idle_worker_starts_a_job_that_is_moved_to_now(app: sqlq.App) -> None
         (lambda jobs: jobs.reschedule([1], delay="soon"), "delay is 'soon'"),
     ],
 )
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_a_wrong_reschedule_is_refused(app: sqlq.App, call: Callable[[object], object], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         call(app.jobs)
@@ -248,7 +248,7 @@ def test_a_signed_job_stays_in_its_queue(app: sqlq.App) -> None:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_a_wrong_change_is_refused(app: sqlq.App, values: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         app.jobs.change([1], **values)  # type: ignore[arg-type]

@@ -15,8 +15,7 @@ from sqlq.admin.storage import Reading, Storage, storage
 from sqlq.cli.context import Context
 from sqlq.cli.root import sqlq as command
 from sqlq.config.durations import in_units
-
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+from tests.kit import needs
 
 NAMES = {
     "postgresql": ("size", "tables", "connections", "oldest transaction"),
@@ -68,7 +67,7 @@ def test_the_command_prints_the_readings_as_text_and_json(app: sqlq.App, databas
     assert {name for name in names if name not in said} == set(), said
 
 
-@on_postgresql
+@needs("sessions")
 def test_a_reading_has_the_statement_of_the_oldest_transaction(app: sqlq.App, engine: Engine) -> None:
     with engine.connect() as conn:
         conn.execute(text("CREATE TABLE kept (id int)"))
@@ -78,7 +77,7 @@ def test_a_reading_has_the_statement_of_the_oldest_transaction(app: sqlq.App, en
     assert found.query == "SELECT pg_backend_pid() /* mine */"
 
 
-@on_postgresql
+@needs("roles")
 def test_a_role_without_a_right_loses_one_reading(app: sqlq.App, engine: Engine, database_url: str) -> None:
     role = f"poor_{uuid4().hex[:12]}"
     with engine.begin() as conn:
@@ -97,7 +96,7 @@ def test_a_role_without_a_right_loses_one_reading(app: sqlq.App, engine: Engine,
             conn.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-@on_postgresql
+@needs("postgresql")
 def test_a_reading_that_takes_too_long_ends(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import sqlq
 from sqlq.testing import inline
+from tests.kit import needs
 from tests.kit.postgresql import async_database_url
 
 current: ContextVar[Any] = ContextVar("current", default=None)
@@ -165,7 +166,7 @@ def test_inline_waits_for_the_sessions_commit(
     sessions.remove()
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_a_session_that_all_threads_would_share_is_refused(database_url: str, shop: Engine) -> None:
     connection = shop.raw_connection()
     driver = connection.driver_connection

@@ -16,6 +16,7 @@ from sqlq.admin.batches import watched
 from sqlq.errors import ConfigurationError
 from sqlq.store.audit import Action
 from sqlq.store.jobs import operate
+from tests.kit import needs
 
 
 def said(app: sqlq.App) -> list[tuple[str, str, str, int | None]]:
@@ -163,7 +164,7 @@ def test_the_record_is_read_in_pages_and_pruned(app: sqlq.App, engine: Engine) -
     assert app.audit.list() == []
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 def test_an_action_succeeds_when_its_audit_record_is_refused(
     app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -175,7 +176,7 @@ def test_an_action_succeeds_when_its_audit_record_is_refused(
     assert "cancel is done, and not recorded: the database refuses that" in caplog.text
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 @pytest.mark.parametrize(
     "call", [lambda app: app.acting_as("").__enter__(), lambda app: app.audit.list(limit=0)]
 )

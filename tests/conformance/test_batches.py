@@ -11,7 +11,7 @@ from sqlalchemy import text
 import sqlq
 import sqlq.testing
 from sqlq.store.jobs import lookup
-from tests.kit import drain, working
+from tests.kit import drain, needs, working
 
 IMPORT = "import-42"
 
@@ -129,7 +129,7 @@ def test_a_batch_that_no_column_can_have_is_refused(app: sqlq.App, load: Any, ba
         app.jobs.cancel(batch=batch)
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("plans")
 def test_an_index_finds_the_jobs_of_a_batch(app: sqlq.App, load: Any) -> None:
     app.enqueue_many([load.new(n) for n in range(2_000)])
     enqueued(app, load, 1)

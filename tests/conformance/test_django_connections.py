@@ -19,6 +19,7 @@ from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 import sqlq
 from sqlq.database.caller import drivers
 from sqlq.testing import inline
+from tests.kit import needs
 from tests.kit.drivers import order
 from tests.kit.notifications import Listener
 
@@ -118,7 +119,7 @@ def test_enqueue_takes_djangos_connection_proxy(
     assert committed(watch)[1] == [job.id]
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("listen")
 def test_a_commit_of_djangos_notifies_workers_and_a_rollback_does_not(
     app: sqlq.App, send: sqlq.Task[..., None], connection: Any
 ) -> None:
@@ -169,7 +170,7 @@ def test_a_job_runs_inline_when_djangos_block_commits(
         assert [job.state for job in ran.jobs] == ["finished"] * 2
 
 
-@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+@needs("mariadb")
 def test_pymysql_stands_in_for_mysqlclient(app: sqlq.App, watch: Engine, database_url: str) -> None:
     where = make_url(database_url)
     database = {
@@ -202,7 +203,7 @@ print(type(connection.connection).__module__)
     assert (orders, len(jobs)) == ([2], 2)
 
 
-@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+@needs("mariadb")
 def test_mysql_is_refused_by_name(
     app: sqlq.App, send: sqlq.Task[..., None], connection: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

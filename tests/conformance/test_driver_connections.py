@@ -28,7 +28,7 @@ from sqlalchemy import Engine, NullPool, create_engine, make_url, text
 
 import sqlq
 from sqlq.enqueue import notify
-from tests.kit import run_one
+from tests.kit import needs, run_one
 from tests.kit.databases import sqlite_url
 from tests.kit.drivers import (
     Caller,
@@ -42,8 +42,6 @@ from tests.kit.drivers import (
 
 pytestmark = pytest.mark.variants
 """Each test tries one of twenty ways to hold a connection; `poe test-all` has each try all of them."""
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 @pytest.fixture
@@ -336,7 +334,7 @@ def test_enqueue_keeps_the_settings_of_the_callers_connection(
         assert settings(caller.connection) == before
 
 
-@on_sqlite
+@needs("file")
 def test_enqueue_sends_no_begin_or_commit(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
 ) -> None:
@@ -405,7 +403,7 @@ def enqueue_and_fail(app: sqlq.App, new: sqlq.NewJob, session: Any) -> None:
 # -- each driver's own ways ----------------------------------------------------------------------------------
 
 
-@on_postgresql
+@needs("postgresql")
 @pytest.mark.parametrize("autocommit", [True, False])
 def test_psycopgs_transaction_blocks(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, autocommit: bool
@@ -432,7 +430,7 @@ def test_psycopgs_transaction_blocks(
     assert committed(watch) == ([1], [first.id, second.id])
 
 
-@on_postgresql
+@needs("postgresql")
 def test_psycopg_in_a_pipeline(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
 ) -> None:
@@ -448,7 +446,7 @@ def test_psycopg_in_a_pipeline(
     assert committed(watch) == ([1], [job.id])
 
 
-@on_postgresql
+@needs("postgresql")
 def test_psycopg_in_two_phases(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
 ) -> None:
@@ -463,7 +461,7 @@ def test_psycopg_in_two_phases(
     assert committed(watch) == ([], [job.id])
 
 
-@on_postgresql
+@needs("postgresql")
 def test_psycopg2_in_with_blocks(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
 ) -> None:
@@ -479,7 +477,7 @@ def test_psycopg2_in_with_blocks(
     assert committed(watch) == ([1], [job.id])
 
 
-@on_postgresql
+@needs("postgresql")
 def test_asyncpgs_transaction_blocks_and_pools(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
 ) -> None:
@@ -505,7 +503,7 @@ def test_asyncpgs_transaction_blocks_and_pools(
     assert asyncio.run(main()) == committed(watch)[1]
 
 
-@on_sqlite
+@needs("file")
 def test_sqlite3_in_with_blocks(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
 ) -> None:
@@ -518,7 +516,7 @@ def test_sqlite3_in_with_blocks(
     assert committed(watch) == ([1], [job.id])
 
 
-@on_sqlite
+@needs("file")
 def test_an_outermost_savepoint_keeps_or_undoes_write_and_job(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
 ) -> None:
@@ -534,7 +532,7 @@ def test_an_outermost_savepoint_keeps_or_undoes_write_and_job(
             assert len(orders) == len(jobs) == (end == "SELECT 1")
 
 
-@on_sqlite
+@needs("one_writer")
 def test_a_write_on_a_stale_snapshot_is_refused_in_a_sentence(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
 ) -> None:
@@ -550,7 +548,7 @@ def test_a_write_on_a_stale_snapshot_is_refused_in_a_sentence(
     assert committed(watch)[1] == [first.id]
 
 
-@on_sqlite
+@needs("file")
 def test_jobs_in_a_database_in_memory(app: sqlq.App, send: sqlq.Task[..., None], database_url: str) -> None:
     in_memory = sqlq.App("sqlite://")
     task = in_memory.task(name="t")(print)
@@ -565,7 +563,7 @@ def test_jobs_in_a_database_in_memory(app: sqlq.App, send: sqlq.Task[..., None],
                     in_memory.enqueue(task.new(), session=conn)
 
 
-@on_postgresql
+@needs("schemas")
 def test_the_search_path_of_the_caller_does_not_redirect_jobs(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
 ) -> None:
@@ -586,7 +584,7 @@ def test_the_search_path_of_the_caller_does_not_redirect_jobs(
     assert len(committed(watch)[1]) == len(options)
 
 
-@on_postgresql
+@needs("postgresql")
 def test_a_failed_transaction_refuses_a_job(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
 ) -> None:
@@ -599,7 +597,7 @@ def test_a_failed_transaction_refuses_a_job(
         assert app.enqueue(send.new(2), session=conn).created
 
 
-@on_postgresql
+@needs("sessions")
 def test_a_rival_for_a_key_waits_for_the_first_commit(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
 ) -> None:
@@ -617,7 +615,7 @@ def test_a_rival_for_a_key_waits_for_the_first_commit(
 # -- which database, and what is no connection ---------------------------------------------------------------
 
 
-@on_sqlite
+@needs("file")
 def test_a_connection_to_another_database_warns(
     app: sqlq.App, send: sqlq.Task[..., None], database_url: str, tmp_path: Path
 ) -> None:
@@ -632,7 +630,7 @@ def test_a_connection_to_another_database_warns(
         app.enqueue(send.new(1), session=conn)
 
 
-@on_postgresql
+@needs("roles")
 def test_a_connection_of_the_other_kind_is_refused_with_the_right_call(
     app: sqlq.App, send: sqlq.Task[..., None], tmp_path: Path, database_url: str
 ) -> None:
@@ -653,7 +651,7 @@ def test_a_connection_of_the_other_kind_is_refused_with_the_right_call(
         asyncio.run(app.aenqueue(send.new(1), session=cast(Any, conn)))
 
 
-@on_postgresql
+@needs("postgresql")
 def test_a_cursor_is_refused_in_a_sentence(
     app: sqlq.App, send: sqlq.Task[..., None], database_url: str
 ) -> None:
@@ -698,7 +696,7 @@ def test_enqueue_takes_wrapped_connections(
     assert len(committed(watch)[1]) == 2
 
 
-@on_sqlite
+@needs("file")
 def test_enqueue_imports_no_other_driver(database_url: str) -> None:
     program = f"""
 import sqlalchemy, sqlite3, sys

@@ -12,10 +12,8 @@ from sqlalchemy import create_engine
 
 import sqlq
 from sqlq.errors import UnsupportedDatabaseError
-from tests.kit import for_each
+from tests.kit import for_each, needs
 from tests.kit.command import Command
-
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 
 @pytest.fixture(params=["spock", "bdr"])
@@ -31,7 +29,7 @@ def extended(request: pytest.FixtureRequest, database_url: str) -> str:
     return str(request.param)
 
 
-@on_postgresql
+@needs("postgresql")
 def test_a_database_with_a_multi_master_extension_is_refused(
     tmp_path: Path, database_url: str, extended: str
 ) -> None:
@@ -45,7 +43,7 @@ def test_a_database_with_a_multi_master_extension_is_refused(
     assert " ".join(words.split()) in " ".join(found.out.split())
 
 
-@on_postgresql
+@needs("postgresql")
 @for_each(
     ("version", "words"),
     [

@@ -37,6 +37,7 @@ import sqlq
 from sqlq import State
 from sqlq.enqueue import notify
 from sqlq.schema.tables import jobs as jobs_table
+from tests.kit import needs
 from tests.kit.databases import sqlite_url
 from tests.kit.postgresql import PostgreSQL, async_database_url
 from tests.kit.sessions import (
@@ -47,9 +48,6 @@ from tests.kit.sessions import (
     every_way,
     session_of,
 )
-
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 @pytest.fixture
@@ -186,7 +184,7 @@ def test_enqueue_does_not_end_the_callers_transaction(
     assert ended == ["commit", "checkin"] or ended == ["commit", "rollback", "checkin"]
 
 
-@on_sqlite
+@needs("file")
 @pytest.mark.parametrize(
     "way", [("pysqlite", Session), ("pysqlite", Connection), ("aiosqlite", AsyncSession)]
 )
@@ -204,7 +202,7 @@ def test_a_savepoint_that_may_be_the_outermost_is_refused(
         assert committed(watch) == [job.id]
 
 
-@on_sqlite
+@needs("one_writer")
 def test_a_write_on_a_stale_snapshot_is_refused_in_a_sentence(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, engine: Engine
 ) -> None:
@@ -223,7 +221,7 @@ def test_a_write_on_a_stale_snapshot_is_refused_in_a_sentence(
     assert committed(watch) == [first.id, second.id]
 
 
-@on_sqlite
+@needs("one_writer")
 def test_a_transaction_that_begins_with_the_write_lock_is_never_refused(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, engine: Engine
 ) -> None:
@@ -239,7 +237,7 @@ def test_a_transaction_that_begins_with_the_write_lock_is_never_refused(
     assert len(committed(watch)) == 1
 
 
-@on_postgresql
+@needs("postgresql")
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
 @pytest.mark.parametrize("way", [("psycopg", Session), ("psycopg2", Connection), ("asyncpg", AsyncSession)])
 def test_enqueue_works_at_every_isolation_level(
@@ -256,7 +254,7 @@ def test_enqueue_works_at_every_isolation_level(
     assert committed(watch) == [first.id]
 
 
-@on_postgresql
+@needs("postgresql")
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
 @pytest.mark.parametrize("commits", [True, False])
 def test_two_phase_commit(
@@ -368,7 +366,7 @@ def test_the_schema_map_of_the_caller_does_not_redirect_jobs(
     assert committed(watch) == [one.id, two.id]
 
 
-@on_postgresql
+@needs("schemas")
 def test_the_search_path_of_the_caller_does_not_redirect_jobs(
     app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, watch: Engine
 ) -> None:
@@ -396,7 +394,7 @@ def test_the_search_path_of_the_caller_does_not_redirect_jobs(
     assert len(committed(watch)) == 5
 
 
-@on_postgresql
+@needs("schemas")
 def test_an_app_without_a_schema_uses_the_callers_default_schema(database_url: str, watch: Engine) -> None:
     with watch.begin() as conn:
         conn.execute(text("CREATE SCHEMA tenant"))
@@ -412,7 +410,7 @@ def test_an_app_without_a_schema_uses_the_callers_default_schema(database_url: s
         assert conn.scalar(text("SELECT count(*) FROM tenant.jobs")) == 1
 
 
-@on_postgresql
+@needs("schemas")
 def test_a_schema_of_its_own(database_url: str, watch: Engine) -> None:
     with watch.begin() as conn:
         conn.execute(text("CREATE SCHEMA queue"))
@@ -459,7 +457,7 @@ def test_a_session_of_another_database_is_named_before_its_missing_tables(
     other.dispose()
 
 
-@on_postgresql
+@needs("postgresql")
 def test_an_app_whose_own_database_is_missing_warns_too(engine: Engine, tmp_path: Path) -> None:
     app = sqlq.App(sqlite_url(tmp_path / "missing.db"))
     task = app.task(name="shop.send")(print)
@@ -470,7 +468,7 @@ def test_an_app_whose_own_database_is_missing_warns_too(engine: Engine, tmp_path
     assert not (tmp_path / "missing.db").exists()
 
 
-@on_postgresql
+@needs("postgresql")
 def test_another_database_of_the_same_server_warns(
     app: sqlq.App, send: sqlq.Task[..., None], postgresql: PostgreSQL, migrated_postgresql: str
 ) -> None:
@@ -482,7 +480,7 @@ def test_another_database_of_the_same_server_warns(
     postgresql.drop_database(url)
 
 
-@on_postgresql
+@needs("postgresql")
 def test_the_same_database_by_another_name_does_not_warn(
     app: sqlq.App, send: sqlq.Task[..., None], database_url: str
 ) -> None:
@@ -492,7 +490,7 @@ def test_the_same_database_by_another_name_does_not_warn(
     other.dispose()
 
 
-@on_sqlite
+@needs("file")
 def test_the_same_file_by_another_name_does_not_warn(
     app: sqlq.App, send: sqlq.Task[..., None], database_url: str, tmp_path: Path
 ) -> None:
@@ -510,7 +508,7 @@ def silent_port() -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-@on_postgresql
+@needs("postgresql")
 @pytest.mark.parametrize(
     ("way", "why"), [(("psycopg", Session), "silence"), (("asyncpg", AsyncSession), "a wrong role")]
 )
@@ -726,7 +724,7 @@ def test_an_unmigrated_database_leaves_the_transaction_usable(
     engine.dispose()
 
 
-@on_sqlite
+@needs("file")
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_missing_file_is_not_made(tmp_path: Path, beside: bool, database_url: str) -> None:
     url = sqlite_url(tmp_path / "missing.db")
@@ -745,7 +743,7 @@ def test_the_metadata_of_the_tables_is_not_the_callers() -> None:
     assert jobs_table.metadata is not Base.metadata
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 @pytest.mark.parametrize("users_threshold", [5, None])
 def test_the_insert_of_one_job_is_prepared_unless_the_user_disables_it(
     database_url: str, users_threshold: int | None, monkeypatch: pytest.MonkeyPatch

@@ -19,10 +19,8 @@ from sqlq.model.outcome import ErrorText, Failed, Finished, Retried
 from sqlq.store.jobs import settle as settling
 from sqlq.testing import inline
 from tests.faults import guard
-from tests.kit import claim, claim_on, for_each, settle, wait_until, waiting_for_locks
+from tests.kit import claim, claim_on, for_each, needs, settle, wait_until, waiting_for_locks
 from tests.kit.drivers import Caller, Mode, common_modes
-
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 
 @pytest.fixture
@@ -220,7 +218,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-@on_postgresql
+@needs("sessions")
 def test_a_replace_does_not_wait_for_an_open_completion(
     app: sqlq.App, index: sqlq.Task[..., None], engine: Engine, pool: ThreadPoolExecutor
 ) -> None:
@@ -234,7 +232,7 @@ def test_a_replace_does_not_wait_for_an_open_completion(
     assert (again.id, again.created, again.replaced) == (first.id, False, False)
 
 
-@on_postgresql
+@needs("sessions")
 @pytest.mark.parametrize("rival_commits", [True, False])
 def test_the_later_of_two_replaces_wins(
     app: sqlq.App,
@@ -255,7 +253,7 @@ def test_the_later_of_two_replaces_wins(
     assert app.jobs.get(first.id).payload == {"args": [3]}
 
 
-@on_postgresql
+@needs("sessions")
 def test_a_job_that_was_claimed_meanwhile_is_not_replaced(
     app: sqlq.App, index: sqlq.Task[..., None], engine: Engine, pool: ThreadPoolExecutor
 ) -> None:
@@ -269,7 +267,7 @@ def test_a_job_that_was_claimed_meanwhile_is_not_replaced(
     assert app.jobs.get(first.id).payload == {"args": [1]}
 
 
-@on_postgresql
+@needs("sessions")
 def test_batches_with_reversed_keys_do_not_deadlock(
     app: sqlq.App, index: sqlq.Task[..., None], engine: Engine, pool: ThreadPoolExecutor
 ) -> None:

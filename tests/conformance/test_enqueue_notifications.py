@@ -14,11 +14,11 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.enqueue import notify
 from sqlq.store.workers import notify as notifys
-from tests.kit import drivers, wait_until
+from tests.kit import drivers, needs, wait_until
 from tests.kit.notifications import Listener
 from tests.kit.sessions import Caller, Way
 
-pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+pytestmark = needs("listen")
 ways = pytest.mark.parametrize(
     "way",
     [("psycopg", Session), ("psycopg2", Connection), ("asyncpg", AsyncSession), ("asyncpg", AsyncConnection)],

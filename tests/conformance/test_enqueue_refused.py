@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session, sessionmaker
 import sqlq
 from sqlq import EnqueueError
 from sqlq.errors import ArgumentsError, ConfigurationError
-from tests.kit import for_each
+from tests.kit import for_each, needs
 from tests.kit.postgresql import async_database_url
 from tests.kit.sessions import Caller, async_session_of
 
@@ -297,7 +297,7 @@ def test_a_session_on_an_unsupported_database_is_refused(app: sqlq.App) -> None:
     engine.dispose()
 
 
-@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+@needs("mariadb")
 def test_mariadb_by_the_name_of_mysql_is_refused_in_a_sentence(app: sqlq.App, database_url: str) -> None:
     engine = create_engine(make_url(database_url).set(drivername="mysql+pymysql"))
     task = app.task(name="shop.send")(print)

@@ -17,9 +17,7 @@ import sqlq
 from sqlq import Job, NewJob
 from sqlq.model.outcome import ErrorText, Finished, Retried, Settlement
 from sqlq.store.jobs import settle as settling
-from tests.kit import claim_on, wait_until, waiting_for_locks
-
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+from tests.kit import claim_on, needs, wait_until, waiting_for_locks
 
 
 @pytest.fixture
@@ -217,7 +215,7 @@ def test_concurrent_enqueues_of_a_unique_key_create_one_job(
         assert len({job.id for job in done}) == 1
 
 
-@on_postgresql
+@needs("sessions")
 @pytest.mark.parametrize("rival_commits", [True, False])
 def test_batches_with_reversed_keys_do_not_deadlock(
     app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, pool: ThreadPoolExecutor, rival_commits: bool
@@ -247,7 +245,7 @@ def test_batches_with_reversed_keys_do_not_deadlock(
     assert count(app) == 9
 
 
-@on_postgresql
+@needs("sessions")
 def test_a_batch_that_is_retried_releases_its_keys(
     app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, pool: ThreadPoolExecutor
 ) -> None:
@@ -282,7 +280,7 @@ def test_a_batch_that_is_retried_releases_its_keys(
     assert count(app) == 4
 
 
-@on_postgresql
+@needs("postgresql")
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_stricter_isolation_raises_the_databases_error(
     app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, level: str
@@ -299,7 +297,7 @@ def test_stricter_isolation_raises_the_databases_error(
         assert (again.id, again.created) == (first.id, False)
 
 
-@on_postgresql
+@needs("sessions")
 def test_an_enqueue_takes_a_key_that_is_freed_meanwhile(
     app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from sqlq.database.sql import distinct
 from sqlq.model.outcome import ErrorText, Failed
 from sqlq.store.jobs import failed
 from sqlq.store.jobs.lookup import Selection
-from tests.kit import NOW, span
+from tests.kit import NOW, needs, span
 
 COLUMNS = (
     "queue, task, payload, priority, attempts, available_at, lease_token, unique_until, releases, "
@@ -124,7 +124,7 @@ def test_a_sample_has_odd_and_even_ids(app: sqlq.App, monkeypatch: pytest.Monkey
         assert sum(number > 0 for number in each.over_time) > len(each.over_time) / 2, each
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_a_probe_steps_over_all_jobs_of_an_error(app: sqlq.App) -> None:
     with app.database.read() as conn:
         ((statement, parameters),) = statements(

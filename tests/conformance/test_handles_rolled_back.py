@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.admin.selections import ids_of
 from sqlq.errors import JobNotFoundError
-from tests.kit import drivers, wait_until
+from tests.kit import drivers, needs, wait_until
 from tests.kit.sessions import Caller, Way, common_ways, ways
 
 """Django's."""
@@ -95,7 +95,7 @@ def test_a_handle_of_a_rollback_names_no_other_job(
         serves(app, stranger, 200)
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 def test_a_handle_of_another_databases_rollback_names_no_job(
     app: sqlq.App, task: sqlq.Task[..., Any], tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, SessionTransaction,
 
 import sqlq
 from sqlq.testing import Counts, create_tables, drain, inline, on_database
+from tests.kit import needs
 from tests.kit.postgresql import async_database_url
 
 with warnings.catch_warnings():
@@ -295,7 +296,7 @@ def test_a_blog(app: sqlq.App, database_url: str) -> None:
         blog.db.engine.dispose()
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("file")
 def test_a_blogs_own_tests_in_memory(app: sqlq.App) -> None:
     """They call the factory with a database in memory, and run jobs in the request, after its commit."""
     blog = Blog(app)

@@ -16,7 +16,7 @@ from sqlq.store.blockers import UNUSED_MS
 from sqlq.store.limits import admit
 from sqlq.worker.maintain import services
 from sqlq.worker.maintain.services import Sweep
-from tests.kit import claim
+from tests.kit import claim, needs
 from tests.kit.hand import blocked
 
 KEY = "stripe"
@@ -170,7 +170,7 @@ def test_an_operators_limit_for_a_deleted_key_counts(app: sqlq.App, engine: Engi
     assert admit.look(app.database).number == 2
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("listen")
 def test_a_wake_keeps_its_limit_when_the_key_is_deleted_meanwhile(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,7 +196,7 @@ def test_a_wake_keeps_its_limit_when_the_key_is_deleted_meanwhile(
     assert admit.look(app.database).number == 3
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_the_deletion_of_keys_waits_for_no_lock(app: sqlq.App, engine: Engine) -> None:
     """A sweep that waited could deadlock with admissions, which lock keys in their order."""
     for key in ("a", "b"):

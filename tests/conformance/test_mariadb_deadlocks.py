@@ -16,10 +16,9 @@ from sqlalchemy.exc import OperationalError, PendingRollbackError
 from sqlalchemy.orm import Session
 
 import sqlq
-from tests.kit import drivers, run_one, sessions, wait_until, waiting_for_locks
+from tests.kit import drivers, needs, run_one, sessions, wait_until, waiting_for_locks
 from tests.kit.drivers import order
 
-on_mariadb = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 UNDONE = "MariaDB has undone the whole transaction, .*deadlock .*run it again from its start"
 
 
@@ -118,7 +117,7 @@ def test_a_drivers_connection_refuses_statements_after_a_deadlock(
     assert committed(watch) == []
 
 
-@on_mariadb
+@needs("mariadb")
 def test_djangos_block_is_rolled_back_after_a_deadlock(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, connection: Any
 ) -> None:
@@ -152,7 +151,7 @@ def test_djangos_block_is_rolled_back_after_a_deadlock(
     assert committed(watch) == []
 
 
-@on_mariadb
+@needs("mariadb")
 def test_a_handler_whose_transaction_was_undone_completes_nothing(app: sqlq.App, watch: Engine) -> None:
     def pay() -> None:
         running = sqlq.current_job()
@@ -176,7 +175,7 @@ def test_a_handler_whose_transaction_was_undone_completes_nothing(app: sqlq.App,
     assert committed(watch) == [1]
 
 
-@on_mariadb
+@needs("mariadb")
 def test_a_row_that_changed_since_the_snapshot_undoes_all(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine
 ) -> None:
@@ -192,7 +191,7 @@ def test_a_row_that_changed_since_the_snapshot_undoes_all(
     assert committed(watch) == []
 
 
-@on_mariadb
+@needs("mariadb")
 def test_a_lock_timeout_undoes_one_statement_only(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine
 ) -> None:
@@ -207,7 +206,7 @@ def test_a_lock_timeout_undoes_one_statement_only(
     assert committed(watch) == [1, 2]
 
 
-@on_mariadb
+@needs("mariadb")
 def test_neighbouring_keys_do_not_deadlock_when_their_last_jobs_have_just_ended(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine
 ) -> None:
@@ -231,7 +230,7 @@ def test_neighbouring_keys_do_not_deadlock_when_their_last_jobs_have_just_ended(
     assert len(app.jobs.list(state="available")) == 5
 
 
-@on_mariadb
+@needs("mariadb")
 def test_a_met_key_is_read_anew_in_an_old_snapshot(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine
 ) -> None:
@@ -263,7 +262,7 @@ WRITES: dict[str, Callable[[sqlq.App, Any, list[int]], object]] = {
 WRITTEN = ("jobs", "finished_jobs", "failed_jobs", "sqlq_queues", "sqlq_limits", "sqlq_schedules")
 
 
-@on_mariadb
+@needs("mariadb")
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_sqlqs_own_transaction_is_repeated_after_a_deadlock(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, write: Callable[..., object]

@@ -13,10 +13,8 @@ from sqlalchemy.orm import Session
 import sqlq
 import sqlq.testing
 from sqlq.store.jobs import insert
-from tests.kit import wait_until, working
+from tests.kit import needs, wait_until, working
 from tests.kit.drivers import Caller, Mode, common_modes
-
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 
 @pytest.fixture
@@ -135,7 +133,7 @@ def test_permanent_keys_hold_on_a_drivers_connection(
     assert len(app.jobs.list()) == 3
 
 
-@on_postgresql
+@needs("postgresql")
 def test_a_job_that_ends_during_an_enqueue_of_its_key_keeps_it(
     app: sqlq.App, engine: Engine, charge: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +183,7 @@ def test_many_producers_and_a_worker_make_one_job_of_each_key(
     assert sorted(ran) == list(range(20))
 
 
-@on_postgresql
+@needs("postgresql")
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"], ids=["repeatable", "serializable"])
 def test_a_stricter_transaction_is_refused(app: sqlq.App, engine: Engine, charge: Any, level: Any) -> None:
     strict = engine.execution_options(isolation_level=level)

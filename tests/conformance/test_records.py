@@ -17,7 +17,7 @@ from sqlq.schema.types import after, now
 from sqlq.store.jobs import lookup, operate
 from sqlq.store.workers import look
 from sqlq.store.workers import workers as workerss
-from tests.kit import BOOM, Hand, claim_on
+from tests.kit import BOOM, Hand, claim_on, needs
 
 # -- looking -------------------------------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ def test_errors_that_cannot_be_read_are_kept_and_full_ones_do_not_grow(hand: Han
     assert hand.app.jobs.get(full).errors == [{"message": "x" * 70_000}]
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_retry_inserts_jobs_in_the_order_of_their_unique_keys(hand: Hand) -> None:
     """As enqueue_many inserts them: in another order the two would deadlock, and the victim might be the
     caller's transaction."""
@@ -251,7 +251,7 @@ def test_retry_and_delete_work_in_batches(
     assert verb(ids) == ids
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_retry_and_delete_skip_a_locked_failed_job(hand: Hand, engine: Engine) -> None:
     ids = hand.ended(3)
     with engine.connect() as rival:
@@ -307,7 +307,7 @@ def test_finished_jobs_are_pruned_by_age_the_oldest_first_and_at_most_so_many(ha
     assert hand.states(failed) == ["failed"]
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_two_prunes_do_not_wait_for_each_other(hand: Hand) -> None:
     ids = hand.enqueue(4)
     hand.end(Finished())

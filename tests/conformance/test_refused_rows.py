@@ -22,7 +22,7 @@ from sqlq.worker.maintain import services
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.report.meter import Totals
 from sqlq.worker.supervise.heartbeat import Heartbeat
-from tests.kit import execute, span, wait_until, working
+from tests.kit import execute, needs, span, wait_until, working
 
 INNOCENT, POISON, BATCH = 8, 5, 3
 """More rows are refused than a batch has, and they come first."""
@@ -323,7 +323,7 @@ def test_refused_rows_hold_up_no_other(
         wait_until(lambda: case.logged in caplog.text, timeout=20, what="the refusal in the log")
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_a_deadlock_in_a_savepoint_is_no_refusal(app: sqlq.App) -> None:
     """Elsewhere it has undone the whole transaction, and further writes would be in none."""
     refused: list[int] = []

@@ -20,7 +20,7 @@ from sqlq.store import schedules
 from sqlq.store.workers import notify
 from sqlq.testing import drain, on_database, tick
 from sqlq.testing.database import write_declared
-from tests.kit import rows_read, span, wait_until
+from tests.kit import needs, rows_read, span, wait_until
 from tests.kit.postgresql import async_database_url
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -235,7 +235,7 @@ def test_a_failing_schedule_stops_no_other_and_recovers(app: sqlq.App, engine: E
     assert {each.state for each in app.schedules.list()} == {"active"}
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_one_of_two_concurrent_ticks_enqueues_and_neither_waits(app: sqlq.App, report: Any) -> None:
     for name in ("a", "b"):
         app.schedule(name, report.new(), every="1h")
@@ -279,7 +279,7 @@ def test_concurrent_ticks_lose_and_double_no_run(app: sqlq.App, report: Any) -> 
         other.close()
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("listen")
 def test_a_tick_wakes_idle_workers(app: sqlq.App, engine: Engine, report: Any) -> None:
     app.schedules.add("hourly", report.new(), every="1h")
     tick(app, NOON, since=NOON)
@@ -557,7 +557,7 @@ def test_a_schedules_job_takes_no_result_of_a_step(app: sqlq.App, report: Any) -
     assert tick(app, NOON) == []
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("file")
 def test_a_test_ticks_on_its_own_database(app: sqlq.App, report: Any, tmp_path: Any) -> None:
     app.schedule("hourly", report.new(), every="1h")
     with on_database(app, f"sqlite:///{tmp_path}/own.db"):

@@ -23,6 +23,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scop
 
 import sqlq
 from sqlq.testing import inline
+from tests.kit import needs
 from tests.kit.sessions import Caller, Way
 
 with warnings.catch_warnings():
@@ -156,7 +157,7 @@ def test_a_kept_session_joins_each_transaction_of_zope(
     session.close()
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 def test_a_job_is_committed_by_zope_in_two_phases(
     app: sqlq.App, send: sqlq.Task[..., None], shop: Engine
 ) -> None:
@@ -327,7 +328,7 @@ def test_a_driver_that_commits_by_itself_is_refused(
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3 has had autocommit since Python 3.12")
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("file")
 @pytest.mark.parametrize("isolation_level", [None, ""])
 @pytest.mark.parametrize("autocommit", [True, False])
 @pytest.mark.parametrize("way", [("pysqlite", Session), ("aiosqlite", AsyncSession)], ids=lambda way: way[0])
@@ -358,7 +359,7 @@ class Automatic(sqlite3.Connection):
     autocommit = True  # as Python 3.12 has it
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("file")
 def test_autocommit_of_a_connection_behind_aiosqlite_is_refused(
     app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, database_url: str
 ) -> None:
@@ -384,7 +385,7 @@ def test_only_the_transaction_in_autocommit_is_refused(
     assert number_of_jobs(engine) == 1
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_a_transaction_begun_by_a_hook_rolls_back_its_job(
     app: sqlq.App, send: sqlq.Task[..., None], shop: Engine
 ) -> None:

@@ -18,6 +18,7 @@ import pytest
 from sqlalchemy import make_url
 
 import sqlq
+from tests.kit import needs
 from tests.kit.databases import DATABASES
 
 MOMENT = datetime(2030, 1, 31, 8, tzinfo=UTC)
@@ -106,7 +107,7 @@ def test_the_statement_writes_the_same_row_as_enqueue(
     assert stored() == expected
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("schemas")
 def test_the_schema_is_named_where_the_app_has_one(database_url: str) -> None:
     with closing(sqlq.App(database_url, schema="shop")) as app:
         sql, _ = app.statement(app.named("t").new())

@@ -20,7 +20,7 @@ from sqlq import tables
 from sqlq.schema import tables as ended_tables
 from sqlq.schema.types import Moment
 from sqlq.testing import drain
-from tests.kit import for_each
+from tests.kit import for_each, needs
 
 EVERY = [getattr(tables, name) for name in tables.__all__]
 
@@ -78,7 +78,7 @@ def test_the_users_alembic_does_not_see_the_tables(app: sqlq.App, engine: Engine
         assert compare_metadata(context, own) == []
 
 
-@pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
+@needs("schemas", empty=True)
 def test_a_schema_of_its_own(empty_database_url: str) -> None:
     app = sqlq.App(empty_database_url, schema="queue")
     app.migrate()
@@ -91,7 +91,7 @@ def test_a_schema_of_its_own(empty_database_url: str) -> None:
     app.close()
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_times_of_jobs_are_in_utc_in_any_session_time_zone(database_url: str) -> None:
     """In a zone with daylight saving time, sums and comparisons would be of its wall clock."""
     engine = create_engine(database_url, connect_args={"options": "-c TimeZone=Europe/Berlin"})

@@ -21,7 +21,7 @@ from sqlq.store.flows import unblock
 from sqlq.store.jobs import operate
 from sqlq.store.jobs import settle as settling
 from sqlq.worker.maintain.services import Unblock
-from tests.kit import claim_on, span
+from tests.kit import claim_on, needs, span
 
 ERROR = ErrorText("ValueError", "no")
 LONG_AGO_MS = 10 * RECENT_MS
@@ -191,7 +191,7 @@ def locked(engine: Engine, id: int) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_a_locked_step_is_left_to_the_sweep(seam: Seam, engine: Engine) -> None:
     parents, step = seam.flow(1)
     seam.end()
@@ -200,7 +200,7 @@ def test_a_locked_step_is_left_to_the_sweep(seam: Seam, engine: Engine) -> None:
     assert unblock.sweep_recent(seam.claims, RECENT_MS).free == 1
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_a_completing_step_does_not_block_the_settle_of_others(seam: Seam, engine: Engine) -> None:
     _, step = seam.flow(2)
     completing, other = seam.claim()

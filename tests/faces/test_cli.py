@@ -18,7 +18,7 @@ import sqlq
 from sqlq.cli import STAYING, main
 from sqlq.cli.root import sqlq as command_line
 from sqlq.schema.version import HEAD
-from tests.kit import for_each
+from tests.kit import for_each, needs
 from tests.kit.command import Command
 
 # -- help ----------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def test_a_database_that_cannot_be_used_is_reported_in_one_sentence(bare: Comman
     assert not (bare.directory / "missing.db").exists()
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("roles")
 def test_a_missing_server_database_or_role_is_reported_in_one_sentence(
     bare: Command, database_url: str
 ) -> None:
@@ -404,7 +404,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("args", REFUSED, ids=" ".join)
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_enqueue_refuses_arguments_that_do_not_fit_the_task(
     sqlq_: Command, app: sqlq.App, args: tuple[str, ...]
 ) -> None:
@@ -429,7 +429,7 @@ WRONG_USAGE = {
 
 
 @pytest.mark.parametrize("args", WRONG_USAGE, ids=" ".join)
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_enqueue_refuses_a_wrong_command_line(sqlq_: Command, app: sqlq.App, args: tuple[str, ...]) -> None:
     done = sqlq_.shop("enqueue", *args)
     assert done.code == 2

@@ -8,13 +8,9 @@ import subprocess
 import sys
 from typing import Any
 
-import pytest
-
 import sqlq
-from tests.kit import drain, for_each
+from tests.kit import drain, for_each, needs
 from tests.kit.command import Command
-
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 def on_terminal(run: Command, answer: str, *words: str) -> tuple[int, str]:
@@ -68,7 +64,7 @@ def test_cancel_all_with_yes_cancels_waiting_and_requests_running_jobs(sqlq_: Co
     assert app.audit.list()[0].target.startswith("cancel --all")
 
 
-@on_sqlite
+@needs("cheap")
 @for_each("more", [("7",), ("--queue", "mail"), ("--task", "send"), ("--flow", "1")])
 def test_cancel_all_goes_with_no_other_choice(sqlq_: Command, more: tuple[str, ...]) -> None:
     done = sqlq_("cancel", "--all", *more)

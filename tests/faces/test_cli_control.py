@@ -16,10 +16,8 @@ import sqlq
 from sqlq.admin.doctor.doctor import examine
 from sqlq.admin.doctor.finding import Finding, Verdict
 from sqlq.model.job import State
-from tests.kit import for_each, wait_until
+from tests.kit import for_each, needs, wait_until
 from tests.kit.command import Command
-
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 def _states(app: sqlq.App) -> list[str]:
@@ -42,7 +40,7 @@ def becomes(app: sqlq.App) -> Callable[..., None]:
     return becomes
 
 
-@on_sqlite
+@needs("cheap")
 @pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTSTP])
 def test_a_signal_pauses_a_worker_and_replacements_of_its_children(
     sqlq_: Command, app: sqlq.App, becomes: Callable[..., None], number: signal.Signals
@@ -68,7 +66,7 @@ def test_a_signal_pauses_a_worker_and_replacements_of_its_children(
     assert sqlq_.log().count("resumed: this worker claims again") == 1
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_paused_worker_stops_at_a_signal(sqlq_: Command, becomes: Callable[..., None]) -> None:
     with sqlq_.working() as worker:
         becomes("idle")
@@ -156,7 +154,7 @@ def test_a_broken_deploy_ends_no_worker_until_a_mended_one_works(
     assert order == ["is at work", "ends (an operator"] * 2, "one after the other, the new one first"
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_worker_that_is_replaced_meanwhile_can_be_stopped(
     sqlq_: Command, app: sqlq.App, becomes: Callable[..., None]
 ) -> None:
@@ -178,7 +176,7 @@ def test_a_worker_that_is_replaced_meanwhile_can_be_stopped(
     assert app.workers.list(silent=True) == []
 
 
-@on_sqlite
+@needs("cheap")
 def test_errors_at_start_are_json_under_a_log_of_json(sqlq_: Command) -> None:
     (sqlq_.directory / "shop.py").write_text("import nowhere")
     for options, code, said in (
@@ -193,7 +191,7 @@ def test_errors_at_start_are_json_under_a_log_of_json(sqlq_: Command) -> None:
         assert (line["level"], line["event"]) == ("error", "start_failed")
 
 
-@on_sqlite
+@needs("cheap")
 def test_an_idle_worker_exits_after_max_idle(sqlq_: Command, app: sqlq.App) -> None:
     done = _enqueue(sqlq_, "shop.send", "7")
     with sqlq_.working("--max-idle", "1s") as worker:
@@ -204,7 +202,7 @@ def test_an_idle_worker_exits_after_max_idle(sqlq_: Command, app: sqlq.App) -> N
 
 
 @pytest.mark.integration
-@on_sqlite
+@needs("cheap")
 def test_a_worker_process_that_has_grown_is_replaced_after_its_jobs(sqlq_: Command, app: sqlq.App) -> None:
     with (sqlq_.directory / "shop.py").open("a") as shop:
         shop.write(
@@ -219,7 +217,7 @@ def test_a_worker_process_that_has_grown_is_replaced_after_its_jobs(sqlq_: Comma
     assert (app.jobs.get(grown).state, app.jobs.get(next_one).state) == (State.FINISHED, State.FINISHED)
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_bound_below_the_size_of_a_worker_process_is_reported_in_one_sentence(sqlq_: Command) -> None:
     done = sqlq_.shop("work", "--max-rss", "1MB")
     assert done.code == 2
@@ -227,7 +225,7 @@ def test_a_bound_below_the_size_of_a_worker_process_is_reported_in_one_sentence(
     assert "give more than that, and room for what jobs need" in done.err
 
 
-@on_sqlite
+@needs("cheap")
 def test_titles_of_processes_show_their_roles(sqlq_: Command, app: sqlq.App) -> None:
     with sqlq_.working("--name", "mail-1", anew=True) as worker:
         wait_until(lambda: _pids(app))
@@ -235,7 +233,7 @@ def test_titles_of_processes_show_their_roles(sqlq_: Command, app: sqlq.App) -> 
     assert sorted(titles.values()) == ["sqlq: mail-1 supervisor", "sqlq: mail-1 worker"]
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 @pytest.mark.parametrize("titled", [True, False])
 def test_no_process_shows_the_url_of_its_database(sqlq_: Command, app: sqlq.App, titled: bool) -> None:
     if not titled:
@@ -267,7 +265,7 @@ MISUSED: list[tuple[tuple[str, ...], str]] = [
 ]
 
 
-@on_sqlite
+@needs("cheap")
 @for_each(("args", "said"), MISUSED)
 def test_a_wrong_command_line_of_workers_is_reported_in_one_sentence(
     sqlq_: Command, args: tuple[str, ...], said: str
@@ -275,7 +273,7 @@ def test_a_wrong_command_line_of_workers_is_reported_in_one_sentence(
     assert said in sqlq_.shop(*args).misuse()
 
 
-@on_sqlite
+@needs("cheap")
 def test_an_unknown_worker_is_reported_in_one_sentence(sqlq_: Command) -> None:
     assert "no worker that is alive is called 'mail-7'" in sqlq_("workers", "pause", "mail-7").sentence()
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 import sqlq
+from tests.kit import needs
 from tests.kit.command import Command
 
 AT = "2030-01-31T08:00:00+01:00"
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 def test_enqueue_by_name_needs_no_code_and_the_worker_knows_the_task(
@@ -36,7 +34,7 @@ def test_why_explains_a_job_by_name_whose_arguments_do_not_fit(sqlq_: Command, a
     )
 
 
-@on_sqlite
+@needs("cheap")
 def test_enqueue_checks_the_name_and_the_options_of_a_job_by_name(sqlq_: Command) -> None:
     assert "the task's name is ''" in sqlq_("enqueue", "").sentence()
     assert "--priority is 1000" in sqlq_("enqueue", "shop.send", "--priority", "1000").misuse()

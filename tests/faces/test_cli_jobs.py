@@ -22,11 +22,8 @@ from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Retried
 from sqlq.store import health
 from sqlq.store.jobs import failed, lease
 from sqlq.testing import drain
-from tests.kit import claim, settle
+from tests.kit import claim, needs, settle
 from tests.kit.command import Command, Console, obey_permissions
-
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 MOMENT = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d"
 AGO = r"(?:\d+ s ago|just now)"
@@ -71,7 +68,7 @@ def test_jobs_lists_jobs_of_any_state_newest_first(console: Console) -> None:
     assert found[failed] == {name: value for name, value in whole.items() if name not in large}
 
 
-@on_sqlite
+@needs("cheap")
 def test_bytes_in_a_row_are_shown(console: Console, engine: Engine) -> None:
     with engine.begin() as conn:
         conn.exec_driver_sql("INSERT INTO jobs (task, queue, label) VALUES (x'fa', x'fb', x'fc')")
@@ -81,7 +78,7 @@ def test_bytes_in_a_row_are_shown(console: Console, engine: Engine) -> None:
     assert "\nb'\\xfb' " in console("status")
 
 
-@on_sqlite
+@needs("cheap")
 def test_escapes_in_a_row_do_not_reach_the_terminal(console: Console, engine: Engine) -> None:
     steering = "q\x1b[31m\r\n\x9b2J\u202e\u2028q"
     payload = json.dumps({"args": [steering, "\ud800", float("nan")], "kwargs": {"\ud801": 1}})
@@ -114,7 +111,7 @@ def test_jobs_reports_when_it_read_only_the_newest(console: Console, monkeypatch
     assert str(rare) in console("jobs", "--queue", "rare", "--exact")
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_narrow_terminal_folds_what_does_not_fit(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     id = console.end(BOOM)
     monkeypatch.setenv("COLUMNS", "40")
@@ -302,7 +299,7 @@ def test_workers_shows_a_line_for_each_job_the_longest_held_first(console: Conso
     assert len(console.json("workers")[0]["jobs"]) == len(ids)
 
 
-@on_sqlite
+@needs("cheap")
 def test_workers_on_a_narrow_terminal(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     console.serve()
     id = console.enqueue()
@@ -335,7 +332,7 @@ def looking(id: int) -> list[tuple[str, ...]]:
 
 
 @pytest.mark.variants
-@on_sqlite
+@needs("file")
 @pytest.mark.parametrize("journal", ["WAL", "DELETE"])
 @pytest.mark.parametrize("way", ["by its permissions", "by its URL", "by the App's engine"])
 def test_commands_read_a_read_only_file(console: Console, tmp_path: Path, journal: str, way: str) -> None:
@@ -417,7 +414,7 @@ def test_the_result_of_a_job_is_printed(console: Console) -> None:
 # -- where it is shown ---------------------------------------------------------------------------------------
 
 
-@on_sqlite
+@needs("cheap")
 @pytest.mark.variants
 @pytest.mark.parametrize("words", [("show", "1"), ("show", "1", "--json"), ("jobs",)])
 def test_a_job_is_shown_in_a_locale_without_its_characters(
@@ -428,7 +425,7 @@ def test_a_job_is_shown_in_a_locale_without_its_characters(
     assert "strange" in sqlq_.ok(*words, env=ascii_only)
 
 
-@on_sqlite
+@needs("cheap")
 @pytest.mark.variants
 @pytest.mark.parametrize("words", ["show 1", "show 1 --json", "jobs --json", "status --json"])
 def test_a_command_exits_with_0_when_its_reader_closes(sqlq_: Command, app: sqlq.App, words: str) -> None:

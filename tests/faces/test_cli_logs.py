@@ -19,10 +19,10 @@ from sqlq.cli.terminal.logs import JsonLines, Lines, Stderr
 from sqlq.config.constants import ERROR_BYTES
 from sqlq.worker.attempt.context import current_job
 from sqlq.worker.report import reporter
-from tests.kit import wait_until
+from tests.kit import needs, wait_until
 from tests.kit.command import Command
 
-pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+pytestmark = needs("cheap")
 
 APP = """
 import asyncio, logging, logging.config, sqlq

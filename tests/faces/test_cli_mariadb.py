@@ -13,12 +13,11 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import make_url
 
-from tests.kit import wait_until
+from tests.kit import needs, wait_until
 from tests.kit.command import Command
 from tests.kit.databases import fresh_database
 from tests.kit.mariadb import MariaDB, OwnMariaDB, found
 
-on_mariadb = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
 Account = Callable[[str], str]
 
 
@@ -44,7 +43,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@on_mariadb
+@needs("mariadb")
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_wrong_url_of_mariadb_is_reported_in_one_sentence(
     bare: Command, database_url: str, what: str
@@ -58,7 +57,7 @@ def test_a_wrong_url_of_mariadb_is_reported_in_one_sentence(
 
 
 @pytest.mark.parametrize("version", ["8.0.36", "10.6.18-MariaDB"])
-@on_mariadb
+@needs("mariadb")
 def test_another_server_is_reported_in_one_sentence(bare: Command, database_url: str, version: str) -> None:
     server = OwnMariaDB(f"--version={version}")
     try:
@@ -70,7 +69,7 @@ def test_another_server_is_reported_in_one_sentence(bare: Command, database_url:
         server.close()
 
 
-@on_mariadb
+@needs("mariadb")
 def test_a_missing_right_is_reported_in_one_sentence(
     bare: Command, database_url: str, account: Account
 ) -> None:
@@ -91,7 +90,7 @@ def test_a_missing_right_is_reported_in_one_sentence(
     assert bare("-d", url, "jobs", "--json").json()
 
 
-@on_mariadb
+@needs("mariadb")
 def test_a_replica_that_is_read_only_is_reported_in_one_sentence(
     bare: Command, database_url: str, account: Account, mariadb: MariaDB
 ) -> None:
@@ -112,7 +111,7 @@ def test_a_replica_that_is_read_only_is_reported_in_one_sentence(
         mariadb.administer("SET GLOBAL read_only = 0")
 
 
-@on_mariadb
+@needs("mariadb")
 def test_tables_that_others_changed_are_found(bare: Command, database_url: str, mariadb: MariaDB) -> None:
     database = make_url(database_url).database
     mariadb.administer(f"ALTER TABLE {database}.sqlq_edges ENGINE = MyISAM")
@@ -125,7 +124,7 @@ def test_tables_that_others_changed_are_found(bare: Command, database_url: str, 
     assert "the table sqlq_limits has text in utf8mb4_bin" in done.out
 
 
-@on_mariadb
+@needs("mariadb")
 def test_sessions_that_the_server_ends_soon_are_not_missed(
     sqlq_: Command, database_url: str, mariadb: MariaDB
 ) -> None:
@@ -149,7 +148,7 @@ def finished(command: Command) -> bool:
     return [(job["attempts"], job["state"]) for job in jobs] == [(1, "finished")]
 
 
-@on_mariadb
+@needs("mariadb")
 def test_a_server_that_dies_costs_no_job(
     sqlq_: Command, database_url: str, restartable_mariadb: OwnMariaDB
 ) -> None:
@@ -193,7 +192,7 @@ def test_a_migration_whose_server_dies_goes_on(bare: Command, restartable_mariad
         bare.ok("-d", url, "--app", "shop:app", "enqueue", "shop.send", "7")
 
 
-@on_mariadb
+@needs("mariadb")
 def test_a_job_that_the_client_inserts_is_run(sqlq_: Command, database_url: str) -> None:
     url = make_url(database_url)
     subprocess.run(

@@ -14,11 +14,8 @@ from sqlalchemy import make_url
 from sqlq.cli.context import Context
 from sqlq.config import command_hint
 from sqlq.config.command_hint import command
-from tests.kit import for_each
+from tests.kit import for_each, needs
 from tests.kit.command import Command
-
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-
 
 # -- options before and after the command --------------------------------------------------------------------
 
@@ -377,7 +374,7 @@ SECRETS = ("password=SEKRET", "sslpassword=SEKRET", "passfile=/SEKRET", "sslmode
 
 @pytest.mark.integration
 @pytest.mark.variants
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 @pytest.mark.parametrize("secret", [None, *SECRETS])
 def test_no_output_shows_a_password(bare: Command, database_url: str, secret: str | None) -> None:
     """The database answers, or does not; its URL is an option, or a variable."""

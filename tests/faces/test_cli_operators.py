@@ -6,14 +6,11 @@ import json
 import re
 from pathlib import Path
 
-import pytest
 from sqlalchemy import Engine, make_url, text
 
 import sqlq
-from tests.kit import wait_until
+from tests.kit import needs, wait_until
 from tests.kit.command import SEARCH, Command
-
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 def _enqueue(app: sqlq.App, count: int = 1, task: str = "shop.send", queue: str = "mail") -> list[int]:
@@ -60,7 +57,7 @@ def test_cancel_prints_an_outcome_for_each_job(sqlq_: Command, app: sqlq.App, en
     assert {job.state for job in app.jobs.list()} == {"cancelled"}
 
 
-@on_sqlite
+@needs("cheap")
 def test_cancel_counts_the_refusals_beyond_twenty(sqlq_: Command, app: sqlq.App) -> None:
     ids = _enqueue(app, 25)
     app.jobs.cancel(ids[-3:])
@@ -69,7 +66,7 @@ def test_cancel_counts_the_refusals_beyond_twenty(sqlq_: Command, app: sqlq.App)
     assert done.err.splitlines()[20:] == ["sqlq: 6 more jobs not changed"]
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_job_that_runs_is_cancelled_by_force_and_its_worker_goes_on(sqlq_: Command, app: sqlq.App) -> None:
     id = sqlq_.shop("enqueue", "wait", "a", "--json").json()["id"]
     with sqlq_.working("-c", "1") as worker:
@@ -104,7 +101,7 @@ def test_a_job_that_runs_is_cancelled_by_force_and_its_worker_goes_on(sqlq_: Com
     assert "silent" not in sqlq_.ok("workers")
 
 
-@on_sqlite
+@needs("cheap")
 def test_workers_reports_silent_workers(sqlq_: Command, app: sqlq.App, engine: Engine) -> None:
     with engine.begin() as conn:
         conn.execute(
@@ -195,7 +192,7 @@ def test_doctor(sqlq_: Command, app: sqlq.App, engine: Engine) -> None:
     assert all(finding.keys() == {"check", "verdict", "said", "remedy"} for finding in found["findings"])
 
 
-@on_sqlite
+@needs("cheap")
 def test_doctor_on_a_large_table_and_a_narrow_terminal(sqlq_: Command) -> None:
     narrow = sqlq_.ok("doctor", env={"COLUMNS": "60"}).splitlines()
     assert max(map(len, narrow)) <= 60
@@ -237,14 +234,14 @@ def test_a_wrong_url_is_reported_in_one_sentence(bare: Command) -> None:
         assert "the database URL cannot be read" in bare("-d", "somewhere", *command).sentence(), command
 
 
-@on_sqlite
+@needs("file")
 def test_a_file_that_may_not_be_written_is_reported_in_one_sentence(bare: Command, engine: Engine) -> None:
     read_only = f"sqlite:///file:{engine.url.database}?mode=ro&uri=true"
     said = bare("-d", read_only, "queues", "pause", "mail").sentence()
     assert "attempt to write a readonly database; make the file, and its directory, ones that you may" in said
 
 
-@on_sqlite
+@needs("cheap")
 def test_bad_input_is_one_sentence_and_changes_nothing(sqlq_: Command, app: sqlq.App) -> None:
     _enqueue(app, 2)
     for arguments, complaint in (

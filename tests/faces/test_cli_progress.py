@@ -20,10 +20,8 @@ from sqlalchemy import Engine, make_url, text
 import sqlq
 from sqlq.cli.terminal import progress
 from sqlq.store.jobs import lookup
-from tests.kit import wait_until
+from tests.kit import needs, wait_until
 from tests.kit.command import Command
-
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 APP = """
 import logging, os, signal, time, sqlq
@@ -89,7 +87,7 @@ def on_terminal(run: Command, *options: str, interrupt_at: str | None = None) ->
 LINE = r"\r\x1b\[2K([^\r]* running, [^\r]*)\r"
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_drain_on_a_terminal_draws_one_changing_line(terminal: Command, app: sqlq.App) -> None:
     enqueue(app, "slow", 30)
     code, shown = on_terminal(terminal, "--drain", "-c", "2")
@@ -102,7 +100,7 @@ def test_a_drain_on_a_terminal_draws_one_changing_line(terminal: Command, app: s
     assert re.search(r"stopped: 30 finished in [\d.]+ s \([\d.]+ a (second|minute)\)$", last), shown[-500:]
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_drain_with_lines_prints_a_line_a_job(terminal: Command, app: sqlq.App) -> None:
     enqueue(app, "slow", 2)
     _, shown = on_terminal(terminal, "--drain", "--lines")
@@ -110,7 +108,7 @@ def test_a_drain_with_lines_prints_a_line_a_job(terminal: Command, app: sqlq.App
     assert "\x1b[2K" not in shown
 
 
-@on_sqlite
+@needs("cheap")
 def test_ctrl_c_leaves_the_terminal_clean(terminal: Command, app: sqlq.App) -> None:
     enqueue(app, "endless")
     code, shown = on_terminal(terminal, "--drain", "--grace", "100ms", interrupt_at="1 running")
@@ -122,7 +120,7 @@ def test_ctrl_c_leaves_the_terminal_clean(terminal: Command, app: sqlq.App) -> N
     assert "Traceback" not in shown
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_job_that_fails_with_its_process_is_counted(terminal: Command, app: sqlq.App) -> None:
     enqueue(app, "slow", 2)
     enqueue(app, "dies")

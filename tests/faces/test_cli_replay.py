@@ -5,11 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
-
 import sqlq
 from sqlq.model.job import State
-from tests.kit import wait_until
+from tests.kit import needs, wait_until
 from tests.kit.command import Command
 
 MOMENT = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d"
@@ -132,7 +130,7 @@ def test_a_wrong_command_line_of_replay_is_reported_in_one_sentence(sqlq_: Comma
     assert "has no time zone" in sqlq_("replay", "--since", "2026-01-01").misuse()
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_the_history_fits_a_narrow_terminal(sqlq_: Command, app: sqlq.App) -> None:
     id = ended(sqlq_, "shop.fail", "lift it")
     wait_until(lambda: "failed" in sqlq_.work().err or app.jobs.get(id).state == "failed")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
+from tests.kit import needs
 from tests.kit.command import Command
 
 
@@ -32,7 +32,7 @@ def test_reschedule_moves_jobs_and_explains_the_others(sqlq_: Command, app: sqlq
     assert sqlq_.ok("reschedule", "--queue", "nowhere") == "no jobs in queue nowhere rescheduled\n"
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_reschedule_refuses_a_wrong_command_line(sqlq_: Command) -> None:
     assert "name the jobs" in sqlq_("reschedule").misuse()
     both = sqlq_("reschedule", "1", "--delay", "1h", "--available-at", "2030-01-01T00:00:00Z")
@@ -59,7 +59,7 @@ def test_change_moves_jobs_to_a_queue_and_explains_the_others(sqlq_: Command, ap
     assert (number, target) == (1, f"change {met} {plain} 4711 --queue bulk --priority -10 --delay 1h")
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_change_refuses_a_wrong_command_line(sqlq_: Command) -> None:
     assert "Missing argument 'IDS...'" in sqlq_("change", "--queue", "bulk").misuse()
     assert "nothing is to change" in sqlq_("change", "1").sentence()

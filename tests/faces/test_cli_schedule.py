@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from tests.kit import for_each, span
+from tests.kit import for_each, needs, span
 from tests.kit.command import Command
 
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 CRON = ("--cron", "0 3 * * *", "--timezone", "Europe/Berlin")
 
 
@@ -55,7 +53,7 @@ def test_schedules_add_show_run_and_remove(sqlq_: Command, app: sqlq.App) -> Non
     assert sqlq_("schedules", "show", "nightly").sentence() == "there is no schedule 'nightly'"
 
 
-@on_sqlite
+@needs("cheap")
 @for_each(
     ("arguments", "said"),
     [
@@ -81,7 +79,7 @@ def test_an_impossible_plan_is_reported_in_one_sentence(
     assert said in sqlq_.shop("schedules", "add", "x", "shop.send", "7", *arguments).misuse()
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_wrong_command_line_of_schedules_is_reported_in_one_sentence(
     sqlq_: Command, app: sqlq.App, engine: Engine
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import sqlq
+from tests.kit import needs
 from tests.kit.command import Command
 
 TYPED = """
@@ -55,7 +56,7 @@ def test_json_arguments_arrive_as_annotated(typed: Command, app: sqlq.App) -> No
     assert app.jobs.get(alone.json()["id"]).result == result
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_enqueue_takes_label_headers_timeout_and_retention(typed: Command, app: sqlq.App) -> None:
     enqueue = ["-a", "typed:app", "enqueue", "--json", "typed.alone", LINE]
     options = ["--label", "a b", "--headers", '{"tenant": "blue"}', "--timeout", "none", "--retention", "1h"]
@@ -68,7 +69,7 @@ def test_enqueue_takes_label_headers_timeout_and_retention(typed: Command, app: 
         assert "--headers" in typed(*enqueue, "--headers", wrong).err
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [

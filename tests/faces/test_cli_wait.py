@@ -14,11 +14,11 @@ import pytest
 from sqlalchemy import URL, make_url
 
 import sqlq
-from tests.kit import wait_until
+from tests.kit import needs, wait_until
 from tests.kit.command import Command
 from tests.kit.preloaded import Forked, preloaded
 
-pytestmark = pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+pytestmark = needs("server")
 WAITS = {"work": "the database does not answer (while starting: ", "migrate": "the database is not up yet ("}
 
 

@@ -12,10 +12,8 @@ import sqlq
 from sqlq.store import health
 from sqlq.store.workers import workers
 from sqlq.testing import drain
-from tests.kit import claim_on, for_each, span
+from tests.kit import claim_on, for_each, needs, span
 from tests.kit.command import Command
-
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 def enqueue(sqlq_: Command, *words: str) -> str:
@@ -154,13 +152,13 @@ def test_why_names_the_live_job_for_which_a_retry_is_refused(sqlq_: Command, app
     assert f"sqlq retry {failed.id}" not in said
 
 
-@on_sqlite
+@needs("cheap")
 @for_each("id", ["0", "99999999999999999999"])
 def test_why_refuses_a_number_that_is_no_id(sqlq_: Command, id: str) -> None:
     assert sqlq_("why", id).sentence().startswith(f"there is no job {id} in this")
 
 
-@on_sqlite
+@needs("cheap")
 def test_why_refuses_a_text_that_is_no_number(sqlq_: Command) -> None:
     assert "'shop.send' is not a valid integer" in sqlq_("why", "shop.send").misuse()
 

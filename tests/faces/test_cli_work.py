@@ -19,7 +19,7 @@ import sqlq
 from sqlq.model.job import State
 from sqlq.store.workers import workers
 from sqlq.worker.supervise.supervisor import touch
-from tests.kit import wait_until
+from tests.kit import needs, wait_until
 from tests.kit.command import Command
 
 
@@ -64,7 +64,7 @@ def test_drain_runs_all_available_jobs_and_logs_a_summary(
     assert app.jobs.get(later).state is State.SCHEDULED
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("file")
 def test_a_worker_logs_the_path_of_its_sqlite_file(sqlq_: Command, database_url: str) -> None:
     name = Path(database_url.removeprefix("sqlite:///")).name
     worked = sqlq_("-d", f"sqlite:///{name}", "-a", "shop:app", "work", "--drain")
@@ -86,7 +86,7 @@ def test_work_serves_named_queues_and_max_jobs_by_a_process(sqlq_: Command, app:
     assert "it has had its number of jobs" in worked
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_work_takes_queues_with_commas_and_warns_of_unknown_ones(sqlq_: Command, app: sqlq.App) -> None:
     new = app.task(name="shop.where", queue="by-hand")(lambda: None).new()
     first, second = app.enqueue_many([new, new.set(queue="other")])
@@ -98,7 +98,7 @@ def test_work_takes_queues_with_commas_and_warns_of_unknown_ones(sqlq_: Command,
     assert [app.jobs.get(job.id).state for job in (first, second)] == [State.FINISHED, State.AVAILABLE]
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_unknown_queues_leave_out_those_that_other_workers_serve(app: sqlq.App) -> None:
     app.task(name="u", queue="task")(lambda: None)
     app.enqueue(app.task(name="t")(lambda: None).new().set(queue="holds"))
@@ -111,7 +111,7 @@ def test_unknown_queues_leave_out_those_that_other_workers_serve(app: sqlq.App) 
     assert app.queues._unknown(["typo", "mial"], but_for_twins=True) == ["mial"], "told the very same"
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_a_health_file_that_cannot_be_written_is_reported_in_one_sentence(sqlq_: Command) -> None:
     said = sqlq_.shop("work", "--drain", "--health-file", "none/alive").sentence()
     assert said.startswith("--health-file none/alive: No such file or directory")
@@ -172,7 +172,7 @@ def test_json_log_lines_have_the_fields_of_the_event(sqlq_: Command) -> None:
     assert events["retried", failing]["level"] == "warning"
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_the_log_level_is_kept(sqlq_: Command) -> None:
     _enqueue(sqlq_, "shop.send", "7")
     assert sqlq_.work("--log-level", "warning").err == ""
@@ -212,7 +212,7 @@ def test_a_job_with_one_attempt_fails_after_the_grace_time(sqlq_: Command, app: 
 
 @pytest.mark.variants
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_the_second_signal_leaves_at_once(
     sqlq_: Command, app: sqlq.App, number: signal.Signals, code: int
 ) -> None:
@@ -245,12 +245,12 @@ WRONG: dict[tuple[str, ...], str] = {
 
 
 @pytest.mark.parametrize("args", WRONG, ids=" ".join)
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_wrong_options_are_reported_in_one_sentence(sqlq_: Command, args: tuple[str, ...]) -> None:
     assert WRONG[args] in sqlq_.shop("work", *args).misuse()
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_variables_come_before_pyproject_and_options_before_variables(sqlq_: Command) -> None:
     (sqlq_.directory / "pyproject.toml").write_text("[tool.sqlq]\nprocesses = 2\nconcurrency = 4\n")
     assert "4 slots in each of 2 processes" in sqlq_.work().err
@@ -264,7 +264,7 @@ def test_variables_come_before_pyproject_and_options_before_variables(sqlq_: Com
     assert sqlq_.shop("migrate").sentence().startswith("SQLQ_WAIT is 'soon': write it as in")
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_the_bounds_of_variables_replace_worker_processes(sqlq_: Command, app: sqlq.App) -> None:
     for n in range(2):
         _enqueue(sqlq_, "shop.send", str(n))
@@ -295,7 +295,7 @@ psycopg.Cursor.execute = fails
 
 
 @pytest.mark.variants
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 @pytest.mark.parametrize(
     "pattern",
     [

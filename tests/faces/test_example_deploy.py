@@ -25,6 +25,7 @@ from sqlalchemy import NullPool, create_engine, make_url
 from sqlq.cli.context import Context
 from sqlq.cli.root import sqlq as command_line
 from sqlq.metrics.collectors import OF_THE_DATABASE
+from tests.kit import needs
 from tests.kit.pages import Desk
 from tests.kit.postgresql import PostgreSQL
 
@@ -106,7 +107,7 @@ def test_each_process_has_the_environment_of_its_role() -> None:
     assert not [text for text in texts if "://postgres" in text or "://shop_" in text]
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("roles")
 def test_each_role_does_its_own_work_and_no_other(
     desk: Desk, database_url: str, postgresql: PostgreSQL
 ) -> None:

@@ -21,14 +21,12 @@ from sqlq.cli.root import sqlq as command_line
 from sqlq.config.durations import FAR
 from sqlq.database.postgresql import online
 from sqlq.store import rights
-from tests.kit import claim
+from tests.kit import claim, needs
 from tests.kit.command import Console, grant
 from tests.kit.hand import BOOM
 from tests.kit.pages import PAGES, ROOT
 from tests.kit.postgresql import PostgreSQL
 from tests.kit.preloaded import preloaded
-
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 PAGE = PAGES[ROOT / "docs" / "deploy.md"]
 ATTACKS = {
@@ -276,7 +274,7 @@ def mends(said: str) -> list[str]:
 
 
 @pytest.mark.slow
-@on_postgresql
+@needs("roles")
 def test_one_command_mends_any_refusal(owner: Console, poor: Poor) -> None:
     for arguments in commands(owner):
         poor.forget()
@@ -286,7 +284,7 @@ def test_one_command_mends_any_refusal(owner: Console, poor: Poor) -> None:
         poor(*arguments)
 
 
-@on_postgresql
+@needs("roles")
 def test_an_enqueue_and_a_worker_name_their_own_kinds(poor: Poor, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text("import sqlq\napp = sqlq.App()\n@app.task\ndef send(n: int): ...\n")
     for arguments, kind in (
@@ -300,7 +298,7 @@ def test_an_enqueue_and_a_worker_name_their_own_kinds(poor: Poor, tmp_path: Path
         poor(*arguments)
 
 
-@on_postgresql
+@needs("roles")
 def test_a_worker_may_run_each_service_of_its_maintenance(owner: Console, poor: Poor) -> None:
     grant(owner.url, poor.role, "worker")
     app = sqlq.App(poor.url)
@@ -309,7 +307,7 @@ def test_a_worker_may_run_each_service_of_its_maintenance(owner: Console, poor: 
     app.close()
 
 
-@on_postgresql
+@needs("roles")
 def test_commands_that_look_name_the_reader_and_the_audits_end_its_owner(poor: Poor) -> None:
     looks = [["show", "1"], ["show", "1", "--result"], ["why", "1"], ["flows", "show", "1"], ["metrics"]]
     looks += [["schedules", "show", "nightly"]]
@@ -326,7 +324,7 @@ def test_commands_that_look_name_the_reader_and_the_audits_end_its_owner(poor: P
 # -- --apply and --only --------------------------------------------------------------------------------------
 
 
-@on_postgresql
+@needs("roles")
 def test_only_the_owner_may_apply_grants(owner: Console, poor: Poor) -> None:
     """PostgreSQL only warns, and grants nothing, where a role has a right but not to pass it on."""
     said = poor("grants", "pg_monitor", "--as", "reader", "--apply", ends_with=1)
@@ -337,14 +335,14 @@ def test_only_the_owner_may_apply_grants(owner: Console, poor: Poor) -> None:
         assert "only the owner of the tables in public grants rights: connect as it" in said
 
 
-@on_postgresql
+@needs("roles")
 def test_grants_names_a_role_that_does_not_exist(owner: Console) -> None:
     assert 'role "nobody_here" does not exist; create it, as with createuser' in owner.sentence(
         "grants", "nobody_here", "--as", "reader", "--apply"
     )
 
 
-@on_postgresql
+@needs("roles")
 def test_only_revokes_rights_beyond_the_kind(owner: Console, poor: Poor) -> None:
     poor.as_owner(f"GRANT SELECT, INSERT ON jobs TO {poor.quoted}")
     by_hand = text("INSERT INTO jobs (id, task) VALUES (1000, 't')")
@@ -359,7 +357,7 @@ def test_only_revokes_rights_beyond_the_kind(owner: Console, poor: Poor) -> None
         assert app.enqueue(app.task(name="t")(lambda: None).new()).created
 
 
-@on_postgresql
+@needs("roles")
 def test_grants_name_the_schema(owner: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQLQ_SCHEMA", "queueing")
     said = owner("grants", "select", "--as", "reader").splitlines()
@@ -367,7 +365,7 @@ def test_grants_name_the_schema(owner: Console, monkeypatch: pytest.MonkeyPatch)
     assert said[-1] == 'GRANT SELECT ON queueing.job_states, queueing.queue_stats TO "select";'
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("file")
 def test_grants_refuses_sqlite(owner: Console) -> None:
     assert "has no roles: who may write the file may do everything" in owner.sentence(
         "grants", "web", "--as", "producer"

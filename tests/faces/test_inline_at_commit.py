@@ -20,10 +20,9 @@ from sqlalchemy.pool import QueuePool, StaticPool
 
 import sqlq
 from sqlq.testing import InlineJob, assert_enqueued, assert_not_enqueued, inline
+from tests.kit import needs
 from tests.kit.postgresql import async_database_url
 from tests.kit.sessions import Caller, Way, common_ways
-
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 
 class Base(DeclarativeBase): ...
@@ -339,7 +338,7 @@ class TestSession:
         assert [job.state for job in ran.jobs] == ["finished"]
         assert session.get(Order, 7) is not None
 
-    @on_postgresql
+    @needs("postgresql")
     def test_two_phase_commit(self, shop: Shop, engine: Engine) -> None:
         with inline(shop.app, at="commit"):
             with Session(engine, twophase=True) as session:
@@ -389,7 +388,7 @@ class TestConnection:
         assert shop.done == []
 
 
-@on_postgresql
+@needs("postgresql")
 @pytest.mark.parametrize("kind", ["session", "connection"])
 def test_a_commit_that_fails_runs_nothing(shop: Shop, engine: Engine, kind: str) -> None:
     with engine.begin() as conn:

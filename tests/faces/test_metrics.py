@@ -29,7 +29,7 @@ import sqlq
 from sqlq.metrics import DatabaseCollector
 from sqlq.metrics.collectors import CONNECTIONS, OF_THE_DATABASE, OF_WORKERS, Described, serve
 from sqlq.metrics.collectors import text as shown
-from tests.kit import span, wait_until
+from tests.kit import needs, span, wait_until
 from tests.kit.command import Command
 from tests.kit.postgresql import OwnPostgreSQL
 from tests.kit.preloaded import Forked
@@ -38,7 +38,7 @@ yaml: Any = importlib.import_module("yaml")
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "examples" / "monitoring"
 METRICS = {metric.name: metric for metric in (*OF_WORKERS, *OF_THE_DATABASE)}
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -189,7 +189,7 @@ def test_metrics_count_nothing_twice_in_a_storm_of_kills(sqlq_: Command, app: sq
         assert value(found, "sqlq_run_seconds_count", outcome="finished") == counted
 
 
-@on_sqlite
+@needs("cheap")
 def test_the_endpoint_counts_busy_slots(sqlq_: Command, app: sqlq.App) -> None:
     enqueue(app, "wait", 1, "one")
     with scraped(sqlq_, "-c", "3", "--grace", "0s") as (url, process):
@@ -201,7 +201,7 @@ def test_the_endpoint_counts_busy_slots(sqlq_: Command, app: sqlq.App) -> None:
         assert process.wait(60) == 0
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_port_in_use_is_reported_in_one_sentence(sqlq_: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -221,7 +221,7 @@ def asks(url: str, said: bytes = b"GET /metrics HTTP/1.0\r\n\r\n") -> socket.soc
 
 
 @pytest.mark.integration
-@on_sqlite
+@needs("cheap")
 def test_the_endpoint_bounds_connections_of_strangers(sqlq_: Command) -> None:
     with scraped(sqlq_) as (url, process), ExitStack() as open_:
         supervisor = psutil.Process(process.pid)
@@ -242,7 +242,7 @@ def test_the_endpoint_bounds_connections_of_strangers(sqlq_: Command) -> None:
         wait_until(lambda: value(scrape(url), "sqlq_processes") == 1, what="the worker ready")
 
 
-@on_sqlite
+@needs("cheap")
 def test_the_endpoint_listens_on_loopback_by_default(sqlq_: Command) -> None:
     for command in ("work", "metrics"):
         assert "127.0.0.1" in sqlq_.ok(command, "--help")
@@ -253,14 +253,14 @@ def test_the_endpoint_listens_on_loopback_by_default(sqlq_: Command) -> None:
     assert heard == ["127.0.0.1"]
 
 
-@on_sqlite
+@needs("cheap")
 def test_an_address_that_is_none_of_this_machine_is_reported_in_one_sentence(sqlq_: Command) -> None:
     said = sqlq_.shop("metrics", "--port", "0", "--host", "192.0.2.1").sentence()
     assert said.startswith("nothing can listen on host 192.0.2.1, port 0: ")
     assert "99999 is not in the range" in sqlq_.shop("work", "--metrics-port", "99999").misuse()
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_missing_prometheus_client_names_the_extra(sqlq_: Command) -> None:
     (sqlq_.directory / "prometheus_client.py").write_text("raise ImportError('not here')")
     path = {"PYTHONPATH": f"{sqlq_.directory}:{ROOT}"}
@@ -277,7 +277,7 @@ def test_a_missing_prometheus_client_names_the_extra(sqlq_: Command) -> None:
         assert "needs prometheus_client and waitress: pip install 'sqlq-jobs[metrics]'" in done.stderr
 
 
-@on_sqlite
+@needs("cheap")
 def test_workers_do_not_import_prometheus_client(sqlq_: Command, app: sqlq.App) -> None:
     with (sqlq_.directory / "shop.py").open("a") as shop:
         shop.write(
@@ -340,7 +340,7 @@ def test_the_database_is_shown_once_or_served(sqlq_: Command, app: sqlq.App) -> 
         assert process.wait(60) == 0
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_the_oldest_transaction_and_dead_rows(app: sqlq.App, engine: Engine) -> None:
     def ask() -> Samples:
         return parsed(shown(DatabaseCollector(app)))
@@ -367,7 +367,7 @@ def test_concurrent_scrapes_query_the_database_once(app: sqlq.App, monkeypatch: 
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 def test_a_scrape_shows_the_database_as_down_while_it_is_away(
     restartable_postgresql: OwnPostgreSQL, app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -384,7 +384,7 @@ def test_a_scrape_shows_the_database_as_down_while_it_is_away(
     seen(url, 1, "sqlq_database_up")
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 def test_health_names_the_database_while_it_is_away(
     restartable_postgresql: OwnPostgreSQL, app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -437,7 +437,7 @@ def test_a_registry_of_the_user_takes_the_database_collector(app: sqlq.App) -> N
     assert registry.get_sample_value("sqlq_database_up") == 1.0
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_scrape_works_with_a_name_that_is_not_utf_8(app: sqlq.App) -> None:
     with app.database.begin() as conn:
         conn.exec_driver_sql("INSERT INTO jobs (queue, task, payload) VALUES ('ma\nil\"\\', 't', '{}')")

@@ -77,7 +77,7 @@ from sqlq.store.workers import workers as workerss
 from sqlq.testing import drain, tick
 from sqlq.web import User
 from sqlq.web.serve import ByPassword
-from tests.kit import claim_on, working
+from tests.kit import claim_on, needs, working
 from tests.kit.command import grant
 from tests.kit.pages import (
     BLOCK,
@@ -580,7 +580,7 @@ class TestPython:
         later = names["app"].jobs.list(queue="later")[0]
         assert (later.priority, later.max_attempts) == (10, 3)
 
-    @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+    @needs("file")
     def test_savepoints(self, names: dict[str, Any], database_url: str) -> None:
         assert 'create_engine("sqlite:///shop.db")' in block("python", "savepoints")
         names["create_engine"] = lambda url: create_engine(database_url)
@@ -970,14 +970,14 @@ class TestPython:
             event.remove(Session, "after_transaction_end", names["forget_jobs"])
         assert found(app) == mail(2)
 
-    @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+    @needs("postgresql")
     def test_psycopg(self, names: dict[str, Any], database_url: str) -> None:
         plain = make_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False)
         names["psycopg"] = SimpleNamespace(connect=lambda given: psycopg.connect(plain))
         run_python("psycopg", names)
         assert found(names["app"]) == mail(7)
 
-    @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+    @needs("file")
     def test_sqlite3(self, names: dict[str, Any], database_url: str) -> None:
         file = make_url(database_url).database or ""
         names["sqlite3"] = SimpleNamespace(connect=lambda given: sqlite3.connect(file))
@@ -985,7 +985,7 @@ class TestPython:
         names["connection"].close()
         assert found(names["app"]) == mail(7)
 
-    @pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+    @needs("postgresql")
     def test_asyncpg(self, names: dict[str, Any], database_url: str) -> None:
         plain = make_url(database_url).set(drivername="postgresql").render_as_string(hide_password=False)
         names["asyncpg"] = SimpleNamespace(connect=lambda database: asyncpg.connect(plain))
@@ -1187,7 +1187,7 @@ def test_questions(names: dict[str, Any], history: dict[str, int]) -> None:
 HOW_IT_WORKS = ("how_enqueue", "how_claim", "how_heartbeat", "how_settle", "how_rescue")
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 def test_statements_on_how_it_works_run(names: dict[str, Any]) -> None:
     """The five statements of the page take two jobs from enqueue to their ends."""
     app: sqlq.App = names["app"]
@@ -1259,7 +1259,7 @@ def test_the_tutorial(desk: Desk) -> None:
 # -- GRANTs --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+@needs("mariadb")
 def test_accounts_of_mariadb(database_url: str, app: sqlq.App, engine: Engine) -> None:
     def as_account(name: str) -> sqlq.App:
         return sqlq.App(make_url(database_url).set(username=name + mark, password=mark))
@@ -1520,7 +1520,7 @@ def is_refused(flow: Callable[[str], None], url: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("roles")
 class TestGrants:
     def test_each_role_can_do_its_work(self, roles: tuple[Engine, dict[str, str]]) -> None:
         owner, urls = roles

@@ -29,6 +29,7 @@ from sqlq.testing import (
     inline,
     on_database,
 )
+from tests.kit import needs
 from tests.kit.postgresql import async_database_url
 
 ROOT = Path(__file__).parents[2]
@@ -357,7 +358,7 @@ class TestDrain:
         assert drain(shop.app) == Counts(finished=1)
         assert shop.done == [("committed", 1)]
 
-    @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+    @needs("file")
     def test_an_open_transaction_on_sqlite_is_named(
         self, shop: Shop, engine: Engine, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -20,6 +20,7 @@ from sqlalchemy.pool import StaticPool
 import sqlq
 from sqlq.database.database import Database
 from sqlq.testing import Counts, assert_enqueued, create_tables, drain, inline, on_database
+from tests.kit import needs
 from tests.kit.beside import Shop, rows
 from tests.kit.databases import sqlite_url
 from tests.kit.postgresql import PostgreSQL, async_database_url
@@ -120,7 +121,7 @@ def test_the_app_stays_on_the_tests_database(
     assert available(shop.app) == [REAL]
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("schemas")
 def test_a_schema_that_the_code_under_test_names(
     shop: Shop, database_url: str, place: dict[str, Any]
 ) -> None:

@@ -15,10 +15,10 @@ from sqlalchemy.pool import StaticPool
 
 import sqlq
 from sqlq.testing import assert_enqueued, assert_not_enqueued, create_tables, drain, inline, on_database
+from tests.kit import needs
 from tests.kit.postgresql import async_database_url
 
 IN_MEMORY = "in memory is seen by one connection only"
-on_postgresql = pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
 
 
 @pytest.fixture
@@ -216,7 +216,7 @@ class TestCreateTables:
         with empty.connect() as conn:
             assert tables(conn) == OURS
 
-    @on_postgresql
+    @needs("schemas", empty=True)
     def test_create_tables_takes_a_schema(self, empty: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         with empty.begin() as conn:
             create_tables(conn, schema="queue")

@@ -7,9 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import sqlq
+from tests.kit import needs
 from tests.kit.command import Command, Done
 
 NEW = Path(__file__).with_name("new_verb.py")
@@ -29,7 +28,7 @@ def touched(sqlq_: Command, *words: str) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_a_new_verb_is_a_command_and_is_in_the_audit(sqlq_: Command, app: sqlq.App) -> None:
     send = app.named("send")
     one, two = (job.id for job in app.enqueue_many([send.new(), send.new().set(queue="mail")]))
@@ -50,7 +49,7 @@ def test_a_new_verb_is_a_command_and_is_in_the_audit(sqlq_: Command, app: sqlq.A
     ]
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_a_new_verb_is_a_button_of_the_dashboard(sqlq_: Command, app: sqlq.App) -> None:
     app.enqueue_many([app.named("send").new()] * 2)
     done = touched(sqlq_, "dashboard")

@@ -26,8 +26,7 @@ from sqlq.store.workers import look
 from sqlq.worker.wait.poller import IDLE_POLL_SECONDS
 from tests.faults.load import RESUME_SECONDS, Load, readable_log
 from tests.faults.scorecard import record
-from tests.kit import wait_until
-from tests.kit.databases import SERVERS
+from tests.kit import needs, wait_until
 from tests.kit.mariadb import MariaDB, OwnMariaDB
 from tests.kit.postgresql import OwnPostgreSQL
 from tests.kit.processes import WorkerProcess, worker_process
@@ -35,8 +34,6 @@ from tests.kit.proxy import Pipe, Proxy, made
 from tests.kit.standby import standby_of
 
 pytestmark = pytest.mark.integration
-on_servers = pytest.mark.parametrize("database_url", SERVERS, indirect=True)
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 
 @pytest.fixture
@@ -88,7 +85,7 @@ def end(load: Load, worker: WorkerProcess, guarantee: str, resumed: list[float],
 # -- restarts and killed backends ----------------------------------------------------------------------------
 
 
-@on_servers
+@needs("server")
 @pytest.mark.parametrize("times", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_workers_survive_crashes_of_the_server(
     load: Load, restartable_server: OwnPostgreSQL | OwnMariaDB, times: int
@@ -116,7 +113,7 @@ BACKENDS = {
 }
 
 
-@on_servers
+@needs("server")
 @pytest.mark.parametrize("seconds", [2, pytest.param(15, marks=pytest.mark.slow)])
 def test_workers_survive_killed_backends(load: Load, seconds: int) -> None:
     chance = random.Random(20_261_121)
@@ -141,7 +138,7 @@ def test_workers_survive_killed_backends(load: Load, seconds: int) -> None:
 # -- the network ---------------------------------------------------------------------------------------------
 
 
-@on_servers
+@needs("server")
 def test_workers_survive_connection_resets(load: Load, proxy: Proxy) -> None:
     resumed = []
     with working(load, proxy.url(load.url)) as worker:
@@ -155,7 +152,7 @@ def test_workers_survive_connection_resets(load: Load, proxy: Proxy) -> None:
         assert worker.log.read_text().count("does not answer") < len(resumed)
 
 
-@on_servers
+@needs("server")
 @pytest.mark.parametrize(
     "directions",
     [
@@ -179,7 +176,7 @@ def test_workers_survive_lost_packets(load: Load, proxy: Proxy, directions: tupl
         )
 
 
-@on_servers
+@needs("server")
 @pytest.mark.slow
 def test_workers_survive_long_and_repeated_packet_loss(load: Load, proxy: Proxy) -> None:
     resumed = []
@@ -192,7 +189,7 @@ def test_workers_survive_long_and_repeated_packet_loss(load: Load, proxy: Proxy)
         end(load, worker, "the network swallows packets for long and again", resumed, faults=3)
 
 
-@on_postgresql
+@needs("listen")
 def test_workers_survive_a_dead_listening_connection(tmp_path: Path, database_url: str, proxy: Proxy) -> None:
     with (
         Load(tmp_path / "work", database_url) as load,
@@ -227,7 +224,7 @@ def settles(link: Pipe) -> bool:
     return b"finished_jobs" in link.asked
 
 
-@on_servers
+@needs("server")
 def test_settles_survive_the_loss_of_commits_and_of_replies_to_them(load: Load, proxy: Proxy) -> None:
     """The lease is long: a settle that was lost would show as a job that is still running, or as one that ran
     again."""
@@ -247,7 +244,7 @@ def test_settles_survive_the_loss_of_commits_and_of_replies_to_them(load: Load, 
         assert worker.stop() == 0
 
 
-@on_servers
+@needs("server")
 @pytest.mark.slow
 def test_claims_survive_the_loss_of_commits_and_of_replies_to_them(load: Load, proxy: Proxy) -> None:
     """Jobs that were claimed without the worker's knowledge come back when the lease runs out."""
@@ -264,7 +261,7 @@ def test_claims_survive_the_loss_of_commits_and_of_replies_to_them(load: Load, p
         assert load.ran_again() == 0
 
 
-@on_servers
+@needs("server")
 def test_an_enqueue_replaces_a_dead_pooled_connection(
     tmp_path: Path, database_url: str, proxy: Proxy
 ) -> None:
@@ -275,7 +272,7 @@ def test_an_enqueue_replaces_a_dead_pooled_connection(
         assert (load.refused, len(load.acknowledged), load.count("jobs")) == (0, 5, 5)
 
 
-@on_servers
+@needs("server")
 def test_an_enqueue_whose_commit_is_in_doubt_is_not_repeated(
     tmp_path: Path, database_url: str, proxy: Proxy
 ) -> None:
@@ -290,7 +287,7 @@ def test_an_enqueue_whose_commit_is_in_doubt_is_not_repeated(
 # -- a standby -----------------------------------------------------------------------------------------------
 
 
-@on_postgresql
+@needs("sessions")
 def test_workers_wait_for_the_promotion_of_a_standby(
     tmp_path: Path, proxy: Proxy, restartable_postgresql: OwnPostgreSQL, load: Load
 ) -> None:
@@ -340,7 +337,7 @@ def test_workers_wait_for_the_promotion_of_a_standby(
         )
 
 
-@on_postgresql
+@needs("sessions")
 def test_a_worker_that_starts_at_a_standby_waits(
     proxy: Proxy, restartable_postgresql: OwnPostgreSQL, load: Load
 ) -> None:
@@ -357,7 +354,7 @@ def test_a_worker_that_starts_at_a_standby_waits(
             assert "Traceback" not in worker.log.read_text()
 
 
-@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+@needs("mariadb")
 def test_workers_wait_while_a_server_takes_no_writes(
     tmp_path: Path, database_url: str, mariadb: MariaDB
 ) -> None:
@@ -383,7 +380,7 @@ def test_workers_wait_while_a_server_takes_no_writes(
 # -- waits that end ------------------------------------------------------------------------------------------
 
 
-@on_servers
+@needs("server")
 def test_every_wait_has_a_timeout(
     tmp_path: Path, database_url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 import sqlq
 from tests.faults.load import RESUME_SECONDS, Load, readable_log
 from tests.faults.scorecard import record
-from tests.kit import wait_until
+from tests.kit import needs, wait_until
 from tests.kit.command import Command
 from tests.kit.postgresql import OwnPostgreSQL
 from tests.kit.processes import worker_process
@@ -133,7 +133,7 @@ def test_a_waiter_does_not_trust_an_old_primary_that_wakes(pair: Pair) -> None:
         assert [each.id for each in waiter.result(60).ended] == [job.id]
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 def test_apps_and_engines_of_callers_follow_a_list_of_hosts(
     restartable_postgresql: OwnPostgreSQL, database_url: str
 ) -> None:
@@ -163,7 +163,7 @@ def test_apps_and_engines_of_callers_follow_a_list_of_hosts(
                     assert len(beside.jobs.list()) == 4
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 def test_each_command_takes_a_list_of_hosts_and_names_its_faults(
     tmp_path: Path, restartable_postgresql: OwnPostgreSQL, database_url: str
 ) -> None:

@@ -13,10 +13,10 @@ from sqlalchemy import Engine, create_engine, make_url
 import sqlq
 from sqlq.model.retry import PUT_BACK_NAMES
 from sqlq.store.limits import admit
-from tests.kit import drain, execute, wait_until
+from tests.kit import drain, execute, needs, wait_until
 from tests.kit.command import grant
 
-pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+pytestmark = needs("roles")
 
 
 @pytest.fixture

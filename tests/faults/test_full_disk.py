@@ -16,7 +16,7 @@ from sqlalchemy import Engine, event, text
 
 import sqlq
 from tests.faults import guard
-from tests.kit import wait_until, working
+from tests.kit import needs, wait_until, working
 
 RESULT = "x" * 200_000
 
@@ -125,7 +125,7 @@ def test_an_enqueue_on_a_full_disk_raises_and_writes_nothing(
     assert len(app.jobs.list()) == 2
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("one_writer")
 @pytest.mark.parametrize("many", [False, True])
 def test_a_write_lock_that_is_held_for_long_is_reported_in_one_sentence(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, many: bool

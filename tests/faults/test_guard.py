@@ -18,7 +18,7 @@ from sqlq.store.flows import flows
 from sqlq.store.jobs import insert, lease, lookup, operate, settle
 from sqlq.store.limits import admit
 from tests.faults import guard
-from tests.kit import NOW, claim_on
+from tests.kit import NOW, claim_on, needs
 
 ERROR = ErrorText("ValueError", "no")
 
@@ -244,7 +244,7 @@ def test_the_guard_accepts_legal_transitions(app: sqlq.App, engine: Engine) -> N
     assert app.jobs.get(job.id).state == "finished"
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 def test_a_job_taken_from_its_owner_may_not_stay_reserved(engine: Engine, scene: dict[str, int]) -> None:
     guard.advance(engine, 60_000)
     with pytest.raises(DBAPIError, match="still reserved"), engine.begin() as conn:

@@ -13,10 +13,10 @@ import pytest
 from sqlalchemy import make_url, text
 
 import sqlq
-from tests.kit import claim, wait_until
+from tests.kit import claim, needs, wait_until
 from tests.kit.processes import ROOT, WorkerProcess, worker_process
 
-pytestmark = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+pytestmark = needs("cheap")
 
 STOPS_WITHIN_SECONDS = 15
 """A stop takes a tenth of a second, and five where a thread goes on. A busy machine takes longer."""

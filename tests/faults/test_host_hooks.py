@@ -15,10 +15,7 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.database import migrate
 from sqlq.database.postgresql import online
-from tests.kit import wait_until
-
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+from tests.kit import needs, wait_until
 
 
 class HostError(Exception): ...
@@ -84,7 +81,7 @@ def test_a_refused_outcome_does_not_delay_others(database_url: str, beside: bool
     engine.dispose()
 
 
-@on_postgresql
+@needs("sessions")
 def test_a_migration_on_a_locked_table_is_reported_in_one_sentence(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +140,7 @@ def test_an_unreachable_database_raises_sqlalchemys_error(
     elsewhere.close()
 
 
-@on_sqlite
+@needs("one_writer")
 def test_a_stale_snapshot_of_the_caller_raises_an_enqueue_error(app: sqlq.App, engine: Engine) -> None:
     task = app.task(name="t")(lambda: None)
     sqlq.configure_sqlite(engine)

@@ -29,7 +29,7 @@ from sqlalchemy.exc import DBAPIError
 import sqlq
 from tests.faults import guard
 from tests.faults.scorecard import record
-from tests.kit import NOW, span
+from tests.kit import NOW, needs, span
 from tests.kit.databases import DATABASES
 
 BEHIND = 100
@@ -549,7 +549,7 @@ def meet(app: sqlq.App, engine: Engine, rows: dict[str, str]) -> set[str]:
     return accepted
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_a_step_with_bytes_does_not_block_other_steps(app: sqlq.App, engine: Engine) -> None:
     first = app.task(name="first")(lambda: 1)
     then = app.task(name="then", max_attempts=1)(lambda given: given)

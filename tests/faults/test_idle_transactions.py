@@ -13,12 +13,11 @@ from sqlalchemy import Engine, make_url
 
 import sqlq
 from tests.faults import guard
-from tests.kit import claim, wait_until
-from tests.kit.databases import SERVERS
+from tests.kit import claim, needs, wait_until
 from tests.kit.processes import ROOT
 from tests.kit.proxy import Proxy
 
-pytestmark = pytest.mark.parametrize("database_url", SERVERS, indirect=True)
+pytestmark = needs("row_locks")
 
 SECONDS = 2
 CLAIM = f"""

@@ -20,8 +20,7 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.database.database import Database
 from tests.faults.scorecard import record
-from tests.kit import wait_until
-from tests.kit.databases import SERVERS
+from tests.kit import needs, wait_until
 from tests.kit.mariadb import OwnMariaDB
 from tests.kit.postgresql import OwnPostgreSQL
 from tests.kit.processes import Project, worker_process
@@ -164,7 +163,7 @@ def test_a_terminated_worker_releases_its_unfinished_job(work: Work) -> None:
     assert (row.state, row.attempts, row.releases) == ("available", 0, 1)
 
 
-@pytest.mark.parametrize("database_url", SERVERS, indirect=True)
+@needs("server")
 def test_a_worker_outlives_a_restart_of_its_database(
     work: Work, restartable_server: OwnPostgreSQL | OwnMariaDB
 ) -> None:

@@ -24,10 +24,9 @@ from sqlq.database import notifications
 from sqlq.database.notifications import Hearing
 from sqlq.store.workers import notify
 from sqlq.worker.wait.poller import Poller
-from tests.kit import wait_until, working
+from tests.kit import needs, wait_until, working
 from tests.kit.command import Command
 
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 FLOOD = 2_000
 MOST_GROWN = 24_000_000
 
@@ -69,7 +68,7 @@ def test_only_an_empty_text_is_a_notification_of_jobs(words: bytes) -> None:
 HOSTILE = ["²", "9" * 5_000, "1,²", "-1", " ", ",", "0", str(2**63), "*", "\x1b[2J", "no"]
 
 
-@on_postgresql
+@needs("listen")
 def test_notifications_of_a_stranger_are_ignored(
     app: sqlq.App,
     stranger: Callable[[], psycopg.Connection],
@@ -129,7 +128,7 @@ def flooding(
 
 
 @pytest.mark.integration
-@on_postgresql
+@needs("listen")
 @pytest.mark.parametrize("words", ["", "x" * 4_000], ids=["jobs", "noise"])
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_flood_of_notifications_delays_no_job(
@@ -160,7 +159,7 @@ def test_a_flood_of_notifications_delays_no_job(
             assert grown() - before < MOST_GROWN
 
 
-@on_postgresql
+@needs("listen")
 def test_the_poller_reads_all_notifications_before_the_next_poll(
     app: sqlq.App, stranger: Callable[[], psycopg.Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,13 +14,13 @@ from sqlalchemy.orm import Session
 
 from tests.faults.load import Load, readable_log
 from tests.faults.scorecard import record
-from tests.kit import wait_until
+from tests.kit import needs, wait_until
 from tests.kit.pgbouncer import PgBouncer, pgbouncer
 from tests.kit.processes import worker_process
 
 pytestmark = [
     pytest.mark.debian,
-    pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True),
+    needs("postgresql", empty=True),
 ]
 
 

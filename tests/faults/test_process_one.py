@@ -17,7 +17,7 @@ import pytest
 
 import sqlq
 from tests.faults.play import MODULE, Play
-from tests.kit import wait_until
+from tests.kit import needs, wait_until
 from tests.kit.processes import ROOT
 
 AS_ROOT = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
@@ -31,7 +31,7 @@ pytestmark = [
     pytest.mark.skipif(
         not MAY_UNSHARE, reason="there is no unshare here, or no right to make a PID namespace"
     ),
-    pytest.mark.parametrize("database_url", ["sqlite"], indirect=True),
+    needs("cheap"),
 ]
 
 ORPHANS = """

@@ -22,7 +22,7 @@ from sqlq.store.jobs import lease, settle
 from sqlq.store.jobs.lease import LeaseState
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.options import WorkerOptions
-from tests.kit import claim_on, wait_until
+from tests.kit import claim_on, needs, wait_until
 from tests.kit.postgresql import OwnPostgreSQL
 from tests.kit.standby import standby_of
 
@@ -47,7 +47,7 @@ No module that decides when a job runs is among them.
 """
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("one_writer")
 def test_a_transaction_of_sqlqs_own_has_the_write_lock_from_its_beginning(
     app: sqlq.App, database_url: str
 ) -> None:
@@ -59,7 +59,7 @@ def test_a_transaction_of_sqlqs_own_has_the_write_lock_from_its_beginning(
             rival.execute("BEGIN IMMEDIATE")  # one that only reads keeps nobody waiting
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 def test_a_claim_in_a_long_transaction_uses_the_statements_time(app: sqlq.App) -> None:
     task = app.task(name="t")(lambda: None)
     with app.database.begin() as conn:
@@ -73,7 +73,7 @@ def test_a_claim_in_a_long_transaction_uses_the_statements_time(app: sqlq.App) -
     assert (expires - reserved).total_seconds() == 30, "a whole lease from the claim"
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 def test_a_read_only_connection_is_replaced(app: sqlq.App) -> None:
     """A standby: one's connection to it stays good when the name leads to the primary again, and must not be
     kept."""
@@ -90,7 +90,7 @@ def test_a_read_only_connection_is_replaced(app: sqlq.App) -> None:
     assert caught.value.connection_invalidated
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 def test_a_claim_recovers_after_a_change_of_a_column_type(
     database_url: str, app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,7 +177,7 @@ def test_a_claim_beyond_its_limit_is_rolled_back(app: sqlq.App, monkeypatch: pyt
     assert {job.state for job in app.jobs.list()} == {"available"}
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("one_writer")
 def test_an_interrupted_claim_keeps_no_lock(
     app: sqlq.App, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,7 +206,7 @@ def test_a_missing_row_counts_as_settled_if_its_handler_completed_the_job(app: s
         assert lease.states_of(conn, [right]) == {right: LeaseState.LOST}
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 @pytest.mark.parametrize("by", ["engine", "url"])
 def test_sqlqs_own_transactions_are_read_committed_whatever_the_default(
     engine: Engine, database_url: str, by: str
@@ -229,7 +229,7 @@ def test_sqlqs_own_transactions_are_read_committed_whatever_the_default(
     stricter.dispose()
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("listen")
 def test_no_transaction_is_open_while_a_handler_runs(app: sqlq.App, engine: Engine) -> None:
     """However many run: connections do not grow with the slots."""
     slots = 40
@@ -262,7 +262,7 @@ def test_no_transaction_is_open_while_a_handler_runs(app: sqlq.App, engine: Engi
         thread.join(30)
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 def test_a_job_that_commits_late_is_found_though_later_ids_are_done(app: sqlq.App, engine: Engine) -> None:
     task = app.task(name="t")(lambda: None)
     with engine.begin() as slow:

@@ -24,10 +24,10 @@ from sqlalchemy import Engine, make_url, text
 import sqlq
 from tests.faults import guard
 from tests.faults.scorecard import record
-from tests.kit import wait_until
+from tests.kit import needs, wait_until
 from tests.kit.processes import ROOT
 
-pytestmark = [pytest.mark.integration, pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)]
+pytestmark = [pytest.mark.integration, needs("one_writer")]
 
 WORKERS = 8
 SEED = 20_261_123

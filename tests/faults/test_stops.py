@@ -28,7 +28,7 @@ from sqlq.database.timeouts import waits_while
 from sqlq.errors import SchemaVersionError
 from sqlq.worker.ipc.parent import ORPHANED_MS
 from sqlq.worker.lifecycle.stop import Grace
-from tests.kit import wait_until
+from tests.kit import needs, wait_until
 from tests.kit.databases import SERVERS
 from tests.kit.processes import ROOT, worker_process
 from tests.kit.proxy import Proxy
@@ -51,8 +51,6 @@ def wait():
     while not os.path.exists("go"):
         threading.Event().wait(0.01)
 """
-
-on_servers = pytest.mark.parametrize("database_url", SERVERS, indirect=True)
 
 
 @pytest.fixture
@@ -147,7 +145,7 @@ def test_a_worker_in_a_thread_ends_soon_after_its_grace_time(
     assert f"could not be written before leaving: {job.id};" in caplog.text
 
 
-@on_servers
+@needs("server")
 @pytest.mark.variants
 @pytest.mark.parametrize("breaks", WAYS)
 @pytest.mark.parametrize("dies", [False, True], ids=["told", "orphaned"])
@@ -188,7 +186,7 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-@on_servers
+@needs("server")
 def test_a_stopping_thread_waits_no_longer_for_the_database(database_url: str) -> None:
     sleep = "sleep" if database_url.startswith("mariadb") else "pg_sleep"
     with closing(Database.open(make_url(database_url))) as database:
@@ -226,7 +224,7 @@ sys.exit(5)
 """
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("handler", ["none", "own"])
 def test_run_in_a_program_stops_in_good_order_at_a_signal(

@@ -27,13 +27,11 @@ from sqlq.store.jobs import settle as settling
 from sqlq.worker.settle.settle import Settler
 from sqlq.worker.threads.loop import OFTEN
 from tests.faults.scorecard import record
-from tests.kit import claim, settle, wait_until, working
-from tests.kit.databases import SERVERS
+from tests.kit import claim, needs, settle, wait_until, working
 from tests.kit.processes import ROOT
 
 pytestmark = pytest.mark.integration
-on_servers = pytest.mark.parametrize("database_url", SERVERS, indirect=True)
-on_mariadb = pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+
 
 WORKERS = PRODUCERS = 4
 SEED = 20_261_125
@@ -93,7 +91,7 @@ def storm(database_url: str, tmp_path: Path) -> Iterator[Storm]:
     storm.kill()
 
 
-@on_servers
+@needs("row_locks")
 @pytest.mark.parametrize("seconds", [4, pytest.param(60, marks=pytest.mark.slow)])
 def test_workers_and_producers_meet_no_deadlock(
     storm: Storm, app: sqlq.App, engine: Engine, seconds: int
@@ -152,7 +150,7 @@ A_KEY = (
 """Locks the unique key alone, as an INSERT that has met it: its job is not locked."""
 
 
-@on_mariadb
+@needs("mariadb")
 def test_an_outcome_whose_key_is_locked_delays_no_other(app: sqlq.App, engine: Engine) -> None:
     task = app.task(name="t")(lambda: None)
     keyed = app.enqueue(task.new().set(unique_key="key"))
@@ -165,7 +163,7 @@ def test_an_outcome_whose_key_is_locked_delays_no_other(app: sqlq.App, engine: E
             assert app.jobs.get(keyed.id).state == "running"
 
 
-@on_mariadb
+@needs("mariadb")
 def test_an_outcome_whose_key_stays_locked_is_logged_once(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -187,7 +185,7 @@ def has_finished(app: sqlq.App, number: int) -> bool:
     return len(app.jobs.list(state="finished")) == number
 
 
-@on_mariadb
+@needs("mariadb")
 def test_outcomes_that_pass_at_their_second_try_are_written_in_batches(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -211,7 +209,7 @@ def test_outcomes_that_pass_at_their_second_try_are_written_in_batches(
     assert "writing it in parts" not in caplog.text
 
 
-@on_mariadb
+@needs("mariadb")
 def test_a_settle_does_not_wait_for_a_locked_unique_key(app: sqlq.App, engine: Engine) -> None:
     app.enqueue(app.task(name="t")(lambda: None).new().set(unique_key="key"))
     (job,) = claim(app)
@@ -223,7 +221,7 @@ def test_a_settle_does_not_wait_for_a_locked_unique_key(app: sqlq.App, engine: E
     assert settle(app, job, Finished()) == {job.id}
 
 
-@on_mariadb
+@needs("mariadb")
 @pytest.mark.parametrize(
     "outcome", [Finished(), Retried(0, ErrorText("E", "no")), Failed("error", ErrorText("E", "no"))]
 )
@@ -239,7 +237,7 @@ def test_a_settle_waits_for_no_other_row_of_a_small_table(
         assert settle(app, others[-1], outcome) == set()
 
 
-@on_mariadb
+@needs("mariadb")
 def test_a_renewal_waits_for_no_other_row_of_a_small_table(app: sqlq.App, engine: Engine) -> None:
     task = app.task(name="t")(lambda: None)
     app.enqueue_many(

@@ -24,7 +24,7 @@ import sqlq
 from sqlq.worker.supervise.supervisor import notify
 from tests.faults.play import MODULE, Play
 from tests.faults.scorecard import record
-from tests.kit import wait_until
+from tests.kit import needs, wait_until
 from tests.kit.processes import WorkerProcess, reasons
 
 pytestmark = pytest.mark.integration
@@ -34,9 +34,6 @@ pytestmark = pytest.mark.integration
 def play(tmp_path: Path, database_url: str) -> Iterator[Play]:
     with Play(tmp_path / "play", database_url, MODULE) as play:
         yield play
-
-
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 def is_alive(pid: int) -> bool:
@@ -157,7 +154,7 @@ def test_a_poison_job_ends_as_worker_lost_and_harms_no_other(play: Play) -> None
     record("poison", database=play.url.partition(":")[0], cases=len(jobs), lost=len(failed) - 3)
 
 
-@on_sqlite
+@needs("cheap")
 def test_jobs_that_had_not_started_are_released_without_counting(play: Play) -> None:
     def poisoned() -> list[sqlq.Job]:
         # sets the pace, so that some are held ahead
@@ -191,7 +188,7 @@ def test_children_stop_when_their_supervisor_is_killed(play: Play) -> None:
     assert (row.state, row.attempts) == ("available", 0)
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 def test_a_child_whose_interpreter_is_held_up_keeps_its_leases(play: Play) -> None:
     """The supervisor renews for it; another worker, which would rescue, finds nothing to.
 
@@ -208,7 +205,7 @@ def test_a_child_whose_interpreter_is_held_up_keeps_its_leases(play: Play) -> No
     assert (play.app.jobs.get(job).attempts, len(play.starts(job))) == (1, 1)
 
 
-@on_sqlite
+@needs("cheap")
 def test_an_isolated_handler_that_goes_on_past_its_timeout_is_killed(play: Play) -> None:
     late, done, gone = play.enqueue("alone_too_long"), play.enqueue("alone"), play.enqueue("alone_and_gone")
     other = play.enqueue("work")
@@ -229,7 +226,7 @@ def test_an_isolated_handler_that_goes_on_past_its_timeout_is_killed(play: Play)
         assert play.starts(other)[0][0] == child, "the others never noticed"
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_thread_past_its_timeout_ends_its_process_but_no_other_job(play: Play) -> None:
     stuck, waiting = play.enqueue("stuck"), play.enqueue("wait")
     with play.working() as worker:
@@ -246,7 +243,7 @@ def test_a_thread_past_its_timeout_ends_its_process_but_no_other_job(play: Play)
     assert (play.app.jobs.get(waiting).state, play.app.jobs.get(waiting).attempts) == ("finished", 1)
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_process_ends_although_a_coroutine_left_a_thread(play: Play) -> None:
     """Python waits for it at the exit of a process, without end."""
     job = play.enqueue("leaves_a_thread")
@@ -266,7 +263,7 @@ def recycled(worker: WorkerProcess, times: int) -> bool:
 
 
 @pytest.mark.variants
-@on_sqlite
+@needs("cheap")
 def test_children_are_recycled_and_no_job_notices(play: Play) -> None:
     with play.working("--max-jobs", "20") as worker:
         for times in range(4):
@@ -279,7 +276,7 @@ def test_children_are_recycled_and_no_job_notices(play: Play) -> None:
     assert "Traceback" not in worker.log.read_text()
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_signal_to_the_whole_group_stops_in_good_order(play: Play) -> None:
     job = play.enqueue("wait")
     with play.working("-p", "2") as worker:
@@ -292,7 +289,7 @@ def test_a_signal_to_the_whole_group_stops_in_good_order(play: Play) -> None:
     assert "Traceback" not in worker.log.read_text()
 
 
-@on_sqlite
+@needs("cheap")
 def test_signals_at_the_same_time_count_once(play: Play) -> None:
     """`timeout` and some process managers signal their child and its group. Signals of the same number may be
     merged on the way, so these differ."""
@@ -308,7 +305,7 @@ def test_signals_at_the_same_time_count_once(play: Play) -> None:
     assert not worker.said("stopped at once")
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_stray_signal_does_not_shorten_the_grace_time(play: Play) -> None:
     job = play.enqueue("wait")
     with play.working() as worker:
@@ -320,7 +317,7 @@ def test_a_stray_signal_does_not_shorten_the_grace_time(play: Play) -> None:
     assert (play.app.jobs.get(job).state, play.app.jobs.get(job).attempts) == ("finished", 1)
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_hang_up_under_nohup_is_ignored(play: Play) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -366,7 +363,7 @@ def holding_the_write_lock(url: str) -> Iterator[None]:
         yield
 
 
-@on_sqlite
+@needs("cheap")
 @pytest.mark.parametrize("answers", [True, False], ids=["answers", "is_locked"])
 def test_a_second_signal_stops_at_once_and_gives_jobs_back(play: Play, answers: bool) -> None:
     """It gives them back unless its database does not answer."""
@@ -390,7 +387,7 @@ def test_a_second_signal_stops_at_once_and_gives_jobs_back(play: Play, answers: 
     assert play.app.jobs.get(job).state == ("available" if answers else "running")
 
 
-@on_sqlite
+@needs("cheap")
 def test_children_that_cannot_start_end_the_supervisor(play: Play) -> None:
     with play.working() as worker:
         play.touch("broken")
@@ -399,7 +396,7 @@ def test_children_that_cannot_start_end_the_supervisor(play: Play) -> None:
         assert worker.said("5 worker processes in a row exited with code 3 before they were ready: giving up")
 
 
-@on_sqlite
+@needs("cheap")
 def test_an_app_that_cannot_be_imported_is_logged_once(play: Play) -> None:
     (play.folder / "play.py").write_text("import nowhere")
     worker = WorkerProcess(play.folder, "play:app", play.url, anew=True)
@@ -408,7 +405,7 @@ def test_an_app_that_cannot_be_imported_is_logged_once(play: Play) -> None:
     assert worker.said("cannot be imported")
 
 
-@on_sqlite
+@needs("cheap")
 def test_the_health_file_shows_whether_the_supervisor_runs(play: Play) -> None:
     def healthy(*options: str) -> int:
         return subprocess.run(
@@ -429,7 +426,7 @@ def test_the_health_file_shows_whether_the_supervisor_runs(play: Play) -> None:
 
 
 @pytest.mark.parametrize("address", ["notify", "@sqlq-test"])
-@on_sqlite
+@needs("cheap")
 def test_systemd_learns_when_the_workers_work_and_that_the_supervisor_lives(
     play: Play, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:

@@ -1,5 +1,6 @@
 """The kit of all tests. Most need only names of this package, which stand in these modules:
 
+    abilities  `needs`: the mark by which a test names what it needs of a database
     hand       claims, renews and settles jobs as a worker does, without running anything
     workers    runs a worker, or a part of one, while a test goes on
     sql        runs a statement; the clock of each kind of database, the rows it read, the locks it waits for
@@ -25,6 +26,7 @@ or in a module beside them.
 
 from __future__ import annotations
 
+from tests.kit.abilities import needs
 from tests.kit.each import for_each
 from tests.kit.hand import (
     BOOM,
@@ -72,6 +74,7 @@ __all__ = [
     "fate",
     "for_each",
     "ids",
+    "needs",
     "refuse_threads",
     "renew",
     "rescue",

@@ -16,11 +16,6 @@ import pytest
 
 from sqlq.database import migrate
 from sqlq.schema import version
-from tests.kit.databases import DATABASES
-
-on_servers = pytest.mark.parametrize(
-    "empty_database_url", [name for name in DATABASES if name != "sqlite"], indirect=True
-)
 
 HEAD = "0003"
 CHECKOUT = Path(version.__file__).parents[2]

@@ -11,9 +11,8 @@ from sqlalchemy import Engine, create_engine
 from sqlq.database import migrate, standing
 from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import TOKEN_SCHEMA, metadata
-from tests.kit import execute
+from tests.kit import execute, needs
 from tests.migrations.catalogue import NULLABLE, Catalogue, catalogue, columns, indexes, nullable, run_script
-from tests.migrations.later_release import on_servers
 
 
 @pytest.fixture
@@ -61,7 +60,7 @@ def test_sql_builds_the_same(empty: Engine, migrated: Catalogue) -> None:
     assert migrate.upgrade(empty, None) == "0001"
 
 
-@on_servers
+@needs("server", empty=True)
 def test_tables_in_a_named_schema_equal_those_of_the_default(empty: Engine, migrated: Catalogue) -> None:
     queueing, scripted = (f"sqlq_test_{uuid4().hex[:12]}" for _ in range(2))
     migrate.upgrade(empty, queueing)

@@ -18,6 +18,7 @@ from sqlalchemy import create_engine
 
 from sqlq.database import migrate, standing
 from sqlq.schema import version
+from tests.kit import needs
 
 CHECKOUT = Path(version.__file__).parents[2]
 
@@ -87,7 +88,7 @@ def test_alembics_own_command_works_in_a_checkout(empty_database_url: str) -> No
     engine.dispose()
 
 
-@pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
+@needs("schemas", empty=True)
 def test_alembics_own_command_obeys_sqlq_schema(empty_database_url: str) -> None:
     engine = create_engine(empty_database_url)
     alembic("upgrade", "head", url=empty_database_url, SQLQ_SCHEMA="queueing")

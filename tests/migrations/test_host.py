@@ -21,6 +21,7 @@ import sqlq.alembic
 from sqlq.database import migrate, standing
 from sqlq.errors import ConfigurationError, SchemaVersionError, UnsupportedDatabaseError
 from sqlq.schema import version
+from tests.kit import needs
 from tests.kit.postgresql import async_database_url
 from tests.migrations.catalogue import Catalogue, catalogue, own_names, run_script
 
@@ -176,7 +177,7 @@ def test_a_failed_host_migration_rolls_back_sqlqs_tables(
     assert standing.check(engine, None).standing == "up to date"
 
 
-@pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
+@needs("schemas", empty=True)
 def test_a_schema_by_argument_or_by_setting(
     make_host: Callable[..., Host], engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,7 +297,7 @@ def test_include_name_beside_a_function_of_the_hosts(make_host: Callable[..., Ho
     command.check(host.config)
 
 
-@pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
+@needs("schemas", empty=True)
 def test_include_name_knows_sqlqs_schema_from_the_hosts(
     make_host: Callable[..., Host], engine: Engine
 ) -> None:
@@ -311,7 +312,7 @@ def test_include_name_knows_sqlqs_schema_from_the_hosts(
     assert "queueing" not in proposed
 
 
-@pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
+@needs("schemas", empty=True)
 @pytest.mark.parametrize("given", ["app", None])
 @pytest.mark.parametrize("schemas", [False, True])
 def test_include_name_knows_the_default_schema_by_its_name(
@@ -330,7 +331,7 @@ def test_include_name_knows_the_default_schema_by_its_name(
     assert ("op.drop_table('jobs', schema='public')" in host.autogenerate()) is schemas
 
 
-@pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
+@needs("file", empty=True)
 def test_include_name_knows_that_sqlite_has_one_schema(
     make_host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,14 +21,12 @@ import sqlq.alembic
 from sqlq.database import migrate, standing
 from sqlq.database.postgresql import online
 from sqlq.errors import ConfigurationError
-from tests.kit import execute, wait_until
+from tests.kit import execute, needs, wait_until
 from tests.migrations import later_release
 from tests.migrations.catalogue import catalogue, run_script
-from tests.migrations.later_release import Migrator, on_servers
+from tests.migrations.later_release import Migrator
 
 Builder = TypeVar("Builder")
-
-on_postgresql = pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
 
 
 @pytest.fixture
@@ -106,7 +104,7 @@ def test_every_way_to_migrate_makes_the_same_tables(
     assert "CONCURRENTLY" not in migrate.render_sql("postgresql", None)
 
 
-@on_postgresql
+@needs("roles", empty=True)
 def test_grants_on_the_views_survive(later: Engine) -> None:
     with later.begin() as connection:
         connection.execute(text("CREATE ROLE sqlq_reader"))
@@ -128,7 +126,7 @@ def test_grants_on_the_views_survive(later: Engine) -> None:
 VIEWS = "SELECT relname, oid FROM pg_class WHERE relname IN ('job_states', 'queue_stats')"
 
 
-@on_postgresql
+@needs("postgresql", empty=True)
 def test_a_revision_drops_no_view(later: Engine) -> None:
     def step(move: Callable[[], object]) -> set[str]:
         with later.connect() as connection:
@@ -159,7 +157,7 @@ task = app.task(name="t")(lambda n: n)
 
 
 @pytest.mark.integration
-@on_servers
+@needs("server", empty=True)
 def test_one_of_three_migrators_migrates_and_workers_of_both_releases_run(
     migrated: Engine, start: Callable[..., Migrator], history: Path, empty_database_url: str
 ) -> None:
@@ -189,7 +187,7 @@ def test_an_app_migrates_to_the_later_release(later: Engine, empty_database_url:
 # ── Locks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@on_servers
+@needs("server", empty=True)
 def test_traffic_goes_on_while_a_migration_cannot_get_its_lock(
     migrated: Engine, start: Callable[..., Migrator], empty_database_url: str
 ) -> None:
@@ -240,7 +238,7 @@ def test_traffic_goes_on_while_a_migration_cannot_get_its_lock(
     assert live_index(migrated) is True
 
 
-@on_servers
+@needs("server", empty=True)
 def test_a_lock_timeout_is_one_sentence_and_changes_nothing(
     later: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,7 +257,7 @@ def test_a_lock_timeout_is_one_sentence_and_changes_nothing(
 
 
 @pytest.mark.integration
-@on_servers
+@needs("server", empty=True)
 def test_a_migrator_killed_while_it_waits_for_a_lock_leaves_nothing(
     migrated: Engine, start: Callable[..., Migrator]
 ) -> None:
@@ -304,7 +302,7 @@ print(number)
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("empty_database_url", ["mariadb"], indirect=True)
+@needs("mariadb", empty=True)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_migration_killed_at_each_statement_goes_on(empty: Engine, when: str) -> None:
     """Each statement commits, so a next migration repeats those that were made, one after the other."""
@@ -345,7 +343,7 @@ def building(engine: Engine, start: Callable[[], Builder]) -> Iterator[Builder]:
         long_transaction.commit()
 
 
-@on_postgresql
+@needs("sessions", empty=True)
 def test_an_index_build_blocks_no_job(
     migrated: Engine, start: Callable[..., Migrator], empty_database_url: str
 ) -> None:
@@ -361,7 +359,7 @@ def test_an_index_build_blocks_no_job(
 
 
 @pytest.mark.integration
-@on_postgresql
+@needs("postgresql", empty=True)
 def test_a_second_migrator_does_not_touch_an_index_build(
     migrated: Engine, start: Callable[..., Migrator]
 ) -> None:
@@ -375,7 +373,7 @@ def test_a_second_migrator_does_not_touch_an_index_build(
 
 
 @pytest.mark.integration
-@on_postgresql
+@needs("sessions", empty=True)
 def test_an_index_of_an_aborted_build_is_built_again(
     migrated: Engine, start: Callable[..., Migrator]
 ) -> None:
@@ -399,7 +397,7 @@ def test_an_index_of_an_aborted_build_is_built_again(
 
 
 @pytest.mark.integration
-@on_postgresql
+@needs("postgresql", empty=True)
 def test_the_index_build_of_another_session_is_taken_over(
     migrated: Engine, start: Callable[..., Migrator]
 ) -> None:
@@ -424,7 +422,7 @@ def test_the_index_build_of_another_session_is_taken_over(
     assert execute(migrated, "SELECT version_num FROM sqlq_version") == "0003"
 
 
-@on_postgresql
+@needs("sessions", empty=True)
 def test_an_index_build_ignores_statement_timeouts(migrated: Engine, start: Callable[..., Migrator]) -> None:
     database = execute(migrated, "SELECT current_database()")
     with migrated.connect() as connection:
@@ -444,7 +442,7 @@ def test_an_index_build_ignores_statement_timeouts(migrated: Engine, start: Call
     assert live_index(migrated) is True
 
 
-@on_postgresql
+@needs("sessions", empty=True)
 def test_an_index_build_that_waits_too_long_is_reported_in_one_sentence(
     later: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -462,7 +460,7 @@ def test_an_index_build_that_waits_too_long_is_reported_in_one_sentence(
     assert live_index(later) is True
 
 
-@on_postgresql
+@needs("postgresql", empty=True)
 def test_a_failed_unique_index_leaves_nothing_behind(migrated: Engine) -> None:
     def unique(connection: Connection) -> None:
         connection.exec_driver_sql(
@@ -484,7 +482,7 @@ def test_a_failed_unique_index_leaves_nothing_behind(migrated: Engine) -> None:
     assert live_index(migrated, "one_queue") is True
 
 
-@on_postgresql
+@needs("sessions", empty=True)
 def test_a_pool_of_one_connection_suffices(later: Engine) -> None:
     engine = create_engine(later.url, pool_size=1, max_overflow=0, pool_timeout=1)
     assert migrate.upgrade(engine, None) == "0001"

@@ -20,9 +20,8 @@ from sqlq.database.dialects import dialect_of
 from sqlq.database.postgresql import online
 from sqlq.errors import ConfigurationError, SchemaVersionError
 from sqlq.schema import version
-from tests.kit import execute
+from tests.kit import execute, needs
 from tests.migrations.catalogue import catalogue, own_names
-from tests.migrations.later_release import on_servers
 
 CHECKOUT = Path(version.__file__).parents[2]
 
@@ -72,13 +71,13 @@ def test_a_failing_revision_leaves_nothing_but_steps_that_can_be_repeated(
     assert migrate.upgrade(empty, None) is None
 
 
-@pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
+@needs("file", empty=True)
 def test_upgrade_creates_the_file(empty: Engine) -> None:
     migrate.upgrade(empty, None)
     assert Path(empty.url.database or "").is_file()
 
 
-@pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
+@needs("one_writer", empty=True)
 @pytest.mark.parametrize("begin", ["BEGIN", "BEGIN IMMEDIATE"])
 def test_upgrade_takes_the_write_lock_first(empty: Engine, begin: str) -> None:
     """Also on an engine whose own hook begins transactions, as SQLAlchemy's documentation recommends for
@@ -93,7 +92,7 @@ def test_upgrade_takes_the_write_lock_first(empty: Engine, begin: str) -> None:
     assert standing.check(empty, None).standing == "up to date"
 
 
-@pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
+@needs("postgresql", empty=True)
 @pytest.mark.parametrize("level", ["AUTOCOMMIT", "SERIALIZABLE"])
 def test_upgrade_is_one_transaction_whatever_the_engine_does(empty_database_url: str, level: str) -> None:
     engine = create_engine(empty_database_url, isolation_level=level)
@@ -176,7 +175,7 @@ def test_a_foreign_table_is_refused_and_left_alone(empty: Engine, foreign: str) 
     assert execute(empty, version_tables(empty)) == 0
 
 
-@pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
+@needs("schemas", empty=True)
 def test_a_schema_of_its_own_avoids_a_foreign_table(empty: Engine) -> None:
     execute(empty, "CREATE TABLE jobs (id INTEGER PRIMARY KEY, queue TEXT)")
     before = catalogue(empty)
@@ -187,7 +186,7 @@ def test_a_schema_of_its_own_avoids_a_foreign_table(empty: Engine) -> None:
     assert catalogue(empty) == before
 
 
-@pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
+@needs("roles", empty=True)
 def test_an_existing_schema_needs_no_right_to_create_one(empty: Engine) -> None:
     with empty.begin() as connection:
         connection.execute(text("CREATE ROLE sqlq_owner"))
@@ -267,7 +266,7 @@ def test_downgrade_to_an_unknown_revision_is_refused(migrated: Engine) -> None:
     assert own_names(migrated) == standing.OWN_NAMES
 
 
-@on_servers
+@needs("server", empty=True)
 def test_downgrade_does_not_queue_behind_a_long_transaction(
     migrated: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

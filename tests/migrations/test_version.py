@@ -15,6 +15,7 @@ from sqlq.admin.doctor.finding import Verdict
 from sqlq.database import migrate, standing
 from sqlq.errors import SchemaVersionError
 from sqlq.schema import tables, version
+from tests.kit import needs
 from tests.kit.databases import DATABASES
 
 
@@ -98,7 +99,7 @@ def test_a_version_table_without_oldest_code_is_read(empty: Engine) -> None:
         assert version.find(connection, None) == ("0099", "0099")
 
 
-@pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
+@needs("postgresql", empty=True)
 def test_a_password_is_masked(empty_database_url: str) -> None:
     engine = create_engine(make_url(empty_database_url).set(password="hunter2"))  # trust takes any
     with engine.connect() as connection, pytest.raises(SchemaVersionError) as complaint:
@@ -166,7 +167,7 @@ async def _asynchronously(url: URL, options: dict[str, str], empty: Engine) -> N
     await engine.dispose()
 
 
-@pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
+@needs("schemas", empty=True)
 def test_the_search_path_of_a_session_does_not_hide_the_version(empty: Engine) -> None:
     migrate.upgrade(empty, None)
     with empty.connect() as connection:
@@ -174,7 +175,7 @@ def test_the_search_path_of_a_session_does_not_hide_the_version(empty: Engine) -
         version.require(connection, None)
 
 
-@pytest.mark.parametrize("empty_database_url", ["postgresql"], indirect=True)
+@needs("roles", empty=True)
 @pytest.mark.parametrize("granted", [[], ["USAGE ON SCHEMA queueing"], ["SELECT ON queueing.sqlq_version"]])
 def test_a_missing_grant_does_not_abort_the_transaction(empty: Engine, granted: list[str]) -> None:
     migrate.upgrade(empty, "queueing")

@@ -6,7 +6,6 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-import pytest
 from sqlalchemy import Engine, event, text
 
 import sqlq
@@ -14,6 +13,7 @@ from sqlq.model.checks import Rule
 from sqlq.store.limits import admit
 from sqlq.store.limits.grant import Grant, pick
 from sqlq.store.workers import workers
+from tests.kit import needs
 from tests.sql.statements import walk
 
 IN_LINE, ADMITTED = 100_000, 20_000
@@ -47,7 +47,7 @@ def read(plan: dict[str, Any]) -> int:
     return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("plans")
 def test_an_admission_reads_no_more_beside_a_long_waiting_list(app: sqlq.App, engine: Engine) -> None:
     crowd(engine, IN_LINE, ADMITTED)
     plans: list[dict[str, Any]] = []
@@ -75,7 +75,7 @@ def test_an_admission_reads_no_more_beside_a_long_waiting_list(app: sqlq.App, en
     assert [plan["Actual Rows"] for plan in plans] == [0, 15, 1] * 2
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_a_sweep_steps_from_key_to_key_of_long_waiting_lists(app: sqlq.App, engine: Engine) -> None:
     crowd(engine, IN_LINE, 10)
     touched: list[int] = []
@@ -95,7 +95,7 @@ def test_a_sweep_steps_from_key_to_key_of_long_waiting_lists(app: sqlq.App, engi
     assert touched[0] < 60
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("file")
 def test_sqlite_admits_by_indexes(app: sqlq.App, engine: Engine) -> None:
     crowd(engine, 2_000, 100)
     with app.database.begin() as conn:

@@ -22,6 +22,7 @@ from sqlq.model.outcome import Finished, Settlement
 from sqlq.store.jobs import settle
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.options import WorkerOptions
+from tests.kit import needs
 
 HOT = ("jobs", "finished_jobs", "failed_jobs")
 
@@ -59,7 +60,7 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             event.remove(Engine, "before_cursor_execute", executing)
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 @pytest.mark.parametrize("table", HOT)
 def test_no_rule_of_a_hot_table_is_read_anew_for_each_statement(
     app: sqlq.App, engine: Engine, table: str
@@ -77,7 +78,7 @@ def test_no_rule_of_a_hot_table_is_read_anew_for_each_statement(
         assert conn.scalars(triggers, of_table).all() == []
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("file")
 def test_the_cheap_form_of_a_rule_refuses_wrong_types(app: sqlq.App, engine: Engine) -> None:
     """`x IS NULL OR typeof(x) = 'integer'` takes half the time of `typeof(x) IN ('integer', 'null')`."""
     with engine.connect() as conn:

@@ -17,8 +17,7 @@ import sqlq
 from sqlq.database import pool
 from sqlq.database.database import Database
 from sqlq.database.values import Execute
-
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+from tests.kit import needs
 
 
 class Clock(SimpleNamespace):
@@ -64,7 +63,7 @@ def test_consecutive_statements_take_one_connection_from_the_pool(app: sqlq.App,
     assert len(made) == 1, "a thread needs one connection"
 
 
-@on_postgresql
+@needs("postgresql")
 def test_a_connection_that_rested_long_is_pinged(
     app: sqlq.App, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,7 +85,7 @@ def test_a_connection_that_rested_long_is_pinged(
         assert (backend(app.database), len(asked)) == (pid, pings), seconds
 
 
-@on_postgresql
+@needs("sessions")
 def test_a_connection_cut_off_between_two_statements_is_replaced(
     app: sqlq.App, clock: Clock, engine: Engine
 ) -> None:
@@ -97,7 +96,7 @@ def test_a_connection_cut_off_between_two_statements_is_replaced(
     assert backend(app.database) != pid
 
 
-@on_postgresql
+@needs("postgresql")
 def test_a_useless_connection_is_dropped_with_the_idle_ones(app: sqlq.App, clock: Clock) -> None:
     met: list[int] = []
 
@@ -112,7 +111,7 @@ def test_a_useless_connection_is_dropped_with_the_idle_ones(app: sqlq.App, clock
     assert len({*met, backend(app.database)}) == 3
 
 
-@on_postgresql
+@needs("postgresql")
 def test_a_connection_that_cannot_be_rolled_back_is_dropped(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +155,7 @@ def test_an_engine_may_be_configured_twice() -> None:
     engine.dispose()
 
 
-@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+@needs("mariadb")
 def test_a_session_with_changed_settings_is_replaced(app: sqlq.App, clock: Clock) -> None:
     """As behind a proxy, which may give a connection another session."""
 

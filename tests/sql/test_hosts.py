@@ -11,9 +11,10 @@ from sqlalchemy.exc import DBAPIError
 
 import sqlq
 from sqlq.database.database import Database
+from tests.kit import needs
 from tests.kit.proxy import Proxy
 
-pytestmark = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+pytestmark = needs("postgresql")
 
 
 @pytest.fixture

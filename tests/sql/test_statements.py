@@ -27,7 +27,7 @@ from sqlq.store.jobs import lease
 from sqlq.store.workers import workers
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.options import WorkerOptions
-from tests.kit import claim_on, for_each
+from tests.kit import claim_on, for_each, needs
 from tests.kit.databases import DATABASES, fresh_database, sqlite_url
 from tests.kit.postgresql import PostgreSQL
 from tests.kit.sql import received
@@ -334,7 +334,7 @@ def test_a_claim_skips_scheduled_jobs_of_a_higher_priority(crowded: Database) ->
 ROWS = 30_000
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("plans")
 def test_a_claim_planned_on_an_empty_table_is_fast_on_a_full_one(app: sqlq.App, engine: Engine) -> None:
     """It is prepared and planned once. Nothing analyses the table, and its plan has to hold."""
     claims = app.database.for_claims

@@ -20,7 +20,7 @@ from sqlq.model.job import NewJob
 from sqlq.model.outcome import Finished, Settlement
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import settle
-from tests.kit import claim_on
+from tests.kit import claim_on, needs
 from tests.kit.sql import received
 from tests.sql.statements import walk
 
@@ -108,7 +108,7 @@ def crowd(engine: Engine) -> list[int]:
     return [1, 2]
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("plans")
 @pytest.mark.parametrize("of_workers", [True, False])
 def test_postgresql_unblocks_by_indexes_beside_tables_without_statistics(
     app: sqlq.App, engine: Engine, of_workers: bool
@@ -132,7 +132,7 @@ def test_postgresql_unblocks_by_indexes_beside_tables_without_statistics(
     assert unblock.after(database, [2]).free == 1
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("file")
 def test_sqlite_unblocks_by_indexes(app: sqlq.App, engine: Engine) -> None:
     crowd(engine)
     with engine.connect() as conn:

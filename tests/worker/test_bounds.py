@@ -25,9 +25,7 @@ from sqlq.worker.lifecycle.stop import resident_bytes
 from sqlq.worker.options import WorkerOptions, checked_bytes, readable_bytes
 from sqlq.worker.settle.settle import Counts
 from sqlq.worker.supervise.supervisor import Supervisor
-from tests.kit import for_each, supervising, wait_until
-
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+from tests.kit import for_each, needs, supervising, wait_until
 
 # -- memory --------------------------------------------------------------------------------------------------
 
@@ -63,7 +61,7 @@ def test_a_size_is_formatted_for_people() -> None:
     assert 1_000_000 < resident_bytes() < 1_000_000_000_000
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_bound_below_the_process_is_refused_before_anything_is_claimed(app: sqlq.App) -> None:
     job = app.enqueue(app.task(name="t")(lambda: None).new())
     with pytest.raises(ConfigurationError, match=r"max_rss is 1 MB: this process has \d+ MB before"):
@@ -72,7 +70,7 @@ def test_a_bound_below_the_process_is_refused_before_anything_is_claimed(app: sq
     assert app.workers.list(silent=True) == []
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_worker_that_has_grown_ends_after_its_running_jobs(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -105,7 +103,7 @@ def test_an_idle_worker_ends_after_max_idle(app: sqlq.App) -> None:
     assert app.worker(max_idle="300ms").run().finished == 1
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_worker_is_not_idle_before_its_first_poll(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a busy machine, where the threads of a worker take long to start."""
     worker = app.worker(max_idle="100ms")
@@ -120,7 +118,7 @@ def test_a_worker_is_not_idle_before_its_first_poll(app: sqlq.App, monkeypatch: 
     assert worker.run().finished == 1
 
 
-@on_sqlite
+@needs("file")
 def test_an_outage_is_no_time_without_work(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     look, failures, worked = workers_look.due_in, itertools.count(), threading.Event()
     task = app.task(name="t")(worked.set)
@@ -138,7 +136,7 @@ def test_an_outage_is_no_time_without_work(app: sqlq.App, monkeypatch: pytest.Mo
     assert app.worker(max_idle="100ms").run().finished == 2
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_worker_runs_once(app: sqlq.App) -> None:
     worker = app.worker(drain=True)
     worker.run()
@@ -152,7 +150,7 @@ def test_max_jobs_is_a_whole_number(app: sqlq.App, given: Any) -> None:
         app.worker(max_jobs=given)
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_worker_stops_in_good_order_whatever_the_database_raises(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +166,7 @@ def test_a_worker_stops_in_good_order_whatever_the_database_raises(
     assert worker.run().finished == 1
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_paused_or_busy_worker_is_not_idle(app: sqlq.App) -> None:
     started, go = threading.Event(), threading.Event()
 
@@ -230,7 +228,7 @@ def test_a_worker_works_while_a_block_runs(app: sqlq.App) -> None:
     assert app.workers.list() == []
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_worker_is_started_waited_for_and_stopped(app: sqlq.App) -> None:
     entering, enter = threading.Event(), threading.Event()
 
@@ -256,7 +254,7 @@ def test_a_worker_is_started_waited_for_and_stopped(app: sqlq.App) -> None:
         worker.start()
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_failed_lifespan_is_raised_by_the_worker_block(app: sqlq.App) -> None:
     @app.lifespan
     def fails() -> Iterator[None]:
@@ -267,14 +265,14 @@ def test_a_failed_lifespan_is_raised_by_the_worker_block(app: sqlq.App) -> None:
         pytest.fail("it is not ready")
 
 
-@on_sqlite
+@needs("cheap")
 def test_an_exception_of_the_worker_block_is_raised(app: sqlq.App) -> None:
     with pytest.raises(KeyError, match="mine"), app.worker() as worker:
         raise KeyError("mine")
     assert worker.join() is True
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_handler_that_ends_as_it_is_released_is_settled_once(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from sqlq.store.jobs import lease, settle
 from sqlq.testing import inline
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.context import JobContext, attempt_of
-from tests.kit import NOW, claim, run_one, wait_until, working
+from tests.kit import NOW, claim, needs, run_one, wait_until, working
 from tests.kit.drivers import Caller, Mode, automatic, common_modes
 from tests.kit.postgresql import async_database_url
 
@@ -315,7 +315,7 @@ def test_checkpoint_refuses_autocommit_and_wrong_sessions(app: sqlq.App, shop: E
     assert app.jobs.get(running.id).cursor is None
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 def test_a_stricter_isolation_level_is_refused(app: sqlq.App, shop: Engine) -> None:
     running = held(app)
     strict = shop.connect().execution_options(isolation_level="REPEATABLE READ")
@@ -324,7 +324,7 @@ def test_a_stricter_isolation_level_is_refused(app: sqlq.App, shop: Engine) -> N
     assert str(refused.value).startswith("checkpoint() was called in a transaction at REPEATABLE READ")
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_a_checkpoint_waits_for_a_heartbeat_and_a_heartbeat_skips_it(app: sqlq.App, shop: Engine) -> None:
     running = held(app)
     done: list[bool] = []

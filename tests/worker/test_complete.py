@@ -31,7 +31,7 @@ from sqlq.model.outcome import Finished, Settlement
 from sqlq.store.jobs import lease, settle
 from sqlq.testing import drain
 from sqlq.worker.attempt.context import attempt_of
-from tests.kit import NOW, claim_on, run_one, wait_until, waiting_for_locks
+from tests.kit import NOW, claim_on, needs, run_one, wait_until, waiting_for_locks
 from tests.kit.postgresql import async_database_url
 
 payments = Table("payments", MetaData(), Column("n", Integer))
@@ -276,7 +276,7 @@ def test_a_completed_job_counts_as_completed_if_it_is_pruned_at_once(app: sqlq.A
     assert (counts.finished, counts.retried, paid(shop), app.jobs.list()) == (1, 0, [1], [])
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_a_stricter_isolation_level_is_refused_in_a_sentence(app: sqlq.App, shop: Engine, level: str) -> None:
     def pay() -> None:
@@ -289,7 +289,7 @@ def test_a_stricter_isolation_level_is_refused_in_a_sentence(app: sqlq.App, shop
     assert "READ COMMITTED" in done.message
 
 
-@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+@needs("mariadb")
 def test_complete_at_mariadbs_own_level_reads_the_newest_row(app: sqlq.App, shop: Engine) -> None:
     def pay() -> None:
         running = sqlq.current_job()
@@ -312,7 +312,7 @@ def test_complete_at_mariadbs_own_level_reads_the_newest_row(app: sqlq.App, shop
     assert [job.label for job in app.jobs.list()] == ["newest"]
 
 
-@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+@needs("mariadb")
 def test_an_enqueue_of_the_key_waits_for_an_open_complete(app: sqlq.App, shop: Engine) -> None:
     made: list[sqlq.Job] = []
 
@@ -342,7 +342,7 @@ def test_an_enqueue_of_the_key_waits_for_an_open_complete(app: sqlq.App, shop: E
     assert (counts.failed, made[0].created, made[0].id > job.id) == (0, True, True)
 
 
-@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+@needs("mariadb")
 def test_a_transaction_that_keeps_to_its_snapshot_is_refused(app: sqlq.App, shop: Engine) -> None:
     def pay() -> None:
         with shop.connect() as conn, conn.begin():
@@ -354,7 +354,7 @@ def test_a_transaction_that_keeps_to_its_snapshot_is_refused(app: sqlq.App, shop
     assert "at REPEATABLE READ" in done.message
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_complete_waits_for_a_heartbeat_and_a_heartbeat_skips_it(app: sqlq.App, shop: Engine) -> None:
     job = app.enqueue(app.task(name="t")(lambda: None).new())
     with app.database.begin() as conn:

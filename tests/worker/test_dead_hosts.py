@@ -20,7 +20,7 @@ from sqlq.store.limits import admit
 from sqlq.store.workers import workers
 from sqlq.worker.maintain import services
 from sqlq.worker.supervise.heartbeat import LOCKED_SECONDS
-from tests.kit import claim, deaths
+from tests.kit import claim, deaths, needs
 from tests.kit.hand import fail_before
 
 RHYTHM = 1_000.0
@@ -229,7 +229,7 @@ def test_the_jobs_of_a_dead_process_are_released_at_once(app: sqlq.App, engine: 
     assert dead.counts == {"retried": len(begun), "released": number - len(begun)}
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_a_locked_row_causes_no_second_read_of_the_others(app: sqlq.App, engine: Engine) -> None:
     """The supervisor tries again every 50 ms, for as long as a lease."""
     task = app.task(name="t")(lambda: None)

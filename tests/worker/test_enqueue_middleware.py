@@ -25,7 +25,7 @@ from sqlq.store.jobs import settle
 from sqlq.testing import drain, inline
 from sqlq.worker.ipc.pipe import packed
 from sqlq.worker.report.reporter import Reporter
-from tests.kit import for_each, wait_until
+from tests.kit import for_each, needs, wait_until
 from tests.kit.processes import worker_process
 
 TENANT: ContextVar[str] = ContextVar("tenant")
@@ -167,7 +167,7 @@ def test_wrong_headers_of_sql_fail_the_attempt_before_it_begins(
     assert ran == [1]
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_bytes_in_a_row_stop_no_worker(
     app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -193,7 +193,7 @@ def test_bytes_in_a_row_stop_no_worker(
     assert [(ended.queue, ended.label) for ended in told] == [(r"b'\xfd'", r"b'\xfe'")]
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 @pytest.mark.parametrize("spent", [True, False])
 def test_bytes_in_a_row_do_not_block_the_rescue_of_others(
     app: sqlq.App, engine: Engine, *, spent: bool
@@ -413,7 +413,7 @@ async def aalone():
 """
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_a_job_with_bytes_in_its_row_runs_in_a_process_of_its_own(
     app: sqlq.App, engine: Engine, database_url: str, tmp_path: Path
 ) -> None:

@@ -27,7 +27,7 @@ from sqlq.events import NAMES
 from sqlq.testing import drain
 from sqlq.worker.lifecycle import stop
 from sqlq.worker.report.reporter import Reporter
-from tests.kit import for_each, wait_until
+from tests.kit import for_each, needs, wait_until
 from tests.kit.processes import ROOT, worker_process
 from tests.kit.workers import listening
 
@@ -375,7 +375,7 @@ def test_a_listener_that_raises_changes_nothing(app: sqlq.App, caplog: pytest.Lo
     assert lines[0].exc_info is not None
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_a_slow_listener_delays_no_job(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:
     go_on = threading.Event()
 
@@ -397,7 +397,7 @@ def test_a_slow_listener_delays_no_job(app: sqlq.App, caplog: pytest.LogCaptureF
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_a_worker_stops_after_its_grace_time_despite_a_hung_listener(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:

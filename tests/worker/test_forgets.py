@@ -9,7 +9,6 @@ import threading
 import weakref
 from pathlib import Path
 
-import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
@@ -18,7 +17,7 @@ from sqlq.model.outcome import Failed
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.call import execute
 from sqlq.worker.settle.settle import MAX_WITH_LOCALS
-from tests.kit import wait_until, working
+from tests.kit import needs, wait_until, working
 from tests.kit.processes import worker_process
 
 MODULE = """
@@ -117,7 +116,7 @@ ENDS = (
 )
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("file")
 def test_an_ended_attempt_leaves_nothing_in_memory(app: sqlq.App, database_url: str, tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(MODULE)
     gone, begun = tmp_path / "gone", tmp_path / "begun"
@@ -168,7 +167,7 @@ def test_a_forgotten_attempt_keeps_no_locals_of_its_handler() -> None:
             gc.enable()
 
 
-@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+@needs("row_locks")
 def test_the_locals_of_older_failures_are_dropped_while_none_can_be_written(
     app: sqlq.App, engine: Engine
 ) -> None:

@@ -15,7 +15,7 @@ from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES, NOTES_BYTES
 from sqlq.model.history import NOTES, AttemptRecord
 from sqlq.model.outcome import ErrorText, Released, Retried, Settlement
 from sqlq.store.jobs import settle as settling
-from tests.kit import claim_on, drain, wait_until
+from tests.kit import claim_on, drain, needs, wait_until
 
 
 def acting(app: sqlq.App, *acts: Callable[[], object], **options: Any) -> sqlq.Job[Any]:
@@ -239,7 +239,7 @@ def test_records_of_another_program_are_read_as_far_as_possible(app: sqlq.App, e
     assert "mine" not in NOTES
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 def test_a_rescue_leaves_a_record(app: sqlq.App) -> None:
     """A rescue, by another worker: it knows when the job was claimed, and by whom."""
     job = acting(app, lambda: None)

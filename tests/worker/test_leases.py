@@ -31,6 +31,7 @@ from tests.kit import (
     expire,
     fate,
     ids,
+    needs,
     renew,
     rescue,
     settle,
@@ -215,7 +216,7 @@ def test_a_handler_sees_cancelled_when_its_lease_is_lost(
         assert app.jobs.list()[0].state == "running"
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 @pytest.mark.parametrize("verb", ["settle", "extend"])
 def test_a_locked_row_does_not_delay_the_others(app: sqlq.App, engine: Engine, noop: Any, verb: str) -> None:
     app.enqueue_many([noop.new(), noop.new(), noop.new()])
@@ -234,7 +235,7 @@ def extend_all(app: sqlq.App, held: list[Any]) -> set[int]:
         return ids(set(lease.extend(conn, [(j.id, j.lease_token) for j in held], lease_ms=30_000)))
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_an_outcome_of_a_locked_row_does_not_delay_others(app: sqlq.App, engine: Engine) -> None:
     first, others = threading.Event(), threading.Event()
     task = app.task(name="t")(lambda n: (first if n == 0 else others).wait(30))
@@ -271,7 +272,7 @@ def test_a_job_that_is_not_due_is_not_claimed(app: sqlq.App, noop: Any) -> None:
     assert [job.id for job in claim(app)] == [due.id]
 
 
-@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+@needs("mariadb")
 def test_a_claim_keeps_counters_within_the_checks_at_their_maximum(
     app: sqlq.App, engine: Engine, noop: Any
 ) -> None:
@@ -291,7 +292,7 @@ def test_a_claim_keeps_counters_within_the_checks_at_their_maximum(
         execute(engine, "UPDATE jobs SET progress = 1")
 
 
-@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+@needs("mariadb")
 def test_a_claim_of_all_due_jobs_does_not_block_producers(app: sqlq.App, noop: Any) -> None:
     """As it would where it locks what lies between rows."""
     first = app.enqueue(noop.new())
@@ -332,7 +333,7 @@ def test_an_attempt_that_is_settled_late_does_not_drop_the_lease_of_the_next(
     assert first.trusted_until <= time.monotonic()
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_a_message_of_a_supervisor_waits_for_no_database(app: sqlq.App, noop: Any, engine: Engine) -> None:
     """The thread that receives it receives a stop, too."""
     job = app.enqueue(noop.new())
@@ -437,7 +438,7 @@ def test_a_renewal_by_the_supervisor_extends_trust_and_reveals_lost_jobs(
     assert (lost.trusted_until, lost.stop_requested, len(leases)) == (0.0, True, 1)
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 @pytest.mark.parametrize("columns", ["reserved_at", "reserved_at, reserved_by"])
 def test_a_row_that_was_reserved_by_hand_is_rescued(app: sqlq.App, engine: Engine, columns: str) -> None:
     """SQLite and MariaDB refuse such a row."""

@@ -15,7 +15,7 @@ import pytest
 import sqlq
 from sqlq.testing import drain, inline
 from sqlq.worker.lifecycle import stop
-from tests.kit import for_each, wait_until
+from tests.kit import for_each, needs, wait_until
 from tests.kit.processes import WorkerProcess, worker_process
 
 # -- in a worker of this process -----------------------------------------------------------------------------
@@ -338,7 +338,7 @@ def whats(lines: list[tuple[str, int]]) -> dict[int, list[str]]:
 @pytest.mark.variants
 @pytest.mark.parametrize("kind", ["def", "async def"])
 @pytest.mark.parametrize("stop", ["TERM", "--drain", "--max-jobs"])
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_the_lifespan_is_exited_at_each_kind_of_stop(
     app: sqlq.App, database_url: str, tmp_path: Path, lines: Play, monkeypatch: pytest.MonkeyPatch,
     kind: str, stop: str,
@@ -365,7 +365,7 @@ def test_the_lifespan_is_exited_at_each_kind_of_stop(
         assert app.jobs.get(job).result == [pid, pid]
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 @pytest.mark.parametrize("kind", ["def", "async def"])
 def test_each_subprocess_has_its_own_lifespan(
     app: sqlq.App, database_url: str, tmp_path: Path, lines: Play, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -380,7 +380,7 @@ def test_each_subprocess_has_its_own_lifespan(
     assert whats(lines()) == {pid: ["enter", "job", "leave"], other: ["enter", "job", "leave"]}
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_a_stop_at_once_does_not_exit_the_lifespan(
     app: sqlq.App, database_url: str, tmp_path: Path, lines: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -391,7 +391,7 @@ def test_a_stop_at_once_does_not_exit_the_lifespan(
     assert [what for what, _ in lines()] == ["enter"]
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_a_failed_lifespan_ends_the_command_with_one_sentence(
     app: sqlq.App, database_url: str, tmp_path: Path, lines: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,7 +404,7 @@ def test_a_failed_lifespan_ends_the_command_with_one_sentence(
     assert lines() == [("enter", pid) for _, pid in lines()][:1], "one process, and no other after it"
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_a_process_ends_although_its_lifespan_does_not(
     app: sqlq.App, database_url: str, tmp_path: Path, lines: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:

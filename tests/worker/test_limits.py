@@ -21,7 +21,7 @@ from sqlq.store.limits import admit as admission
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.maintain.services import Unblock
 from sqlq.worker.settle.settle import Counts
-from tests.kit import claim, claim_on, wait_until, working
+from tests.kit import claim, claim_on, needs, wait_until, working
 from tests.kit.hand import blocked
 
 PROMPT = {"backoff": "0s"}
@@ -124,7 +124,7 @@ def test_two_admissions_at_once_grant_no_slot_twice(app: sqlq.App) -> None:
             assert sum(threads.map(lambda _: admit(), range(4))) == 5
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_an_admission_counts_after_it_has_waited_for_the_key(app: sqlq.App, engine: Engine) -> None:
     @app.task(name="call", limit=sqlq.Limit("stripe", running=5))
     def call() -> None: ...
@@ -423,7 +423,7 @@ def test_a_large_waiting_list_is_admitted_in_portions(app: sqlq.App) -> None:
 # -- nobody waits --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_an_enqueue_does_not_wait_for_another_of_its_key(app: sqlq.App, engine: Engine) -> None:
     @app.task(name="call", limit=sqlq.Limit("stripe", running=1))
     def call() -> None: ...
@@ -456,7 +456,7 @@ def test_a_rollback_leaves_no_job_and_no_wake(app: sqlq.App, engine: Engine) -> 
 # -- with others ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_a_drain_waits_for_an_admission_that_is_under_way(
     gauge: Gauge, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 import sqlq
 from sqlq.testing import drain, inline
-from tests.kit import for_each, wait_until
+from tests.kit import for_each, needs, wait_until
 from tests.kit.processes import worker_process
 
 SETTING: ContextVar[str] = ContextVar("SETTING", default="unset")
@@ -91,7 +91,7 @@ def test_middleware_runs_around_each_attempt_in_order_of_registration(
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_every_kind_of_middleware_is_accepted(app: sqlq.App, kind: str, told: list[Any]) -> None:
     class Tracing:
         def __init__(self, running: sqlq.JobContext) -> None:

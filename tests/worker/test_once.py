@@ -18,11 +18,10 @@ from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.call import execute
 from sqlq.worker.settle.settle import Counts
 from sqlq.worker.worker import Worker
-from tests.kit import wait_until, worker_of
+from tests.kit import needs, wait_until, worker_of
 from tests.kit.isolated import Spawned
 from tests.kit.workers import listening
 
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 DEAF = """
 import sqlq, sys, threading
 from sqlq.worker.attempt.attempt import Target
@@ -109,7 +108,7 @@ def test_a_job_with_one_attempt_fails_when_it_outlasts_the_grace_time(
     assert charge.starts == 1
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_process_of_its_own_that_is_killed_at_a_stop_ran_once(app: sqlq.App) -> None:
     spawned = Spawned(DEAF)
     try:
@@ -206,7 +205,7 @@ def claimed(app: sqlq.App, handler: Handler) -> Attempt:
     return Attempt(job, task, float("inf"))
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_job_released_before_it_began_does_not_start(app: sqlq.App) -> None:
     """A slot may take up its job after the worker has released it: another worker may run it by then."""
     ran: list[str] = []

@@ -23,9 +23,7 @@ from sqlq.worker.maintain.services import SchemaWatch, Service
 from sqlq.worker.settle.after import notify_idle
 from sqlq.worker.threads import loop as loops
 from sqlq.worker.threads.loop import Outage
-from tests.kit.databases import SERVERS
-
-on_servers = pytest.mark.parametrize("database_url", SERVERS, indirect=True)
+from tests.kit import needs
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +49,7 @@ def refusal(database_url: str) -> DBAPIError:
     return refused.value
 
 
-@on_servers
+@needs("server")
 def test_an_answer_to_a_query_does_not_end_an_outage_at_a_standby(
     refusal: DBAPIError, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -79,7 +77,7 @@ def test_an_answer_to_a_query_ends_an_outage(caplog: pytest.LogCaptureFixture) -
     assert caplog.messages[1].startswith("the database is back after")
 
 
-@on_servers
+@needs("server")
 def test_a_stale_connection_after_an_outage_is_no_second_outage(
     refusal: DBAPIError, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -159,7 +157,7 @@ def test_a_turn_without_a_statement_does_not_end_the_outage(
     assert told == [[said], [said], [said, "the database is back"]]
 
 
-@on_servers
+@needs("server")
 def test_a_turn_that_only_reads_does_not_end_an_outage_at_a_standby(
     app: sqlq.App, refusal: DBAPIError, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -240,7 +238,7 @@ def test_a_refused_service_is_logged_while_outages_are_logged_elsewhere(
     assert "nowhere" in caplog.messages[0]
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("roles")
 def test_a_missing_right_is_logged_with_its_grant(
     app: sqlq.App, database_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -283,7 +281,7 @@ def test_the_services_of_a_worker_share_the_outage_of_its_database(app: sqlq.App
     assert outages_of == {Outage("claiming", app.database)._shared}
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("one_writer")
 def test_a_stopped_worker_does_not_wait_for_other_writers_of_the_file(app: sqlq.App) -> None:
     """Each writer before it may wait for the file's lock. A stopped worker would wait for all of them."""
     held, go_on = threading.Event(), threading.Event()
@@ -303,7 +301,7 @@ def test_a_stopped_worker_does_not_wait_for_other_writers_of_the_file(app: sqlq.
     assert app.database.dialect.driver.problem(refused.value).is_away
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 def test_a_mistake_beside_the_loops_is_logged_with_its_traceback(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

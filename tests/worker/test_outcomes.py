@@ -19,7 +19,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 import sqlq
 from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES
-from tests.kit import drain, for_each, span, wait_until, working
+from tests.kit import drain, for_each, needs, span, wait_until, working
 
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 
@@ -655,7 +655,7 @@ def test_the_row_has_the_reason_why_a_result_was_not_stored(app: sqlq.App, resul
         assert seen.scalar_one() == done.reason
 
 
-@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+@needs("mariadb")
 @pytest.mark.parametrize("keyed", [False, True], ids=["plain", "keyed"])
 def test_batches_of_large_jobs_are_written_whatever_their_size(app: sqlq.App, *, keyed: bool) -> None:
     """They take more than one packet of MariaDB's together, whose size is 16 MB."""

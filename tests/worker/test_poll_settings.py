@@ -16,7 +16,7 @@ from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.ipc.parent import NoParent
 from sqlq.worker.options import WorkerOptions, setting
 from sqlq.worker.wait import poller
-from tests.kit import claim_size_of, for_each, wait_until, working
+from tests.kit import claim_size_of, for_each, needs, wait_until, working
 
 PLAIN: dict[str, Any] = {
     "queues": None,
@@ -140,7 +140,7 @@ def test_a_worker_wants_as_many_as_start_within_its_time(
     assert claim_size_of(claimer, running=5) == wanted - 5, "with all slots taken"
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("listen")
 def test_a_host_polls_as_often_as_its_setting(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poller, "IDLE_POLL_SECONDS", 3600.0)
     ran: list[int] = []
@@ -152,7 +152,7 @@ def test_a_host_polls_as_often_as_its_setting(app: sqlq.App, monkeypatch: pytest
         wait_until(lambda: ran, what="a look at the job")
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("file")
 def test_a_sqlite_worker_polls_as_often_as_its_setting(app: sqlq.App) -> None:
     app.task(name="t")(lambda: None)
     with working(app, poll="100ms") as worker:

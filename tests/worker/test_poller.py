@@ -45,10 +45,7 @@ from sqlq.worker.wait.poller import (
     looks_for_services,
 )
 from sqlq.worker.wait.wake import Wake
-from tests.kit import claim, for_each, wait_until, working
-
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
-
+from tests.kit import claim, for_each, needs, wait_until, working
 
 # -- lots ----------------------------------------------------------------------------------------------------
 
@@ -123,7 +120,7 @@ def task(app: sqlq.App) -> Any:
     return app.task(name="t")(lambda: None)
 
 
-@on_postgresql
+@needs("listen")
 def test_the_poller_finds_a_job_without_a_notification(
     app: sqlq.App, engine: Engine, task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +133,7 @@ def test_the_poller_finds_a_job_without_a_notification(
         wait_until(lambda: seen.went, what="a worker sent")
 
 
-@on_postgresql
+@needs("listen")
 def test_a_notification_wakes_a_worker_before_the_next_poll(
     app: sqlq.App, task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +173,7 @@ def test_a_notification_counts_until_a_later_look_or_a_worker_is_sent(name: str)
     assert (agenda.send_at, agenda.look_at) == expected
 
 
-@on_postgresql
+@needs("listen")
 def test_a_notification_with_the_answer_of_a_poll_is_read_at_once(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,7 +191,7 @@ def test_a_notification_with_the_answer_of_a_poll_is_read_at_once(
         wait_until(lambda: seen.went, timeout=20, what="a worker sent")
 
 
-@on_postgresql
+@needs("listen")
 def test_the_poller_wakes_a_worker_when_a_job_is_due(
     app: sqlq.App, task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +210,7 @@ def test_the_poller_wakes_a_worker_when_a_job_is_due(
         assert app.jobs.get(1).state == "available", "not before"
 
 
-@on_postgresql
+@needs("listen")
 def test_the_poller_sees_expired_leases(app: sqlq.App, task: Any, engine: Engine) -> None:
     app.enqueue(task.new())
     with engine.begin() as conn:
@@ -227,7 +224,7 @@ def test_the_poller_sees_expired_leases(app: sqlq.App, task: Any, engine: Engine
         wait_until(lambda: seen.expired, what="the lease seen")
 
 
-@on_postgresql
+@needs("listen")
 def test_a_mistake_in_the_poller_is_logged_with_its_traceback(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -240,7 +237,7 @@ def test_a_mistake_in_the_poller_is_logged_with_its_traceback(
     assert "does not answer" not in caplog.text
 
 
-@on_postgresql
+@needs("listen")
 def test_a_poller_whose_connection_ends_logs_no_mistake(
     app: sqlq.App, engine: Engine, task: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -266,7 +263,7 @@ def test_many_hosts_share_the_looks_for_maintenance(hosts: int, least: int, most
     assert least <= sum(looks_for_services(hosts) for _ in range(1_000)) <= most
 
 
-@on_postgresql
+@needs("listen")
 def test_a_poller_on_standby_has_no_connection(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,7 +289,7 @@ def test_a_poller_on_standby_has_no_connection(
         wait_until(lambda: not listening(), what="it having let go")
 
 
-@on_postgresql
+@needs("postgresql")
 def test_a_worker_counts_the_hosts_by_their_supervisors(app: sqlq.App, engine: Engine) -> None:
     entered = [("a", "x", 1), ("bb", "x", 1), ("c", "x", 2), ("d", "y", 1), ("ee", "y", None)]
     with app.database.begin() as conn:
@@ -306,7 +303,7 @@ def test_a_worker_counts_the_hosts_by_their_supervisors(app: sqlq.App, engine: E
     assert (look.hosts, look.listens, look.expired, look.due) == (4, False, False, {})
 
 
-@on_postgresql
+@needs("listen")
 def test_a_poll_reports_work_for_services(app: sqlq.App, engine: Engine, task: Any) -> None:
     def found(*, maintenance: bool = True) -> tuple[bool | None, ...]:
         with app.database.connect(isolation_level="AUTOCOMMIT") as conn:
@@ -327,7 +324,7 @@ def test_a_poll_reports_work_for_services(app: sqlq.App, engine: Engine, task: A
     assert found(maintenance=False) == (None, None)
 
 
-@on_postgresql
+@needs("listen")
 def test_the_poller_starts_the_rescue_of_an_idle_worker(
     app: sqlq.App, engine: Engine, task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -379,7 +376,7 @@ def test_a_polled_service_runs_when_a_poll_has_found_work() -> None:
 # -- a worker that is watched --------------------------------------------------------------------------------
 
 
-@on_postgresql
+@needs("listen")
 def test_a_worker_does_not_poll_while_a_poller_does(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
     real = workers_look.due_in
@@ -399,7 +396,7 @@ def test_a_worker_does_not_poll_while_a_poller_does(app: sqlq.App, monkeypatch: 
         assert len(looks) == before
 
 
-@on_postgresql
+@needs("postgresql")
 def test_a_resting_worker_keeps_one_connection_beside_that_for_claims(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -455,7 +452,7 @@ def test_a_wait_ends_at_the_nearest_known_time(app: sqlq.App, monkeypatch: pytes
     assert 0.1 <= time.monotonic() - began < 10.0
 
 
-@on_postgresql
+@needs("listen")
 def test_a_worker_polls_for_itself_when_its_poller_is_silent(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -478,7 +475,7 @@ def test_a_worker_polls_for_itself_when_its_poller_is_silent(
             goes_on.set()
 
 
-@on_postgresql
+@needs("postgresql")
 def test_the_only_worker_of_its_supervisor_looks_from_the_start(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -493,7 +490,7 @@ def test_the_only_worker_of_its_supervisor_looks_from_the_start(
     box.close()
 
 
-@on_postgresql
+@needs("postgresql")
 def test_a_worker_whose_supervisor_falls_silent_rescues_jobs(
     app: sqlq.App, task: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -671,7 +668,7 @@ def test_a_worker_in_another_database_is_not_watched(children: Any) -> None:
     assert sent == ["here"]
 
 
-@pytest.mark.parametrize("database_url", ["mariadb"], indirect=True)
+@needs("mariadb")
 @pytest.mark.parametrize("by", ["sqlq", "session"])
 def test_a_worker_without_notifications_is_woken_by_enqueues_of_its_process(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, by: str

@@ -18,7 +18,7 @@ from sqlq.store.jobs import lease
 from sqlq.store.jobs.lease import Note
 from sqlq.testing import drain, inline
 from sqlq.worker.attempt import progress as progress_writer
-from tests.kit import claim, for_each, wait_until, working
+from tests.kit import claim, for_each, needs, wait_until, working
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
@@ -177,7 +177,7 @@ def test_progress_is_fenced(app: sqlq.App) -> None:
     assert (found.progress, found.retention_ms) == (Progress(2, 4, "a"), 1_000)
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_a_locked_row_delays_the_end_and_loses_no_progress(app: sqlq.App, engine: Engine) -> None:
     said, go_on = threading.Event(), threading.Event()
 

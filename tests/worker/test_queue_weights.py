@@ -14,7 +14,7 @@ from sqlq.errors import ConfigurationError
 from sqlq.worker.claim import claimer as claim
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.options import WorkerOptions
-from tests.kit import for_each
+from tests.kit import for_each, needs
 
 
 def test_claims_order_queues_by_weight(app: sqlq.App) -> None:
@@ -94,7 +94,7 @@ def three_queues(app: sqlq.App) -> Callable[[int], list[str]]:
     return lambda limit: [job.queue for job in claimer.claim(limit)]
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("file")
 def test_a_claim_takes_as_many_of_each_queue(three_queues: Callable[[int], list[str]]) -> None:
     """They lie together, and SQLite writes whole pages: from 100 queues that were filled in turn it drains
     half as many a second otherwise."""
@@ -103,7 +103,7 @@ def test_a_claim_takes_as_many_of_each_queue(three_queues: Callable[[int], list[
     assert sorted(first[:3]) == sorted(first[3:]) == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_a_full_queue_fills_the_turns_of_empty_ones(three_queues: Callable[[int], list[str]]) -> None:
     assert Counter(three_queues(12)) == {"a": 6, "b": 2, "c": 4}
     assert three_queues(12) == ["a"]

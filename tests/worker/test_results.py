@@ -20,14 +20,12 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.results import waiter as waiting
-from tests.kit import for_each, wait_until, working
-from tests.kit.databases import SERVERS
+from tests.kit import for_each, needs, wait_until, working
 from tests.kit.flows import Shop
 from tests.kit.mariadb import OwnMariaDB
 from tests.kit.postgresql import OwnPostgreSQL
 from tests.kit.processes import ROOT
 
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 ID = UUID(int=7)
 
 
@@ -410,7 +408,7 @@ def test_polls_become_rare_until_a_new_waiter_comes(app: sqlq.App, tasks: dict[s
 # -- trouble -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("database_url", SERVERS, indirect=True)
+@needs("server")
 def test_waiters_wait_through_a_restart_of_the_database(
     app: sqlq.App, tasks: dict[str, Any], restartable_server: OwnPostgreSQL | OwnMariaDB
 ) -> None:
@@ -459,7 +457,7 @@ def test_the_next_waiter_starts_the_thread_that_could_not_start(
     other.close()
 
 
-@on_postgresql
+@needs("listen")
 def test_a_waiter_polls_by_psycopg2(app: sqlq.App, database_url: str, tasks: dict[str, Any]) -> None:
     other = sqlq.App(database_url.replace("postgresql://", "postgresql+psycopg2://"))
     job = other.enqueue(other.named("answer").new(7))

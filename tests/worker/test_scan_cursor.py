@@ -15,9 +15,7 @@ from sqlq.model.job import ClaimedJob
 from sqlq.worker.claim import claimer as claim
 from sqlq.worker.claim.claimer import Claimer, ScanCursor
 from sqlq.worker.options import WorkerOptions
-from tests.kit import wait_until, working
-
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+from tests.kit import needs, wait_until, working
 
 
 def jobs_of(levels: Sequence[tuple[str, int, float, int]]) -> list[ClaimedJob]:
@@ -64,7 +62,7 @@ def test_the_cursor_has_the_last_claim_of_each_queue_and_priority() -> None:
     assert not cursor.positions(["b"]), "there may be jobs before it"
 
 
-@pytest.mark.parametrize("database_url", ["postgresql", "mariadb"], indirect=True)
+@needs("row_locks")
 def test_claims_after_the_cursor_take_due_jobs_in_order(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +98,7 @@ def test_claims_after_the_cursor_take_due_jobs_in_order(
     assert app.jobs.get(later.id).attempts == 0
 
 
-@on_postgresql
+@needs("postgresql")
 @pytest.mark.parametrize("drain", [False, True])
 def test_a_worker_with_only_slow_claims_runs_every_job(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, drain: bool

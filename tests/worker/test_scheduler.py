@@ -18,7 +18,7 @@ from sqlq.testing import drain
 from sqlq.worker.ipc.parent import NoParent
 from sqlq.worker.maintain.control import Control
 from sqlq.worker.maintain.services import TAKEN_SECONDS, TICK_SECONDS, Follow, Ticks
-from tests.kit import wait_until, working
+from tests.kit import needs, wait_until, working
 
 SECOND = timedelta(seconds=1)
 
@@ -107,7 +107,7 @@ def test_a_draining_worker_neither_ticks_nor_declares(app: sqlq.App, monkeypatch
     assert app.schedules.list() == []
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("listen")
 def test_a_draining_worker_passes_over_the_ticks_that_its_poller_sees(
     app: sqlq.App, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -148,7 +148,7 @@ def test_ticks_sleep_until_the_next_run(app: sqlq.App) -> None:
     assert 0 <= ticks.run() <= 1.0
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_a_schedule_locked_by_another_tick_is_read_again_soon(app: sqlq.App, engine: Engine) -> None:
     task = app.task(name="beat")(lambda: None)
     app.schedules.add("beat", task.new(), every="1s")
@@ -159,7 +159,7 @@ def test_a_schedule_locked_by_another_tick_is_read_again_soon(app: sqlq.App, eng
         assert Ticks(app.database).run() == TAKEN_SECONDS
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("listen")
 def test_the_poller_reports_when_the_next_schedule_is_due(app: sqlq.App) -> None:
     """So a change is seen soon, though the service itself sleeps for long."""
     heard: list[float] = []

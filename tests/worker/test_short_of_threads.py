@@ -14,9 +14,7 @@ import pytest
 import sqlq
 from sqlq.worker.maintain import services
 from sqlq.worker.worker import Worker
-from tests.kit import refuse_threads, wait_until
-
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+from tests.kit import needs, refuse_threads, wait_until
 
 
 @pytest.fixture
@@ -53,7 +51,7 @@ def test_a_step_is_unblocked_without_the_unblock_thread(
     assert "settling jobs failed" not in caplog.text
 
 
-@on_sqlite
+@needs("cheap")
 def test_admissions_begin_when_a_thread_can_be_started(
     app: sqlq.App, limited: Any, unswept: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

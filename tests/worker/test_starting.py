@@ -40,10 +40,9 @@ from sqlq.worker.run.isolated import IsolatedProcesses
 from sqlq.worker.run.lease import Deadlines, Leases
 from sqlq.worker.settle import settle as settling
 from sqlq.worker.wait.wake import WatchingWake
-from tests.kit import claim_on, wait_until, worker_of, working
+from tests.kit import claim_on, needs, wait_until, worker_of, working
 
 TARGET = Target()
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 def running(id: int, *, timeout_ms: int | None = None, isolated: bool = False) -> Attempt:
@@ -304,7 +303,7 @@ def crowd(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
         each.close()
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_jobs_that_wait_for_subprocesses_are_not_claimed_repeatedly(
     crowd: Callable[..., Crowd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,7 +318,7 @@ def test_jobs_that_wait_for_subprocesses_are_not_claimed_repeatedly(
     wait_until(them.all_done, what="all done")
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_a_drain_waits_for_jobs_that_wait_for_subprocesses(
     crowd: Callable[..., Crowd], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -373,7 +372,7 @@ def test_a_cancel_after_the_loop_is_closed_blocks_nothing() -> None:
     assert job.stop_requested
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("one_writer")
 def test_a_handler_that_holds_the_write_lock_times_out(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -504,7 +503,7 @@ class Blinks(sqlite3.Connection):
             raise error
 
 
-@on_sqlite
+@needs("file")
 @pytest.mark.parametrize("when", ["starting", "idle"])
 def test_a_disk_error_does_not_end_a_worker(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, when: str
@@ -526,7 +525,7 @@ def test_a_disk_error_does_not_end_a_worker(
         assert app.result(app.enqueue(task.new()), "60s") is None
 
 
-@on_sqlite
+@needs("file")
 def test_a_file_that_is_gone_for_a_short_time_ends_no_worker(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -686,7 +685,7 @@ def test_the_final_failure_of_a_lost_job_is_logged_with_its_exception(
 # -- what a crash would run again ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("file")
 def test_unwritten_outcomes_bound_the_started_jobs_on_sqlite(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

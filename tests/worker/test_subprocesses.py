@@ -22,14 +22,12 @@ from sqlq.worker.run import isolated
 from sqlq.worker.run.executor import Executor
 from sqlq.worker.run.isolated import NOT_STARTED_MS, IsolatedProcesses
 from sqlq.worker.settle.settle import Counts
-from tests.kit import for_each, run_isolated, wait_until, worker_of
+from tests.kit import for_each, needs, run_isolated, wait_until, worker_of
 from tests.kit.command import Command
 from tests.kit.isolated import DEAF, HANGS, ISOLATE, Spawned, forked
 from tests.kit.preloaded import Forked
 from tests.kit.processes import worker_process
 from tests.kit.workers import listening
-
-on_sqlite = pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 
 
 @pytest.fixture
@@ -288,7 +286,7 @@ serve(Pipe.inherited(int(sys.argv[1])), Target(lambda: app.database, tasks=app.t
 """
 
 
-@on_sqlite
+@needs("cheap")
 @pytest.mark.parametrize(
     ("end", "timeout"),
     [("late", "5s"), ("killed", "5s"), ("gone", "1h"), ("the grace is over", "1h")],
@@ -321,7 +319,7 @@ def test_a_job_that_completed_itself_publishes_finished_however_its_attempt_ends
     assert [event.name for event in told] == ["started", "finished"]
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_subprocess_is_killed_before_its_job_is_released(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,7 +344,7 @@ def test_a_subprocess_is_killed_before_its_job_is_released(
         spawned.isolates.close()
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_worker_with_isolate_runs_every_job_in_a_subprocess(app: sqlq.App) -> None:
     class Recorded(IsolatedProcesses):
         ran: list[tuple[str, bool]] = []  # noqa: RUF012 - of this class alone
@@ -388,7 +386,7 @@ def fresh() -> list[int]:
 
 
 @pytest.mark.parametrize("slots", ["1", "2"])
-@on_sqlite
+@needs("cheap")
 def test_a_drain_runs_all_that_wait_for_processes_of_their_own(
     tmp_path: Any, database_url: str, slots: str
 ) -> None:
@@ -403,7 +401,7 @@ def test_a_drain_runs_all_that_wait_for_processes_of_their_own(
     app.close()
 
 
-@on_sqlite
+@needs("cheap")
 def test_nothing_passes_from_one_job_to_the_next(tmp_path: Any, database_url: str) -> None:
     run = Command(tmp_path, SQLQ_DATABASE_URL=database_url)
     (tmp_path / "shop.py").write_text(SHOP)
@@ -442,7 +440,7 @@ def fresh() -> int:
         ("sqlite3.connect('other.db')", 3),
     ],
 )
-@on_sqlite
+@needs("cheap")
 def test_subprocesses_are_forked_unless_the_import_has_opened_what_none_can_share(
     tmp_path: Any, database_url: str, opened: str, imports: int
 ) -> None:
@@ -481,7 +479,7 @@ def returns_a_coroutine():
 """
 
 
-@on_sqlite
+@needs("cheap")
 def test_an_asyncio_task_of_a_handler_that_ends_the_program_ends_no_process(
     tmp_path: Any, database_url: str
 ) -> None:
@@ -495,7 +493,7 @@ def test_an_asyncio_task_of_a_handler_that_ends_the_program_ends_no_process(
     app.close()
 
 
-@on_sqlite
+@needs("cheap")
 def test_a_coroutine_that_a_handler_returns_there_finds_its_job(tmp_path: Any, database_url: str) -> None:
     run = Command(tmp_path, SQLQ_DATABASE_URL=database_url)
     (tmp_path / "shop.py").write_text(ON_ONE_LOOP)
@@ -545,7 +543,7 @@ def own_pid():
 """
 
 
-@on_sqlite
+@needs("cheap")
 @for_each("task", ["stay", "astay", "returns_a_coroutine"])
 def test_a_stopped_handler_runs_its_finally_and_its_process_goes_on(
     tmp_path: Path, database_url: str, task: str

@@ -40,6 +40,7 @@ from sqlq.worker.supervise.supervisor import Supervisor
 from tests.kit import (
     claim,
     deaths,
+    needs,
     refuse_threads,
     renew,
     run_isolated,
@@ -134,7 +135,7 @@ def test_a_worker_taken_for_dead_can_settle_nothing(
         assert workers.stand_in(conn, ["dead"], lease_ms=1)[1] == {"dead": {}}
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_a_locked_row_is_released_later(
     app: sqlq.App, engine: Engine, noop: Any, dead_worker: Callable[..., bool]
 ) -> None:
@@ -255,7 +256,7 @@ def test_a_heartbeat_starts_its_thread_later_when_it_cannot_now(
     there.close()
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("listen")
 def test_a_host_without_maintenance_has_no_poller(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -331,7 +332,7 @@ def test_the_heartbeat_renews_its_workers_jobs_and_notifies_it(
     child.close()
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_a_locked_worker_row_does_not_stop_renewals_of_others(
     app: sqlq.App, engine: Engine, noop: Any
 ) -> None:
@@ -521,7 +522,7 @@ def test_only_the_owner_completes_a_job_and_only_once(app: sqlq.App, engine: Eng
     assert [found.id for found in app.jobs.list()] == [job.id]
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("file")
 def test_completing_in_a_savepoint_that_may_be_the_outermost_is_refused(
     app: sqlq.App, database_url: str
 ) -> None:

@@ -8,14 +8,14 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from tests.faces.django.project_of_tests import Project, settings_of
-from tests.kit import wait_until
+from tests.kit import needs, wait_until
 
 pytestmark = pytest.mark.integration
 
 TIMES = 8
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 @pytest.mark.parametrize("max_age", [0, None], ids=["a connection each time", "connections that stay"])
 @pytest.mark.parametrize("task", ["pay", "apay"])
 def test_no_attempt_meets_a_connection_that_was_lost(

@@ -7,6 +7,7 @@ import importlib.metadata
 import pytest
 
 from tests.faces.django.project_of_tests import PROJECT, Project, run, settings_of
+from tests.kit import needs
 
 DJANGO = tuple(map(int, importlib.metadata.version("django").split(".")[:2]))
 MODULES = sorted(path.stem for path in (PROJECT / "shop").glob("test_*.py"))
@@ -23,7 +24,7 @@ def test_inside(bare_project: Project, module: str) -> None:
     run(bare_project, f"shop.{module}")
 
 
-@pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
+@needs("file", empty=True)
 def test_in_memory(bare_project: Project) -> None:
     # Django cannot load the data of a serialized rollback again after the flush of another class
     modules = {*MODULES} - {"test_flush"} - ({"test_backend"} if DJANGO < (6, 0) else set())

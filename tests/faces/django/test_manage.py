@@ -11,7 +11,7 @@ from sqlalchemy import create_engine, inspect, text
 
 from sqlq.payload.encryption import HEAD, Key, new_key
 from tests.faces.django.project_of_tests import Project, settings_of
-from tests.kit import wait_until
+from tests.kit import needs, wait_until
 
 DJANGO = tuple(map(int, importlib.metadata.version("django").split(".")[:2]))
 
@@ -94,13 +94,13 @@ class TestCommand:
         assert "SQLQ in the settings: keys[0] is no key: a key is 32 random bytes in base64" in done.err
         assert key[:20] not in done.err + done.out
 
-    @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+    @needs("cheap")
     def test_the_settings_have_options_of_workers(self, project: Project) -> None:
         project.set(SQLQ={"processes": 2, "concurrency": 3, "lease": "1m"})
         assert "3 slots in each of 2 processes" in project.sqlq("work", "--drain").err
         assert "5 slots in each of 2 processes" in project.sqlq("work", "--drain", "-c", "5").err
 
-    @pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
+    @needs("cheap", empty=True)
     def test_messages_name_commands_of_manage_py(self, bare_project: Project) -> None:
         bare_project.set(SQLQ={"migrate_with_django": False})
         bare_project.ok("migrate")
@@ -118,12 +118,12 @@ class TestCommand:
         assert "python manage.py sqlq migrate" in said
         assert "-a " not in said + done.err
 
-    @pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
+    @needs("cheap", empty=True)
     def test_help(self, bare_project: Project) -> None:
         assert "python manage.py sqlq [OPTIONS] COMMAND" in bare_project.ok("sqlq", "--help")
         assert "python manage.py sqlq [OPTIONS] COMMAND" in bare_project.ok("help", "sqlq")
 
-    @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+    @needs("cheap")
     def test_options_of_djangos(self, project: Project) -> None:
         (project.directory / "elsewhere").mkdir()
         (project.directory / "elsewhere" / "other_settings.py").write_text(
@@ -134,7 +134,7 @@ class TestCommand:
         project.ok("sqlq", "work", "--drain", *options)
         assert len(project.jobs(state="finished")) == 1
 
-    @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+    @needs("cheap")
     def test_call_command_names_the_app(self, project: Project) -> None:
         said = project.python(
             "from django.core.management import CommandError, call_command\n"
@@ -143,12 +143,12 @@ class TestCommand:
         )
         assert "call the App in code, as in app.migrate()" in said
 
-    @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+    @needs("cheap")
     def test_a_missing_settings_module_is_reported_in_one_sentence(self, project: Project) -> None:
         done = project.run(["-m", "sqlq", "-a", "sqlq.django:app", "status"])
         assert "set DJANGO_SETTINGS_MODULE" in done.sentence()
 
-    @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+    @needs("cheap")
     def test_a_task_that_cannot_be_imported_is_reported_in_one_sentence(self, project: Project) -> None:
         (project.directory / "shop" / "tasks.py").write_text("import nowhere\n")
         done = project.run(
@@ -212,7 +212,7 @@ class TestMistakes:
         assert line.startswith("python manage.py sqlq: ")
         return line
 
-    @pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
+    @needs("cheap", empty=True)
     @pytest.mark.parametrize("command", COMMANDS, ids="-".join)
     def test_a_wrong_setting_is_reported_in_one_sentence(
         self, bare_project: Project, command: tuple[str, ...]
@@ -222,7 +222,7 @@ class TestMistakes:
         bare_project.set(SQLQ={}, DATABASE={"ENGINE": "django.db.backends.dummy"})
         assert "DATABASES['default'] has the ENGINE" in self.said(bare_project, *command)
 
-    @pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
+    @needs("cheap", empty=True)
     @pytest.mark.parametrize("command", COMMANDS, ids="-".join)
     def test_a_wrong_option_of_a_task_is_reported_in_one_sentence(
         self, bare_project: Project, command: tuple[str, ...]
@@ -232,7 +232,7 @@ class TestMistakes:
         assert "timeout is 'soon'" in self.said(bare_project, *command)
 
     @pytest.mark.skipif(DJANGO < (6, 0), reason="django.tasks came with Django 6.0")
-    @pytest.mark.parametrize("empty_database_url", ["sqlite"], indirect=True)
+    @needs("cheap", empty=True)
     @pytest.mark.parametrize("command", COMMANDS, ids="-".join)
     def test_a_wrong_option_of_a_django_task_is_reported_in_one_sentence(
         self, bare_project: Project, command: tuple[str, ...]

@@ -6,6 +6,7 @@ import pytest
 from sqlalchemy import create_engine, inspect
 
 from tests.faces.django.project_of_tests import Project, run, settings_of
+from tests.kit import needs
 
 STAFF = "--settings=staff_settings"
 
@@ -71,7 +72,7 @@ for each in found.order_by("content_type__model", "codename"):
 """
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_werkzeug_is_imported_by_the_urls_of_the_dashboard_alone(project: Project) -> None:
     program = (
         "import sys\n{}\nfrom sqlq.django import app\napp.jobs\n"

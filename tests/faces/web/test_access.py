@@ -26,7 +26,7 @@ from sqlq.web import User, pages, wsgi
 from sqlq.web.access import ROLES, Role
 from sqlq.web.serve import LOGINS_A_MINUTE, Server
 from sqlq.web.site import HEADERS, Site
-from tests.kit import end, failed
+from tests.kit import end, failed, needs
 from tests.kit.visitor import HOST, Visitor
 
 ROOT = Path(__file__).parents[3]
@@ -480,7 +480,7 @@ def test_a_login_url_works_once(app: sqlq.App) -> None:
     assert len(links) == 2, "the terminal shows the next one"
 
 
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 def test_health_needs_no_login_and_names_no_more_than_the_database(
     app: sqlq.App, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,12 +21,12 @@ import sqlq
 from tests.faces.django.project_of_tests import Project
 from tests.faces.web import shop
 from tests.faces.web.mounts import ASGI, HOSTS
-from tests.kit import end, failed, wait_until
+from tests.kit import end, failed, needs, wait_until
 from tests.kit.browser import Browser, chromium
 
 pytestmark = [
     pytest.mark.debian,
-    pytest.mark.parametrize("database_url", ["postgresql"], indirect=True),
+    needs("postgresql"),
     # Selenium's sockets are closed when its process ends
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

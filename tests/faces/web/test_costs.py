@@ -17,10 +17,8 @@ from sqlq.store import health
 from sqlq.store.jobs.failed import TRACE_CHARACTERS, groups
 from sqlq.store.jobs.lookup import Selection
 from sqlq.web import pages
-from tests.kit import end, failed
+from tests.kit import end, failed, needs
 from tests.kit.visitor import Visitor
-
-on_postgresql = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
 
 WAITING, FAILED = 60_000, 5_000
 FILL = """
@@ -96,7 +94,7 @@ def received(visitor: Visitor, path: str) -> list[tuple[str, Any]]:
     return got
 
 
-@on_postgresql
+@needs("plans")
 def test_a_page_touches_few_pages_of_large_tables(crowded: sqlq.App, engine: Engine) -> None:
     visitor = Visitor(crowded)
     with engine.begin() as conn:

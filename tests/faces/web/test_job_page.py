@@ -23,7 +23,7 @@ from sqlq.store.workers import workers
 from sqlq.testing import drain
 from sqlq.web import Role
 from sqlq.web.outline import outline
-from tests.kit import end, failed
+from tests.kit import end, failed, needs
 from tests.kit.browser import Browser, chromium
 from tests.kit.visitor import Visitor
 
@@ -252,7 +252,7 @@ def is_on_the_first_screen(browser: Browser, selector: str, said: str) -> bool:
 
 
 @pytest.mark.debian
-@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@needs("cheap")
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("shape", ["chain", "fan"])
 def test_the_first_screen_shows_what_is_wrong(shop: sqlq.App, base: str, window: Browser, shape: str) -> None:
@@ -297,7 +297,7 @@ def test_the_first_screen_shows_what_is_wrong(shop: sqlq.App, base: str, window:
 # -- roles of the database -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("roles")
 def test_a_page_names_the_grant_that_its_role_lacks(shop: sqlq.App, engine: Engine) -> None:
     shop.enqueue(shop.named("convert").new(77))
     (id,) = end(shop, failed())

@@ -24,7 +24,7 @@ from sqlq.model.outcome import Finished
 from sqlq.schema.tables import finished_jobs
 from sqlq.store.limits import admit
 from sqlq.web import Role, pages
-from tests.kit import end, failed, wait_until
+from tests.kit import end, failed, needs, wait_until
 from tests.kit.command import Command
 from tests.kit.visitor import Visitor
 
@@ -352,7 +352,7 @@ def test_a_page_names_migrate_without_tables(empty_database_url: str) -> None:
     assert "sqlq migrate" in page
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 def test_a_page_reloads_itself_while_the_database_is_away(app: sqlq.App) -> None:
     with closing(sqlq.App("postgresql+psycopg://nobody@127.0.0.1:9/nowhere")) as away:
         page = Visitor(away).page("/queues", 503)
@@ -360,7 +360,7 @@ def test_a_page_reloads_itself_while_the_database_is_away(app: sqlq.App) -> None
     assert "data-again" in page
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("postgresql")
 def test_a_slow_query_leaves_the_rest_of_the_page(shop: sqlq.App, engine: Engine) -> None:
     shop.enqueue(shop.named("send").new())
     visitor = Visitor(shop)
@@ -412,7 +412,7 @@ def test_viewers_share_one_query(shop: sqlq.App, monkeypatch: pytest.MonkeyPatch
     assert looks == [1, 1]
 
 
-@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+@needs("sessions")
 def test_statements_of_other_sessions_are_shown_to_operators_alone(app: sqlq.App, engine: Engine) -> None:
     with engine.connect() as conn:
         conn.execute(text("CREATE TABLE kept (id int)"))
