@@ -35,6 +35,8 @@ from sqlq.store.jobs import settle as settling
 from sqlq.store.jobs.lease import LeaseState
 from tests.kit import Hand, claim_on, fate, for_each, needs, wait_until
 
+pytestmark = pytest.mark.each_database
+
 ERROR = ErrorText("ValueError", "no", "Traceback …")
 EVERY_OUTCOME: list[Outcome] = [
     Finished("1"),

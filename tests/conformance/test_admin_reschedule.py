@@ -18,6 +18,8 @@ from sqlq.store.jobs import operate, settle
 from sqlq.store.limits import admit
 from tests.kit import claim, claim_on, drain, needs, wait_until, working
 
+pytestmark = pytest.mark.each_database
+
 SOON = timedelta(minutes=5)
 
 

@@ -17,6 +17,8 @@ from sqlq.cli.root import sqlq as command
 from sqlq.config.durations import in_units
 from tests.kit import needs
 
+pytestmark = pytest.mark.each_database
+
 NAMES = {
     "postgresql": ("size", "tables", "connections", "oldest transaction"),
     "mariadb": ("size", "tables", "connections", "oldest transaction", "history list"),

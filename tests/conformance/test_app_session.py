@@ -19,6 +19,8 @@ from sqlq.testing import inline
 from tests.kit import needs
 from tests.kit.postgresql import async_database_url
 
+pytestmark = pytest.mark.each_database
+
 current: ContextVar[Any] = ContextVar("current", default=None)
 
 

@@ -18,6 +18,8 @@ from sqlq.store.audit import Action
 from sqlq.store.jobs import operate
 from tests.kit import needs
 
+pytestmark = pytest.mark.each_database
+
 
 def said(app: sqlq.App) -> list[tuple[str, str, str, int | None]]:
     return [(row.actor, row.action, row.target, row.number) for row in reversed(app.audit.list())]

@@ -13,6 +13,8 @@ import sqlq.testing
 from sqlq.store.jobs import lookup
 from tests.kit import drain, needs, working
 
+pytestmark = pytest.mark.each_database
+
 IMPORT = "import-42"
 
 

@@ -23,6 +23,8 @@ from tests.kit import needs
 from tests.kit.drivers import order
 from tests.kit.notifications import Listener
 
+pytestmark = pytest.mark.each_database
+
 
 @pytest.fixture
 def send(app: sqlq.App) -> sqlq.Task[..., None]:

@@ -49,6 +49,8 @@ from tests.kit.sessions import (
     session_of,
 )
 
+pytestmark = pytest.mark.each_database
+
 
 @pytest.fixture
 def send(app: sqlq.App) -> sqlq.Task[..., None]:

@@ -22,6 +22,8 @@ from tests.faults import guard
 from tests.kit import claim, claim_on, for_each, needs, settle, wait_until, waiting_for_locks
 from tests.kit.drivers import Caller, Mode, common_modes
 
+pytestmark = pytest.mark.each_database
+
 
 @pytest.fixture
 def index(app: sqlq.App) -> sqlq.Task[..., None]:

@@ -16,6 +16,8 @@ from sqlalchemy.orm import Session
 import sqlq
 from tests.kit.sessions import Caller, async_session_of
 
+pytestmark = pytest.mark.each_database
+
 PACKAGE = str(Path(sqlq.__file__).parent)
 MOST_FILES = 8
 

@@ -19,6 +19,8 @@ from sqlq.model.outcome import ErrorText, Finished, Retried, Settlement
 from sqlq.store.jobs import settle as settling
 from tests.kit import claim_on, needs, wait_until, waiting_for_locks
 
+pytestmark = pytest.mark.each_database
+
 
 @pytest.fixture
 def send(app: sqlq.App) -> sqlq.Task[..., None]:

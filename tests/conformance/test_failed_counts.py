@@ -16,6 +16,8 @@ from sqlq.store.jobs import failed
 from sqlq.store.jobs.lookup import Selection
 from tests.kit import NOW, needs, span
 
+pytestmark = pytest.mark.each_database
+
 COLUMNS = (
     "queue, task, payload, priority, attempts, available_at, lease_token, unique_until, releases, "
     "created_at, reason, exception, message, fingerprint, failed_at"

@@ -24,6 +24,8 @@ from sqlq.errors import JobNotFoundError
 from tests.kit import drivers, needs, wait_until
 from tests.kit.sessions import Caller, Way, common_ways, ways
 
+pytestmark = pytest.mark.each_database
+
 """Django's."""
 
 

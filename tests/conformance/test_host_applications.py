@@ -27,6 +27,8 @@ from sqlq.testing import Counts, create_tables, drain, inline, on_database
 from tests.kit import needs
 from tests.kit.postgresql import async_database_url
 
+pytestmark = pytest.mark.each_database
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what Pyramid imports is deprecated
     from pyramid.config import Configurator

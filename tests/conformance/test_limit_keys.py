@@ -19,6 +19,8 @@ from sqlq.worker.maintain.services import Sweep
 from tests.kit import claim, needs
 from tests.kit.hand import blocked
 
+pytestmark = pytest.mark.each_database
+
 KEY = "stripe"
 
 

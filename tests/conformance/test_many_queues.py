@@ -11,6 +11,8 @@ from sqlq.database.values import LARGEST_WINDOW
 from sqlq.store.workers.look import KEPT_SECONDS, KnownQueues, due_in
 from tests.kit import drain, execute
 
+pytestmark = pytest.mark.each_database
+
 FAR = {
     "postgresql": "now() + interval '1 day'",
     "sqlite": "9e12",

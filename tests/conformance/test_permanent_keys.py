@@ -16,6 +16,8 @@ from sqlq.store.jobs import insert
 from tests.kit import needs, wait_until, working
 from tests.kit.drivers import Caller, Mode, common_modes
 
+pytestmark = pytest.mark.each_database
+
 
 @pytest.fixture
 def engine(database_url: str) -> Iterator[Engine]:

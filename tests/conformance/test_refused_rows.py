@@ -24,6 +24,8 @@ from sqlq.worker.report.meter import Totals
 from sqlq.worker.supervise.heartbeat import Heartbeat
 from tests.kit import execute, needs, span, wait_until, working
 
+pytestmark = pytest.mark.each_database
+
 INNOCENT, POISON, BATCH = 8, 5, 3
 """More rows are refused than a batch has, and they come first."""
 

@@ -26,6 +26,8 @@ from sqlq.testing import inline
 from tests.kit import needs
 from tests.kit.sessions import Caller, Way
 
+pytestmark = pytest.mark.each_database
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what Pyramid imports is deprecated
     from pyramid.config import Configurator

@@ -21,6 +21,8 @@ import sqlq
 from tests.kit import needs
 from tests.kit.databases import DATABASES
 
+pytestmark = pytest.mark.each_database
+
 MOMENT = datetime(2030, 1, 31, 8, tzinfo=UTC)
 OPTIONS: list[dict[str, Any]] = [
     {},

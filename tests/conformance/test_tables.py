@@ -22,6 +22,8 @@ from sqlq.schema.types import Moment
 from sqlq.testing import drain
 from tests.kit import for_each, needs
 
+pytestmark = pytest.mark.each_database
+
 EVERY = [getattr(tables, name) for name in tables.__all__]
 
 

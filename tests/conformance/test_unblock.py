@@ -23,6 +23,8 @@ from sqlq.store.jobs import settle as settling
 from sqlq.worker.maintain.services import Unblock
 from tests.kit import claim_on, needs, span
 
+pytestmark = pytest.mark.each_database
+
 ERROR = ErrorText("ValueError", "no")
 LONG_AGO_MS = 10 * RECENT_MS
 

@@ -32,6 +32,8 @@ from tests.faults.scorecard import record
 from tests.kit import NOW, needs, span
 from tests.kit.databases import DATABASES
 
+pytestmark = pytest.mark.each_database
+
 BEHIND = 100
 SECONDS = 60.0
 SEED = 20_261_124

@@ -26,6 +26,8 @@ from tests.kit import claim_on, needs, wait_until
 from tests.kit.postgresql import OwnPostgreSQL
 from tests.kit.standby import standby_of
 
+pytestmark = pytest.mark.each_database
+
 ASKS_THE_TIME = {
     "config/durations.py",
     "cli/commands/health.py",

@@ -49,6 +49,8 @@ from tests.faults.model import HOUR, LEASE, LIMITS, Model, Modelled
 from tests.faults.scorecard import record
 from tests.kit import claim_on
 
+pytestmark = pytest.mark.each_database
+
 OWNERS = ("one", "two")
 ERROR = ErrorText("ValueError", "no")
 FOLLOWER = '{"task": "follows", "queue": "follow"}'

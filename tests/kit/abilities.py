@@ -1,4 +1,4 @@
-"""Marks by which a test says what it needs of a database."""
+"""Marks for what a test needs of its database."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ ABILITIES = {
     "postgresql": {"server", "row_locks", "listen", "roles", "schemas", "plans", "sessions"},
     "mariadb": {"server", "row_locks"},
 }
-"""What each kind of database has, beside itself: its own SQL, settings or faults.
+"""The abilities of each kind of database. Its name stands for its own SQL, settings and faults.
 
 `file` and `one_writer`: the database is a file, which one transaction at a time may write. `cheap`: it is
 made in a millisecond, for tests that any database would do for. `server`: it is reached over a network.
 `row_locks`: transactions lock single rows, and others pass over these. `listen`: idle workers are notified.
 `roles`: rights to tables and columns. `schemas`: tables of one name beside each other. `plans`: EXPLAIN
-tells which pages a statement reads. `sessions`: a session sees what others do and wait for.
+shows which pages a statement reads. `sessions`: a session sees what others do and wait for.
 """
 
 

@@ -14,6 +14,8 @@ from sqlq.schema.tables import TOKEN_SCHEMA, metadata
 from tests.kit import execute, needs
 from tests.migrations.catalogue import NULLABLE, Catalogue, catalogue, columns, indexes, nullable, run_script
 
+pytestmark = pytest.mark.each_database
+
 
 @pytest.fixture
 def migrated(empty: Engine, request: pytest.FixtureRequest) -> Iterator[Catalogue]:

@@ -25,6 +25,8 @@ from tests.kit import needs
 from tests.kit.postgresql import async_database_url
 from tests.migrations.catalogue import Catalogue, catalogue, own_names, run_script
 
+pytestmark = pytest.mark.each_database
+
 INI = """
 [alembic]
 script_location = {directory}

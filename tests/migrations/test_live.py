@@ -26,6 +26,8 @@ from tests.migrations import later_release
 from tests.migrations.catalogue import catalogue, run_script
 from tests.migrations.later_release import Migrator
 
+pytestmark = pytest.mark.each_database
+
 Builder = TypeVar("Builder")
 
 

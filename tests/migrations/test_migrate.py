@@ -23,6 +23,8 @@ from sqlq.schema import version
 from tests.kit import execute, needs
 from tests.migrations.catalogue import catalogue, own_names
 
+pytestmark = pytest.mark.each_database
+
 CHECKOUT = Path(version.__file__).parents[2]
 
 

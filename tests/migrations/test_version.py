@@ -18,6 +18,8 @@ from sqlq.schema import tables, version
 from tests.kit import needs
 from tests.kit.databases import DATABASES
 
+pytestmark = pytest.mark.each_database
+
 
 def test_read_returns_none_or_the_revision(empty: Engine) -> None:
     with empty.connect() as connection:

@@ -24,6 +24,8 @@ from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.options import WorkerOptions
 from tests.kit import needs
 
+pytestmark = pytest.mark.each_database
+
 HOT = ("jobs", "finished_jobs", "failed_jobs")
 
 

@@ -19,6 +19,8 @@ from sqlq.database.database import Database
 from sqlq.database.values import Execute
 from tests.kit import needs
 
+pytestmark = pytest.mark.each_database
+
 
 class Clock(SimpleNamespace):
     """The clock of the modules that look how long a connection has rested."""

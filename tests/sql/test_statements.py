@@ -38,6 +38,8 @@ from tests.sql.statements import (
     walk,
 )
 
+pytestmark = pytest.mark.each_database
+
 SCHEDULED_AT_A_HIGHER_PRIORITY = 20_000
 AVAILABLE = 20_000
 RUNNING = 200

@@ -24,6 +24,8 @@ from tests.kit import claim_on, needs
 from tests.kit.sql import received
 from tests.sql.statements import walk
 
+pytestmark = pytest.mark.each_database
+
 CALLS: dict[str, Callable[[Database], Any]] = {
     "unblock": lambda database: unblock.after(database, [1, 2]),
     "unblock_steps": lambda database: unblock._unblock(database, [3]),

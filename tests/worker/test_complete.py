@@ -34,6 +34,8 @@ from sqlq.worker.attempt.context import attempt_of
 from tests.kit import NOW, claim_on, needs, run_one, wait_until, waiting_for_locks
 from tests.kit.postgresql import async_database_url
 
+pytestmark = pytest.mark.each_database
+
 payments = Table("payments", MetaData(), Column("n", Integer))
 
 

@@ -40,6 +40,8 @@ from tests.kit import (
     working,
 )
 
+pytestmark = pytest.mark.each_database
+
 ERROR = ErrorText("ValueError", "no")
 EVERY_OUTCOME: list[Outcome] = [Finished("1"), Retried(0, ERROR), Failed("error", ERROR), Released()]
 

@@ -24,6 +24,8 @@ from sqlq.worker.settle.settle import Counts
 from tests.kit import claim, claim_on, needs, wait_until, working
 from tests.kit.hand import blocked
 
+pytestmark = pytest.mark.each_database
+
 PROMPT = {"backoff": "0s"}
 
 

@@ -12,6 +12,8 @@ from sqlq.errors import ConfigurationError
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.options import WorkerOptions
 
+pytestmark = pytest.mark.each_database
+
 NEWEST = frozenset({"stack"})
 
 

@@ -28,6 +28,8 @@ from sqlq.worker.run import executor
 from sqlq.worker.run.lease import Leases
 from tests.kit import claim, claim_size_of, deaths, expire, rescue, span, wait_until, working
 
+pytestmark = pytest.mark.each_database
+
 
 class Steps:
     """A task whose jobs note their start, and end when a test lets them."""

@@ -16,6 +16,8 @@ from sqlq.worker.options import WorkerOptions
 from tests.faults import guard
 from tests.kit import drain
 
+pytestmark = pytest.mark.each_database
+
 
 @pytest.fixture(autouse=True)
 def guarded(engine: Engine) -> None:
