@@ -200,7 +200,7 @@ class Context(CommandLine):
         from sqlq.database.dialects import dialect_at
 
         if path is None:
-            return App(self.database_url)
+            return App() if self.database_url is None else App(self.database_url)
         directories = [Path.cwd(), *([] if self.project is None else [self.project.file.parent])]
         if self.database_url is None:
             return load_app(path, directories)

@@ -165,11 +165,11 @@ class LimitBlocker(Blocker):
         key, leader = job.limit_key or "", None
         with database.read() as conn:
             status = admit.status(conn, key)
-            if status is None:
+            if not status:
                 return
             if status.in_order and (id := admit.leader(conn, key, holds=status.holds)) not in (None, job.id):
                 leader = lookup.details(conn, id)
-        if leader is not None:
+        if leader:
             why = "".join(f": {reason.text}" for reason in put_back(leader))
             yield Reason(
                 f"it waits for job {leader.id}, {leader.task}, which is {leader.state}, and before it in the "

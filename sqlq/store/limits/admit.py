@@ -337,7 +337,7 @@ def listing(conn: Connection, prefix: str, limit: int) -> list[LimitStatus]:
         select(limits.c.limit_key).where(begins).order_by(limits.c.limit_key).limit(limit)
     )
     keys = sorted({*with_row, *_keys_in_line(conn, "", limit, prefix)})
-    return [each for key in keys[:limit] if (each := status(conn, key)) is not None]
+    return [each for key in keys[:limit] if (each := status(conn, key))]
 
 
 def status(conn: Connection, key: str) -> LimitStatus | None:
@@ -379,7 +379,7 @@ def pin(conn: Connection, key: str, rule: Rule) -> LimitStatus | None:
     """Override the rule of a key until `unpin`, and admit jobs by it; return its status. Raises
     `ConfigurationError` where the jobs run in order."""
     known = status(conn, key)
-    if known is not None and known.in_order:
+    if known and known.in_order:
         raise ConfigurationError(
             f"jobs of the key {key!r} run in order, one at a time, and take no other limit"
         )
