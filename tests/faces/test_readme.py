@@ -244,7 +244,7 @@ def test_commands(desk: Desk) -> None:
     desk.run("sqlq --app shop:app work --drain")
     listing, by_error, show, retry, forget = commands("failed")
     assert "shop.send_receipt" in desk.run(listing)
-    assert re.search(r"^ +1  .* ago  shop\.send_receipt ", desk.run(by_error), re.MULTILINE)
+    assert re.search(r"^ +1  .*  shop\.send_receipt ", desk.run(by_error), re.MULTILINE)
     assert "the payload is not JSON" in desk.run(show)
     assert "retried 1 job" in desk.run(retry)
     desk.run("sqlq --app shop:app work --drain")
