@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,7 +12,7 @@ from uuid import uuid4
 import pytest
 from sqlalchemy import make_url
 
-from tests.kit import needs, wait_until
+from tests.kit import let_pass, needs, wait_until
 from tests.kit.command import Command
 from tests.kit.databases import fresh_database
 from tests.kit.mariadb import MariaDB, OwnMariaDB, found
@@ -133,7 +132,7 @@ def test_sessions_that_the_server_ends_soon_are_not_missed(
     try:
         with sqlq_.working():
             sqlq_.wait_for_worker()
-            threading.Event().wait(3)  # as long as nobody works
+            let_pass(3, "the server ends sessions that nobody uses")
             assert sqlq_.shop("enqueue", "wait", "late").code == 0
             sqlq_.wait_for("late.started")
             sqlq_.touch("late.go")
@@ -166,7 +165,7 @@ def test_a_server_that_dies_costs_no_job(
             server.restart("immediate")
             server.stop("immediate")
             sqlq_.touch("a.go")
-            threading.Event().wait(1)  # until the handler has returned, which nothing shows
+            sqlq_.wait_for("a.ended")
             server.start()
             wait_until(lambda: finished(sqlq_), what="the job finished")
         assert "Traceback" not in sqlq_.log()

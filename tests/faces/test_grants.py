@@ -302,7 +302,9 @@ def test_an_enqueue_and_a_worker_name_their_own_kinds(poor: Poor, tmp_path: Path
 def test_a_worker_may_run_each_service_of_its_maintenance(owner: Console, poor: Poor) -> None:
     grant(owner.url, poor.role, "worker")
     app = sqlq.App(poor.url)
-    for service in app.worker()._maintenance._due:
+    services = app.worker()._maintenance._due
+    assert services
+    for service in services:
         service.run()  # raises, with the table, where RIGHTS["worker"] lacks a right
     app.close()
 

@@ -8,7 +8,6 @@ connects directly, so that its jobs are known while the worker is cut off.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,7 +25,7 @@ from sqlq.store.workers import look
 from sqlq.worker.wait.poller import IDLE_POLL_SECONDS
 from tests.faults.load import RESUME_SECONDS, Load, readable_log
 from tests.faults.scorecard import record
-from tests.kit import needs, wait_until
+from tests.kit import let_pass, needs, wait_until
 from tests.kit.mariadb import MariaDB, OwnMariaDB
 from tests.kit.postgresql import OwnPostgreSQL
 from tests.kit.processes import WorkerProcess, worker_process
@@ -59,11 +58,6 @@ def working(load: Load, url: str, *options: str) -> Iterator[WorkerProcess]:
         yield worker
         assert worker.process.poll() is None, "the worker is gone:\n" + worker.log.read_text()[-5000:]
         assert worker.stop() == 0
-
-
-def passes(seconds: float) -> None:
-    """Let a fault last; nothing is waited for."""
-    threading.Event().wait(seconds)
 
 
 def end(load: Load, worker: WorkerProcess, guarantee: str, resumed: list[float], *, faults: int) -> None:
@@ -129,7 +123,7 @@ def test_workers_survive_killed_backends(load: Load, seconds: int) -> None:
                 with suppress(DBAPIError):  # it has ended by itself
                     conn.execute(text(kill), {"pid": chance.choice(pids)})
                 killed += 1
-            passes(0.1)
+            let_pass(0.1, "the fault lasts")
         resumed = [load.seconds_to_next_finish(time.monotonic())]
         end(load, worker, "backends are killed ten times a second", resumed, faults=seconds)
     assert killed > seconds * 3
@@ -164,7 +158,7 @@ def test_workers_survive_connection_resets(load: Load, proxy: Proxy) -> None:
 def test_workers_survive_lost_packets(load: Load, proxy: Proxy, directions: tuple[str, ...]) -> None:
     with working(load, proxy.url(load.url)) as worker:
         proxy.deaf(*directions)
-        passes(2)
+        let_pass(2, "the fault lasts")
         proxy.hear()
         resumed = [load.seconds_to_next_finish(time.monotonic())]
         end(
@@ -183,7 +177,7 @@ def test_workers_survive_long_and_repeated_packet_loss(load: Load, proxy: Proxy)
     with working(load, proxy.url(load.url)) as worker:
         for seconds in (12, 6, 3):
             proxy.deaf()
-            passes(seconds)
+            let_pass(seconds, "the fault lasts")
             proxy.hear()
             resumed.append(load.seconds_to_next_finish(time.monotonic()))
         end(load, worker, "the network swallows packets for long and again", resumed, faults=3)

@@ -38,7 +38,7 @@ from tests.faults.limited import MODULE as LIMITED
 from tests.faults.operated import Answer, answer
 from tests.faults.scorecard import MUST_BE_ZERO, ROUNDS, record
 from tests.faults.ticks import account, moments_of
-from tests.kit import wait_until
+from tests.kit import let_pass, wait_until
 from tests.kit.patroni import TTL_SECONDS, Cluster, Member, is_installed, patroni_cluster
 from tests.kit.postgresql import PostgreSQL
 from tests.kit.processes import worker_process
@@ -286,7 +286,7 @@ def switchover(cluster: Cluster, leader: Member) -> None:
 
 def freeze(cluster: Cluster, leader: Member) -> None:
     leader.signal(signal.SIGSTOP)
-    threading.Event().wait(TTL_SECONDS + 5)
+    let_pass(TTL_SECONDS + 5, "the leader's time is over")
     leader.signal(signal.SIGCONT)
     wait_for_another(cluster, leader)
 
@@ -386,7 +386,7 @@ def test_only_an_asynchronous_standby_loses_jobs_when_replication_is_cut(
         ]
         for receiver in receivers:
             receiver.suspend()
-        threading.Event().wait(2)
+        let_pass(2, "producers go on")
         at_the_kill = len(shop.acknowledged())
         leader.kill()
         for receiver in receivers:

@@ -265,4 +265,4 @@ with stopped_by_signals(lambda: os._exit(9)):
 
 def test_a_child_forked_beside_a_worker_takes_signals() -> None:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS]
-    subprocess.run(command, cwd=ROOT, timeout=60, check=True)
+    assert subprocess.run(command, cwd=ROOT, timeout=60, check=False).returncode == 0

@@ -27,7 +27,7 @@ from sqlq.store.jobs import settle as settling
 from sqlq.worker.settle.settle import Settler
 from sqlq.worker.threads.loop import OFTEN
 from tests.faults.scorecard import record
-from tests.kit import claim, needs, settle, wait_until, working
+from tests.kit import claim, let_pass, needs, settle, wait_until, working
 from tests.kit.processes import ROOT
 
 pytestmark = pytest.mark.integration
@@ -106,7 +106,7 @@ def test_workers_and_producers_meet_no_deadlock(
     for role in ("worker",) * WORKERS + ("producer",) * PRODUCERS:
         storm.start(role)
     wait_until(lambda: len(storm.noted("ran")) > 100, what="the first jobs done")
-    threading.Event().wait(seconds)
+    let_pass(seconds, "the storm lasts")
     producers = storm.end(PRODUCERS)
     wait_until(lambda: ask(text("SELECT count(*) FROM jobs")) == 0, timeout=120, what="all jobs done")
     workers = storm.end(WORKERS)

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -19,7 +18,7 @@ from typing import Any
 import pytest
 
 from sqlq.admin.doctor.doctor import examine
-from tests.kit import wait_until
+from tests.kit import let_pass, wait_until
 from tests.kit.processes import Project, WorkerProcess, reasons
 
 pytestmark = pytest.mark.integration
@@ -237,7 +236,7 @@ def test_a_process_is_not_stuck_after_the_machine_slept(play: Play) -> None:
         (pid,) = wait_until(lambda: play.ran(waiting), what="the job running")
         for each in (pid, worker.process.pid):
             os.kill(each, signal.SIGSTOP)
-        threading.Event().wait(9.0)  # longer than a process that is frozen alone would live
+        let_pass(9, "a process that is frozen alone is dead by then")
         os.kill(worker.process.pid, signal.SIGCONT)
         passed = time.monotonic()
         os.kill(pid, signal.SIGCONT)

@@ -43,7 +43,7 @@ from tests.kit.hand import (
     settle,
 )
 from tests.kit.sql import NOW, execute, rows_read, span, waiting_for_locks
-from tests.kit.waiting import wait_until
+from tests.kit.waiting import let_pass, wait_until
 from tests.kit.workers import (
     claim_size_of,
     deaths,
@@ -74,6 +74,7 @@ __all__ = [
     "fate",
     "for_each",
     "ids",
+    "let_pass",
     "needs",
     "refuse_threads",
     "renew",

@@ -54,6 +54,7 @@ def wait(name: str) -> None:
     Path(name + ".started").touch()
     while not Path(name + ".go").exists():
         time.sleep(0.01)
+    Path(name + ".ended").touch()
 
 @app.task
 async def where() -> str:

@@ -1,5 +1,4 @@
-"""How tests wait: for a condition, with a deadline, never for a time to pass. The only file of the tests that
-sleeps."""
+"""How tests wait: for a condition, with a deadline. The only file of the tests that sleeps."""
 
 from __future__ import annotations
 
@@ -26,3 +25,9 @@ def wait_until(condition: Callable[[], T], timeout: float = 120, what: str = "th
             raise AssertionError(f"{what}: not within {timeout:g} s (last seen: {value!r})")
         time.sleep(pause)  # noqa: TID251 - waiting is what this file is for
         pause = min(pause * 2, 0.05)
+
+
+def let_pass(seconds: float, why: str) -> None:
+    """Let time pass where no event can be awaited: a fault that lasts, or a bound that is to be exceeded."""
+    assert why
+    time.sleep(seconds)  # noqa: TID251 - signed by `why`

@@ -175,6 +175,7 @@ def test_the_search_path_of_a_session_does_not_hide_the_version(empty: Engine) -
     with empty.connect() as connection:
         connection.execute(text("SET search_path = pg_catalog"))
         version.require(connection, None)
+        assert version.read(connection, None) == version.HEAD
 
 
 @needs("roles", empty=True)

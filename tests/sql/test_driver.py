@@ -191,7 +191,7 @@ def test_a_connection_in_use_at_the_close_is_closed_when_it_comes_back(app: sqlq
 def test_a_close_breaks_no_return_of_a_connection_in_another_thread(app: sqlq.App) -> None:
     event.listen(app.database.engine, "checkin", lambda *_: app.database.close())
     app.database.require_tables()
-    app.database.require_tables()
+    assert app.jobs.list() == []
 
 
 def test_connections_are_pooled_after_two_closes_at_once(

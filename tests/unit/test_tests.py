@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from tests import conftest, kit
@@ -42,3 +42,63 @@ def test_the_kit_lists_its_modules_and_explains_each() -> None:
         assert ast.get_docstring(ast.parse(path.read_text())), path
         if path.stem != "__init__" and not path.stem.endswith("_guard"):
             assert path.stem in (kit.__doc__ or ""), path
+
+
+# -- each test asserts something -----------------------------------------------------------------------------
+
+
+ASSERTING = {"raises", "warns", "fail", "wait_until"}
+
+
+def name_of(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def asserts(function: ast.AST, helpers: Collection[str] = ()) -> bool:
+    """Whether a function asserts by itself, or calls a helper that does."""
+    calls = [name_of(node) for node in ast.walk(function) if isinstance(node, ast.Call)]
+    return any(isinstance(node, ast.Assert) for node in ast.walk(function)) or not {
+        *ASSERTING,
+        *helpers,
+    }.isdisjoint(calls)
+
+
+def functions(source: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [n for n in ast.walk(ast.parse(source)) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
+
+
+def test_a_function_without_an_assertion_is_found() -> None:
+    ours, theirs, bare = functions("def f(): assert 1\ndef g():\n  with raises(): pass\ndef h(): f()")
+    assert [asserts(each) for each in (ours, theirs, bare)] == [True, True, False]
+    assert asserts(bare, {"f"})
+
+
+def test_each_test_asserts_something() -> None:
+    files = {file: functions(source) for file, source in SOURCES.items() if "django/project" not in file}
+    helpers: set[str] = set()
+    known = [each for found in files.values() for each in found if not each.name.startswith("test_")]
+    while more := {each.name for each in known if asserts(each, helpers)} - helpers:
+        helpers |= more
+    assert [
+        (file, each.name)
+        for file, found in files.items()
+        for each in found
+        if each.name.startswith("test_") and not asserts(each, helpers)
+    ] == []
+
+
+def sleeps(statement: ast.stmt) -> bool:
+    """Whether a statement waits for an event that nobody can set. Nested handlers may, as slow work."""
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return False
+    calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
+    return any(ast.unparse(call.func) == "threading.Event().wait" for call in calls)
+
+
+def test_no_test_waits_for_a_time_but_by_let_pass() -> None:
+    assert [
+        (file, each.name)
+        for file, source in SOURCES.items()
+        for each in functions(source)
+        if each.name.startswith("test_") and any(map(sleeps, each.body))
+    ] == []

@@ -267,11 +267,16 @@ def test_a_late_claim_starts_its_jobs(
 def test_a_late_claim_is_held_where_it_cannot_be_renewed(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    asked: list[str] = []
+
     def refuse(conn: Connection, worker: str) -> bool:
+        asked.append(worker)
         raise exc.TimeoutError("QueuePool limit reached")
 
     monkeypatch.setattr(workers, "seen", refuse)
-    app.worker()._leases.arrived(time.monotonic())
+    worker = app.worker()
+    worker._leases.arrived(time.monotonic())  # raises nothing
+    assert asked == [worker.id]
 
 
 def test_a_released_and_reclaimed_job_does_not_count_as_lost(
