@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from contextvars import Context
 from typing import Any
 
@@ -33,7 +33,7 @@ from sqlq.schema.tables import jobs as jobs_table
 from sqlq.store.jobs import lease, operate
 from sqlq.store.jobs import settle as settling
 from sqlq.store.jobs.lease import LeaseState
-from tests.kit import Hand, claim_on, fate, for_each, needs, wait_until
+from tests.kit import Hand, claim_on, fate, for_each, locked, needs, received, wait_until, waiting_for_locks
 
 pytestmark = pytest.mark.each_database
 
@@ -59,20 +59,6 @@ def requested(hand: Hand) -> dict[int, Any]:
             for id, at in conn.execute(text("SELECT id, cancel_requested_at FROM jobs"))
             if at is not None
         }
-
-
-@contextmanager
-def locked(engine: Engine, id: int) -> Iterator[Connection]:
-    """Somebody's transaction that holds a job's row."""
-    with engine.connect() as conn, conn.begin():
-        conn.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": id})
-        yield conn
-
-
-def waits_for_a_lock(engine: Engine) -> bool:
-    with engine.connect() as conn:
-        waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-        return bool(conn.scalar(text(f"{waiting} AND wait_event_type = 'Lock'")))
 
 
 # -- what each job becomes -----------------------------------------------------------------------------------
@@ -349,7 +335,7 @@ def test_cancel_after_a_claim_is_a_request(hand: Hand, engine: Engine, force: bo
             claimed = claim_on(conn, limit=2, owner="worker")
             assert [job.id for job in claimed] == [first, second]
             cancelling = pool.submit(hand.app.jobs.cancel, [first, second, third], force=force)
-            wait_until(lambda: waits_for_a_lock(engine), what="the cancel to wait for the claim")
+            wait_until(lambda: waiting_for_locks(engine), what="the cancel to wait for the claim")
             assert hand.states([third]) == ["cancelled"], "a locked row holds up no other"
         done = cancelling.result(20)
     if force:
@@ -381,7 +367,7 @@ def test_a_cancel_after_a_settle_changes_nothing(hand: Hand, engine: Engine, for
         with hand.app.database.begin() as conn:
             assert settling.settle(conn, [Settlement(id, owner.lease_token, 1, Finished("1"))])
             cancelling = pool.submit(hand.app.jobs.cancel, [id], force=force)
-            wait_until(lambda: waits_for_a_lock(engine), what="the cancel to wait for the settle")
+            wait_until(lambda: waiting_for_locks(engine), what="the cancel to wait for the settle")
         assert cancelling.result(20) == {id: "ended"}
     assert hand.app.jobs.get(id).result == 1
 
@@ -488,16 +474,11 @@ def test_concurrent_claims_settles_and_cancels_lose_nothing(hand: Hand) -> None:
 
 def test_ids_are_cancelled_in_ascending_order_of_their_locks(hand: Hand) -> None:
     ids = hand.enqueue(3)
-    asked: list[str] = []
-
-    def collect(
-        conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
-    ) -> None:
-        asked.append(statement)
 
     with hand.app.database.begin() as conn:
         conn.execute(update(jobs_table).values(priority=1))
-        event.listen(conn, "before_cursor_execute", collect)
-        operate.cancel(conn, list(reversed(ids)))
-    assert "ORDER BY" in asked[0]
-    assert asked[0].split("ORDER BY")[1].split()[0].endswith("jobs.id")
+        with received(conn) as got:
+            operate.cancel(conn, list(reversed(ids)))
+    cancel, _ = got[0]
+    assert "ORDER BY" in cancel
+    assert cancel.split("ORDER BY")[1].split()[0].endswith("jobs.id")

@@ -29,7 +29,7 @@ from sqlq.store import health as queue_health
 from sqlq.store import rights
 from sqlq.store.jobs import settle as settling
 from sqlq.store.workers import workers
-from tests.kit import claim_on, for_each, needs, span
+from tests.kit import claim_on, for_each, needs, received, span
 from tests.kit.command import other_distribution
 
 
@@ -483,15 +483,9 @@ def test_the_doctor_reports_a_pool_without_a_free_connection(
 
 def test_the_queue_is_counted_once(patient: Patient) -> None:
     patient.enqueue()
-    asked: list[str] = []
-
-    def note(conn: Any, cursor: Any, statement: str, *rest: Any) -> None:
-        asked.append(statement)
-
-    engine = patient.app.database.engine
-    event.listen(engine, "before_cursor_execute", note)
-    patient.examine()
-    event.remove(engine, "before_cursor_execute", note)
+    with received(patient.app.database.engine) as got:
+        patient.examine()
+    asked = [statement for statement, _ in got]
     of_failures = [one for one in asked if "failed_jobs" in one and "sqlq_flows" not in one]
     assert len(of_failures) == 1, "the line of flows asks for failed steps alone"
     assert not [statement for statement in asked if "queue_stats" in statement], "the view counts every job"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, text
 
 import sqlq
 from sqlq.admin import failures
@@ -22,7 +22,7 @@ from sqlq.store.jobs import failed as failed_rows
 from sqlq.store.jobs import lookup
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
-from tests.kit import NOW, Hand, claim_on, failed, needs, span
+from tests.kit import NOW, Hand, claim_on, failed, needs, received, span
 
 MAIL: dict[str, Any] = {"queue": "mail", "priority": 100}
 
@@ -270,22 +270,6 @@ NEED_STATISTICS = {
 """The others are bounded whatever the planner takes the tables for."""
 
 
-def received(conn: Connection, look: Callable[[Connection], Any]) -> list[tuple[str, Any]]:
-    """Return the statements that the database gets, with their parameters."""
-    got: list[tuple[str, Any]] = []
-
-    def collect(
-        conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
-    ) -> None:
-        got.append((statement, parameters))
-
-    event.listen(conn, "before_cursor_execute", collect)
-    look(conn)
-    event.remove(conn, "before_cursor_execute", collect)
-    assert got
-    return got
-
-
 @needs("plans")
 def test_postgresql_reads_a_bounded_number_of_pages(
     crowded: sqlq.App, monkeypatch: pytest.MonkeyPatch
@@ -305,7 +289,10 @@ def reads_few_pages(crowded: sqlq.App, *, analyzed: bool) -> None:
     with crowded.database.read() as conn:
         assert conn.scalar(text("SELECT pg_relation_size('jobs') / 8192")) > 1_000
         for name in LOOKS if analyzed else LOOKS.keys() - NEED_STATISTICS:
-            for statement, parameters in received(conn, LOOKS[name]):
+            with received(conn) as got:
+                LOOKS[name](conn)
+            assert got
+            for statement, parameters in got:
                 if not analyzed and "GROUP BY public.failed_jobs.queue" in statement:
                     continue  # the sample, whose rows are looked up until there was a vacuum
                 (plan,) = conn.exec_driver_sql(
@@ -346,7 +333,10 @@ def test_sqlite_reads_by_indexes(crowded: sqlq.App) -> None:
     """A table is read by itself only from its newest job backwards, up to a limit."""
     with crowded.database.read() as conn:
         for name, look in LOOKS.items():
-            for statement, parameters in received(conn, look):
+            with received(conn) as got:
+                look(conn)
+            assert got
+            for statement, parameters in got:
                 plan = [row[3] for row in conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)]
                 scans = [step for step in plan if re.match(r"SCAN main\.(jobs|\w+_jobs)$", step)]
                 assert not scans or "LIMIT" in statement, f"{name}: {plan}"

@@ -10,13 +10,13 @@ from typing import Any
 import flask
 import flask_sqlalchemy
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import sqlq
 from sqlq.testing import inline
-from tests.kit import needs
+from tests.kit import count, needs
 from tests.kit.postgresql import async_database_url
 
 pytestmark = pytest.mark.each_database
@@ -39,11 +39,6 @@ def send(app: sqlq.App) -> sqlq.Task[..., None]:
     return send
 
 
-def number_of_jobs(engine: Engine) -> int:
-    with engine.connect() as conn:
-        return int(conn.execute(text("SELECT count(*) FROM jobs")).scalar_one())
-
-
 def test_a_scoped_session_is_joined(
     app: sqlq.App, send: sqlq.Task[..., None], database_url: str, shop: Engine
 ) -> None:
@@ -51,21 +46,21 @@ def test_a_scoped_session_is_joined(
     app.use(database_url, session=sessions)
     app.enqueue(send.new(1))
     app.enqueue_many([send.new(2), send.new(3)])
-    assert number_of_jobs(shop) == 0
+    assert count(shop) == 0
     sessions.rollback()
     app.enqueue(send.new(1))
     sessions.commit()
-    assert number_of_jobs(shop) == 1
+    assert count(shop) == 1
     app.enqueue(send.new(4), commit=True)
     with pytest.raises(sqlq.EnqueueError, match="commit=True is for a transaction of the job's own"):
         app.enqueue(send.new(4), session=sessions, commit=True)
-    assert number_of_jobs(shop) == 2
+    assert count(shop) == 2
     with Session(shop) as other:
         app.enqueue(send.new(5), session=other)
         sessions.commit()
-        assert number_of_jobs(shop) == 2
+        assert count(shop) == 2
         other.commit()
-    assert number_of_jobs(shop) == 3
+    assert count(shop) == 3
     sessions.remove()
 
 
@@ -82,7 +77,7 @@ def test_flask_sqlalchemys_session_is_joined(
         app.enqueue(send.new())  # the end of the request rolls back
     with web.app_context():
         db.engine.dispose()
-    assert number_of_jobs(shop) == 1
+    assert count(shop) == 1
     with pytest.raises(RuntimeError, match="outside of application context"):
         app.enqueue(send.new())
 
@@ -92,14 +87,14 @@ def test_the_session_function_selects_the_session_to_join(
 ) -> None:
     app.use(database_url, session=current.get)
     app.enqueue(send.new(1))
-    assert number_of_jobs(shop) == 1
+    assert count(shop) == 1
     for session in (Session(shop), shop.connect()):
         current.set(session)
         app.enqueue(send.new(1))
         session.rollback()
         session.close()
         current.set(None)
-    assert number_of_jobs(shop) == 1
+    assert count(shop) == 1
 
 
 def test_an_asynchronous_session_is_joined(
@@ -122,7 +117,7 @@ def test_an_asynchronous_session_is_joined(
         await engine.dispose()
 
     asyncio.run(main())
-    assert number_of_jobs(shop) == 3
+    assert count(shop) == 3
 
 
 def test_handlers_of_a_worker_join_the_app_session(
@@ -152,7 +147,7 @@ def test_use_without_a_session_keeps_the_last_one(
     app.use(database_url)
     app.enqueue(send.new())
     sessions.remove()
-    assert number_of_jobs(shop) == 0
+    assert count(shop) == 0
 
 
 def test_inline_waits_for_the_sessions_commit(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -14,13 +13,13 @@ import django.conf
 import django.db
 import pytest
 from django.db import transaction
-from sqlalchemy import Engine, NullPool, create_engine, make_url, text
+from sqlalchemy import Engine, make_url
 
 import sqlq
 from sqlq.database.caller import drivers
 from sqlq.testing import inline
 from tests.kit import needs
-from tests.kit.drivers import order
+from tests.kit.drivers import order, orders_and_jobs
 from tests.kit.notifications import Listener
 
 pytestmark = pytest.mark.each_database
@@ -34,23 +33,6 @@ def send(app: sqlq.App) -> sqlq.Task[..., None]:
     return send
 
 
-@pytest.fixture
-def watch(database_url: str) -> Iterator[Engine]:
-    """Somebody else's look at the shop, who sees what is committed."""
-    engine = create_engine(database_url, poolclass=NullPool)
-    with engine.begin() as conn:
-        conn.execute(text("CREATE TABLE orders (id integer PRIMARY KEY)"))
-    yield engine
-    engine.dispose()
-
-
-def committed(engine: Engine) -> tuple[list[int], list[int]]:
-    with engine.connect() as conn:
-        return list(conn.scalars(text("SELECT id FROM orders ORDER BY id"))), list(
-            conn.scalars(text("SELECT id FROM jobs ORDER BY id"))
-        )
-
-
 def order_and_fail(app: sqlq.App, job: sqlq.NewJob, connection: Any, id: int) -> None:
     order(connection, id)
     app.enqueue(job, session=connection)
@@ -58,7 +40,7 @@ def order_and_fail(app: sqlq.App, job: sqlq.NewJob, connection: Any, id: int) ->
 
 
 def test_an_atomic_block_commits_or_rolls_back_write_and_job(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, connection: Any
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, connection: Any
 ) -> None:
     with transaction.atomic(using=connection.alias):
         order(connection, 1)
@@ -68,18 +50,18 @@ def test_an_atomic_block_commits_or_rolls_back_write_and_job(
         second, third = app.enqueue_many(
             [send.new(3).set(unique_key="k"), send.new(4).set(unique_key="l")], session=connection
         )
-        assert committed(watch) == ([], [])
+        assert orders_and_jobs(watched_orders) == ([], [])
     with suppress(ZeroDivisionError), transaction.atomic(using=connection.alias):
         order_and_fail(app, send.new(5), connection, 5)
-    assert committed(watch) == ([1], sorted([first.id, second.id, third.id]))
+    assert orders_and_jobs(watched_orders) == ([1], sorted([first.id, second.id, third.id]))
     assert connection.get_autocommit()
 
 
 def test_a_job_outside_a_block_commits_at_once(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, connection: Any
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, connection: Any
 ) -> None:
     job = app.enqueue(send.new(1), session=connection)
-    assert committed(watch)[1] == [job.id]
+    assert orders_and_jobs(watched_orders)[1] == [job.id]
     transaction.set_autocommit(False, using=connection.alias)
     app.enqueue(send.new(2), session=connection)
     transaction.rollback(using=connection.alias)
@@ -87,11 +69,11 @@ def test_a_job_outside_a_block_commits_at_once(
     order(connection, 1)
     transaction.commit(using=connection.alias)
     transaction.set_autocommit(True, using=connection.alias)
-    assert committed(watch) == ([1], [job.id, other.id])
+    assert orders_and_jobs(watched_orders) == ([1], [job.id, other.id])
 
 
 def test_an_error_is_djangos_and_marks_its_block(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, connection: Any
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, connection: Any
 ) -> None:
     with transaction.atomic(using=connection.alias):
         order(connection, 1)
@@ -103,22 +85,22 @@ def test_an_error_is_djangos_and_marks_its_block(
             app.enqueue(replace(send.new(1), priority=1_000), session=connection)
         with pytest.raises(transaction.TransactionManagementError, match="An error occurred in the current"):
             app.enqueue(send.new(2), session=connection)
-    assert committed(watch) == ([], [])
+    assert orders_and_jobs(watched_orders) == ([], [])
 
 
 def test_enqueue_takes_djangos_connection_proxy(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, connection: Any
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, connection: Any
 ) -> None:
     from django.utils.connection import ConnectionProxy
 
     proxy: Any = ConnectionProxy(django.db.connections, connection.alias)
-    app.use(watch.url, session=proxy)
+    app.use(watched_orders.url, session=proxy)
     with suppress(ZeroDivisionError), transaction.atomic(using=connection.alias):
         app.enqueue(send.new(1))
         raise ZeroDivisionError
     with transaction.atomic(using=connection.alias):
         job = app.enqueue(send.new(1))
-    assert committed(watch)[1] == [job.id]
+    assert orders_and_jobs(watched_orders)[1] == [job.id]
 
 
 @needs("listen")
@@ -141,7 +123,7 @@ def test_a_commit_of_djangos_notifies_workers_and_a_rollback_does_not(
 
 
 def test_a_handler_completes_in_a_transaction_of_djangos(
-    app: sqlq.App, watch: Engine, connection: Any
+    app: sqlq.App, watched_orders: Engine, connection: Any
 ) -> None:
     @app.task(name="shop.pay", max_attempts=2, backoff="0s")
     def pay() -> None:
@@ -157,7 +139,7 @@ def test_a_handler_completes_in_a_transaction_of_djangos(
     job = app.enqueue(pay.new())
     app.worker(drain=True, concurrency=1).run()
     assert (app.jobs.get(job.id).state, app.jobs.get(job.id).attempts) == ("finished", 2)
-    assert committed(watch) == ([2], [])
+    assert orders_and_jobs(watched_orders) == ([2], [])
 
 
 def test_a_job_runs_inline_when_djangos_block_commits(
@@ -173,7 +155,7 @@ def test_a_job_runs_inline_when_djangos_block_commits(
 
 
 @needs("mariadb")
-def test_pymysql_stands_in_for_mysqlclient(app: sqlq.App, watch: Engine, database_url: str) -> None:
+def test_pymysql_stands_in_for_mysqlclient(app: sqlq.App, watched_orders: Engine, database_url: str) -> None:
     where = make_url(database_url)
     database = {
         "ENGINE": "django.db.backends.mysql",
@@ -201,7 +183,7 @@ print(type(connection.connection).__module__)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "pymysql.connections"
-    orders, jobs = committed(watch)
+    orders, jobs = orders_and_jobs(watched_orders)
     assert (orders, len(jobs)) == ([2], 2)
 
 

@@ -11,7 +11,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from datetime import datetime
@@ -24,7 +23,7 @@ import psycopg2
 import pymysql
 import pytest
 from psycopg import rows
-from sqlalchemy import Engine, NullPool, create_engine, make_url, text
+from sqlalchemy import Engine, make_url, text
 
 import sqlq
 from sqlq.enqueue import notify
@@ -38,6 +37,7 @@ from tests.kit.drivers import (
     every_automatic,
     every_mode,
     modes,
+    orders_and_jobs,
 )
 
 pytestmark = pytest.mark.variants
@@ -50,24 +50,6 @@ def send(app: sqlq.App) -> sqlq.Task[..., None]:
     def send(order_id: int = 0, **more: Any) -> None: ...
 
     return send
-
-
-@pytest.fixture
-def watch(database_url: str) -> Iterator[Engine]:
-    """Somebody else's look at the shop, who sees what is committed."""
-    engine = create_engine(database_url, poolclass=NullPool)
-    with engine.begin() as conn:
-        conn.execute(text("CREATE TABLE orders (id integer PRIMARY KEY)"))
-    yield engine
-    engine.dispose()
-
-
-def committed(engine: Engine) -> tuple[list[int], list[int]]:
-    """Return the orders there are, and the jobs."""
-    with engine.connect() as conn:
-        return list(conn.scalars(text("SELECT id FROM orders ORDER BY id"))), list(
-            conn.scalars(text("SELECT id FROM jobs ORDER BY id"))
-        )
 
 
 def dsn(url: str) -> str:
@@ -83,11 +65,11 @@ def file_of(url: str) -> str:
 
 @every_mode
 def test_write_and_job_are_visible_after_the_commit(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
 ) -> None:
     with Caller(database_url, mode) as caller:
         for first in ("order", "job"):
-            before = committed(watch)
+            before = orders_and_jobs(watched_orders)
             caller.begin()
             if first == "order":
                 caller.order(1)
@@ -95,15 +77,15 @@ def test_write_and_job_are_visible_after_the_commit(
             assert (job.queue, job.task, job.state, job.created) == ("mail", "shop.send", "available", True)
             if first == "job":
                 caller.order(2)
-            assert committed(watch) == before
+            assert orders_and_jobs(watched_orders) == before
             caller.commit()
-            orders, jobs = committed(watch)
+            orders, jobs = orders_and_jobs(watched_orders)
             assert (len(orders), jobs[-1]) == (len(before[0]) + 1, job.id)
 
 
 @every_mode
 def test_a_rollback_undoes_write_and_job(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
 ) -> None:
     with Caller(database_url, mode) as caller:
         for number in (1, 2):
@@ -115,28 +97,28 @@ def test_a_rollback_undoes_write_and_job(
             if number == 2:
                 caller.order(2)
             caller.rollback()
-            assert committed(watch) == ([], [])
+            assert orders_and_jobs(watched_orders) == ([], [])
 
 
 @common_modes
 def test_a_closed_connection_leaves_neither_write_nor_job(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
 ) -> None:
     with Caller(database_url, mode) as caller:
         caller.begin()
         caller.order(1)
         caller.enqueue(app, send.new(1))
-    assert committed(watch) == ([], [])
+    assert orders_and_jobs(watched_orders) == ([], [])
 
 
 @every_mode
 def test_a_savepoint_keeps_or_undoes_write_and_job(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
 ) -> None:
     with Caller(database_url, mode) as caller:
         for end in (caller.commit, caller.rollback):
             caller.begin()
-            caller.order(10 + len(committed(watch)[0]))
+            caller.order(10 + len(orders_and_jobs(watched_orders)[0]))
             caller.execute("SAVEPOINT one")
             caller.order(1)
             first = caller.enqueue(app, send.new(1))
@@ -150,19 +132,19 @@ def test_a_savepoint_keeps_or_undoes_write_and_job(
             assert last.created
             if end == caller.commit:
                 end()
-                assert committed(watch) == ([1, 10], [first.id, last.id])
+                assert orders_and_jobs(watched_orders) == ([1, 10], [first.id, last.id])
                 caller.begin()
                 caller.execute("DELETE FROM orders WHERE id = 1")
                 caller.execute("DELETE FROM jobs")
                 caller.commit()
             else:
                 end()
-                assert committed(watch) == ([10], [])
+                assert orders_and_jobs(watched_orders) == ([10], [])
 
 
 @common_modes
 def test_an_error_of_the_caller_undoes_write_and_job(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
 ) -> None:
     with Caller(database_url, mode) as caller:
         caller.begin()
@@ -171,17 +153,17 @@ def test_an_error_of_the_caller_undoes_write_and_job(
         with pytest.raises(Exception, match=r"(?i)unique|duplicate"):
             caller.order(1)
         caller.rollback()
-        assert committed(watch) == ([], [])
+        assert orders_and_jobs(watched_orders) == ([], [])
         caller.begin()
         caller.order(1)
         job = caller.enqueue(app, send.new(1))
         caller.commit()
-        assert committed(watch) == ([1], [job.id])
+        assert orders_and_jobs(watched_orders) == ([1], [job.id])
 
 
 @every_mode
 def test_jobs_of_every_kind_arrive_as_through_sqlalchemy(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
 ) -> None:
     moment = "2030-01-31T08:00:00+00:00"
     new = [
@@ -196,7 +178,7 @@ def test_jobs_of_every_kind_arrive_as_through_sqlalchemy(
     ]
 
     def stored() -> list[tuple[Any, ...]]:
-        with watch.begin() as conn:
+        with watched_orders.begin() as conn:
             found = conn.execute(
                 text(
                     "SELECT payload, queue, task, priority, timeout_ms, max_attempts, unique_key, "
@@ -207,7 +189,7 @@ def test_jobs_of_every_kind_arrive_as_through_sqlalchemy(
             conn.execute(text("DELETE FROM jobs"))
             return every
 
-    with watch.begin() as conn:
+    with watched_orders.begin() as conn:
         expected = [
             (job.queue, job.task, job.state, job.created) for job in app.enqueue_many(new, session=conn)
         ]
@@ -232,14 +214,14 @@ def test_jobs_of_every_kind_arrive_as_through_sqlalchemy(
 
 @common_modes
 def test_many_jobs_keep_their_order(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
 ) -> None:
     new = [send.new(i).set(priority=i % 3) for i in range(1_200)] + [send.new(i) for i in range(1_200)]
     with Caller(database_url, mode) as caller:
         caller.begin()
         done = caller.enqueue_many(app, new)
         caller.commit()
-    with watch.connect() as conn:
+    with watched_orders.connect() as conn:
         payloads: dict[int, str] = dict(conn.execute(text("SELECT id, payload FROM jobs")).all())
     assert [payloads[job.id] for job in done] == [job.payload for job in new]
 
@@ -249,7 +231,7 @@ def test_many_jobs_keep_their_order(
 
 @common_modes
 def test_a_refused_job_leaves_the_transaction_usable(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
 ) -> None:
     with Caller(database_url, mode) as caller:
         caller.begin()
@@ -261,14 +243,14 @@ def test_a_refused_job_leaves_the_transaction_usable(
             caller.enqueue_many(app, [send.new(1), bad])
         caller.order(2)
         caller.commit()
-        assert committed(watch) == ([1, 2], [])
+        assert orders_and_jobs(watched_orders) == ([1, 2], [])
 
 
 @common_modes
 def test_missing_tables_raise_an_error_and_leave_the_transaction_usable(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
 ) -> None:
-    with watch.begin() as conn:
+    with watched_orders.begin() as conn:
         conn.execute(text("ALTER TABLE sqlq_version RENAME TO elsewhere"))
     with Caller(database_url, mode) as caller:
         caller.begin()
@@ -280,8 +262,8 @@ def test_missing_tables_raise_an_error_and_leave_the_transaction_usable(
                 caller.enqueue(app, send.new(1))
         caller.order(2)
         caller.commit()
-        assert committed(watch) == ([1, 2], [])
-        with watch.begin() as conn:
+        assert orders_and_jobs(watched_orders) == ([1, 2], [])
+        with watched_orders.begin() as conn:
             conn.execute(text("ALTER TABLE elsewhere RENAME TO sqlq_version"))
         caller.begin()
         assert caller.enqueue(app, send.new(1)).created
@@ -290,7 +272,7 @@ def test_missing_tables_raise_an_error_and_leave_the_transaction_usable(
 
 @every_mode
 def test_a_row_that_the_database_refuses_raises_the_drivers_error(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
 ) -> None:
     kinds: list[Any] = [psycopg.IntegrityError, psycopg2.IntegrityError, sqlite3.IntegrityError]
     kinds += [asyncpg.PostgresError, pymysql.OperationalError]
@@ -305,7 +287,7 @@ def test_a_row_that_the_database_refuses_raises_the_drivers_error(
         caller.execute("ROLLBACK TO SAVEPOINT mine")
         job = caller.enqueue(app, send.new(2))
         caller.commit()
-        assert committed(watch) == ([1], [job.id])
+        assert orders_and_jobs(watched_orders) == ([1], [job.id])
 
 
 SETTINGS = ("autocommit", "isolation_level", "row_factory", "text_factory", "cursor_factory")
@@ -313,7 +295,7 @@ SETTINGS = ("autocommit", "isolation_level", "row_factory", "text_factory", "cur
 
 @every_mode
 def test_enqueue_keeps_the_settings_of_the_callers_connection(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
 ) -> None:
     def settings(connection: Any) -> dict[str, Any]:
         found = {name: getattr(connection, name, None) for name in SETTINGS}
@@ -336,7 +318,7 @@ def test_enqueue_keeps_the_settings_of_the_callers_connection(
 
 @needs("file")
 def test_enqueue_sends_no_begin_or_commit(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str
 ) -> None:
     said: list[str] = []
     with closing(sqlite3.connect(file_of(database_url))) as conn:
@@ -351,7 +333,7 @@ def test_enqueue_sends_no_begin_or_commit(
 def test_an_asynchronous_connection_is_awaited_on_its_loop(
     app: sqlq.App,
     send: sqlq.Task[..., None],
-    watch: Engine,
+    watched_orders: Engine,
     database_url: str,
     mode: Mode,
     monkeypatch: pytest.MonkeyPatch,
@@ -373,26 +355,26 @@ def test_an_asynchronous_connection_is_awaited_on_its_loop(
 
 @automatic
 def test_a_job_in_autocommit_commits_at_once(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
 ) -> None:
     with Caller(database_url, mode) as caller:
         one = caller.enqueue(app, send.new(1))
-        assert committed(watch)[1] == [one.id]
+        assert orders_and_jobs(watched_orders)[1] == [one.id]
         caller.order(1)
-        assert committed(watch)[0] == [1]
+        assert orders_and_jobs(watched_orders)[0] == [1]
 
 
 @every_automatic
 def test_a_batch_in_autocommit_is_written_whole_or_not_at_all(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
 ) -> None:
     several = [send.new(1), send.new(2).set(unique_key="a"), send.new(3).set(unique_key="b")]
     with Caller(database_url, mode) as caller:
         with pytest.raises(Exception, match="priority"):
             caller.enqueue_many(app, [*several, replace(send.new(4), unique_key="c", priority=1_000)])
-        assert committed(watch)[1] == []
+        assert orders_and_jobs(watched_orders)[1] == []
         assert len(caller.enqueue_many(app, several)) == 3
-        assert len(committed(watch)[1]) == 3
+        assert len(orders_and_jobs(watched_orders)[1]) == 3
 
 
 def enqueue_and_fail(app: sqlq.App, new: sqlq.NewJob, session: Any) -> None:
@@ -406,7 +388,7 @@ def enqueue_and_fail(app: sqlq.App, new: sqlq.NewJob, session: Any) -> None:
 @needs("postgresql")
 @pytest.mark.parametrize("autocommit", [True, False])
 def test_psycopgs_transaction_blocks(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, autocommit: bool
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, autocommit: bool
 ) -> None:
     with psycopg.connect(dsn(database_url), autocommit=autocommit, row_factory=rows.dict_row) as conn:
         with conn.transaction():
@@ -421,18 +403,18 @@ def test_psycopgs_transaction_blocks(
             with conn.transaction():
                 app.enqueue(send.new(4), session=conn)
                 raise psycopg.Rollback
-        assert committed(watch) == ([1], [first.id, second.id])
+        assert orders_and_jobs(watched_orders) == ([1], [first.id, second.id])
         with pytest.raises(ZeroDivisionError), conn.transaction():
             enqueue_and_fail(app, send.new(5), conn)
         with conn.transaction(force_rollback=True):
             app.enqueue(send.new(5), session=conn)
         assert conn.execute("SELECT 1 AS one").fetchone() == {"one": 1}
-    assert committed(watch) == ([1], [first.id, second.id])
+    assert orders_and_jobs(watched_orders) == ([1], [first.id, second.id])
 
 
 @needs("postgresql")
 def test_psycopg_in_a_pipeline(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str
 ) -> None:
     with psycopg.connect(dsn(database_url)) as conn:
         with conn.pipeline():
@@ -443,12 +425,12 @@ def test_psycopg_in_a_pipeline(
             conn.execute("INSERT INTO orders VALUES (2)")
             app.enqueue(send.new(2), session=conn)
         conn.rollback()
-    assert committed(watch) == ([1], [job.id])
+    assert orders_and_jobs(watched_orders) == ([1], [job.id])
 
 
 @needs("postgresql")
 def test_psycopg_in_two_phases(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str
 ) -> None:
     with psycopg.connect(dsn(database_url)) as conn:
         job: sqlq.Job | None = None
@@ -458,12 +440,12 @@ def test_psycopg_in_two_phases(
             conn.tpc_prepare()
             end()
     assert job is not None
-    assert committed(watch) == ([], [job.id])
+    assert orders_and_jobs(watched_orders) == ([], [job.id])
 
 
 @needs("postgresql")
 def test_psycopg2_in_with_blocks(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str
 ) -> None:
     with closing(psycopg2.connect(dsn(database_url))) as conn:
         with conn, conn.cursor() as cursor:
@@ -474,12 +456,12 @@ def test_psycopg2_in_with_blocks(
         conn.autocommit = True
         with pytest.raises(ZeroDivisionError), conn:
             enqueue_and_fail(app, send.new(3), conn)
-    assert committed(watch) == ([1], [job.id])
+    assert orders_and_jobs(watched_orders) == ([1], [job.id])
 
 
 @needs("postgresql")
 def test_asyncpgs_transaction_blocks_and_pools(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str
 ) -> None:
     async def main() -> list[int]:
         kept = []
@@ -500,12 +482,12 @@ def test_asyncpgs_transaction_blocks_and_pools(
                     raise ZeroDivisionError
         return [job.id for job in kept]
 
-    assert asyncio.run(main()) == committed(watch)[1]
+    assert asyncio.run(main()) == orders_and_jobs(watched_orders)[1]
 
 
 @needs("file")
 def test_sqlite3_in_with_blocks(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str
 ) -> None:
     with closing(sqlite3.connect(file_of(database_url))) as conn:
         with conn:
@@ -513,12 +495,12 @@ def test_sqlite3_in_with_blocks(
             job = app.enqueue(send.new(1), session=conn)
         with pytest.raises(ZeroDivisionError), conn:
             enqueue_and_fail(app, send.new(2), conn)
-    assert committed(watch) == ([1], [job.id])
+    assert orders_and_jobs(watched_orders) == ([1], [job.id])
 
 
 @needs("file")
 def test_an_outermost_savepoint_keeps_or_undoes_write_and_job(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str
 ) -> None:
     with closing(sqlite3.connect(file_of(database_url))) as conn:
         for end in ("ROLLBACK TO mine", "SELECT 1"):
@@ -528,13 +510,13 @@ def test_an_outermost_savepoint_keeps_or_undoes_write_and_job(
             conn.execute(end)
             conn.execute("RELEASE mine")
             conn.rollback()
-            orders, jobs = committed(watch)
+            orders, jobs = orders_and_jobs(watched_orders)
             assert len(orders) == len(jobs) == (end == "SELECT 1")
 
 
 @needs("one_writer")
 def test_a_write_on_a_stale_snapshot_is_refused_in_a_sentence(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str
 ) -> None:
     with closing(sqlite3.connect(file_of(database_url), isolation_level=None)) as conn:
         conn.execute("BEGIN")
@@ -545,7 +527,7 @@ def test_a_write_on_a_stale_snapshot_is_refused_in_a_sentence(
         ):
             app.enqueue(send.new(2), session=conn)
         conn.execute("ROLLBACK")
-    assert committed(watch)[1] == [first.id]
+    assert orders_and_jobs(watched_orders)[1] == [first.id]
 
 
 @needs("file")
@@ -565,9 +547,9 @@ def test_jobs_in_a_database_in_memory(app: sqlq.App, send: sqlq.Task[..., None],
 
 @needs("schemas")
 def test_the_search_path_of_the_caller_does_not_redirect_jobs(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str
 ) -> None:
-    with watch.begin() as conn:
+    with watched_orders.begin() as conn:
         conn.execute(text("CREATE SCHEMA tenant"))
         conn.execute(text("CREATE TABLE tenant.jobs (LIKE public.jobs INCLUDING ALL)"))
     options = [
@@ -581,12 +563,12 @@ def test_the_search_path_of_the_caller_does_not_redirect_jobs(
             conn.execute("SET search_path TO tenant")
             app.enqueue(send.new(1), session=conn)
             assert conn.execute("SELECT count(*) FROM public.jobs").fetchone() != (0,)
-    assert len(committed(watch)[1]) == len(options)
+    assert len(orders_and_jobs(watched_orders)[1]) == len(options)
 
 
 @needs("postgresql")
 def test_a_failed_transaction_refuses_a_job(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str
 ) -> None:
     with psycopg.connect(dsn(database_url)) as conn:
         with pytest.raises(psycopg.errors.UndefinedTable):
@@ -599,7 +581,7 @@ def test_a_failed_transaction_refuses_a_job(
 
 @needs("sessions")
 def test_a_rival_for_a_key_waits_for_the_first_commit(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str
 ) -> None:
     new = send.new(1).set(unique_key="k")
     with psycopg.connect(dsn(database_url)) as one, psycopg.connect(dsn(database_url)) as two:
@@ -682,18 +664,18 @@ class Traced:
 
 @modes(lambda name, mode: name in ("sqlite3", "psycopg"))
 def test_enqueue_takes_wrapped_connections(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
 ) -> None:
     """Wrapped to be traced, or taken raw from a pool of SQLAlchemy's."""
     with Caller(database_url, mode) as caller:
         traced: Any = Traced(caller.connection)
         app.enqueue(send.new(1), session=traced)
         caller.commit()
-    raw = watch.raw_connection()
+    raw = watched_orders.raw_connection()
     app.enqueue(send.new(2), session=raw)
     raw.commit()
     raw.close()
-    assert len(committed(watch)[1]) == 2
+    assert len(orders_and_jobs(watched_orders)[1]) == 2
 
 
 @needs("file")
@@ -726,7 +708,7 @@ def complete(caller: Caller, running: sqlq.JobContext, result: Any = None) -> No
 
 @common_modes
 def test_a_handlers_writes_and_its_completion_commit_together(
-    app: sqlq.App, watch: Engine, database_url: str, mode: Mode
+    app: sqlq.App, watched_orders: Engine, database_url: str, mode: Mode
 ) -> None:
     def pay() -> None:
         running = sqlq.current_job()
@@ -748,13 +730,13 @@ def test_a_handlers_writes_and_its_completion_commit_together(
     done = run_one(app, pay, on_success=follows)
     assert [ended.id for ended in followed] == [done.id]
     assert (done.state, done.attempts, done.result) == ("finished", 2, {"paid": 1})
-    assert committed(watch) == ([2], [])
+    assert orders_and_jobs(watched_orders) == ([2], [])
     assert "complete() was called, but its transaction did not commit" in done.errors[0]["message"]
 
 
 @common_modes
 def test_a_callback_commits_with_the_completion_of_its_job(
-    app: sqlq.App, watch: Engine, database_url: str, mode: Mode
+    app: sqlq.App, watched_orders: Engine, database_url: str, mode: Mode
 ) -> None:
     heard: list[sqlq.JobOutcome] = []
 
@@ -774,7 +756,7 @@ def test_a_callback_commits_with_the_completion_of_its_job(
 
 @every_mode
 def test_complete_begins_a_transaction_of_its_own(
-    app: sqlq.App, watch: Engine, database_url: str, mode: Mode
+    app: sqlq.App, watched_orders: Engine, database_url: str, mode: Mode
 ) -> None:
     def pay() -> None:
         running = sqlq.current_job()
@@ -799,14 +781,14 @@ def test_complete_begins_a_transaction_of_its_own(
     done = run_one(app, pay)
     assert (done.state, done.attempts, done.result) == ("finished", 2, 1)
     assert done.errors[0]["exception"] == "ZeroDivisionError"
-    assert committed(watch) == ([2], [])
+    assert orders_and_jobs(watched_orders) == ([2], [])
 
 
 @modes(
     lambda name, mode: not name.endswith("pep249"), in_all=True
 )  # always in one, and nothing shows who began it
 def test_complete_refuses_an_open_transaction(
-    app: sqlq.App, watch: Engine, database_url: str, mode: Mode
+    app: sqlq.App, watched_orders: Engine, database_url: str, mode: Mode
 ) -> None:
     def pay() -> None:
         running = sqlq.current_job()
@@ -830,7 +812,7 @@ def test_complete_refuses_an_open_transaction(
 
 @automatic
 def test_complete_refuses_a_connection_without_a_transaction(
-    app: sqlq.App, watch: Engine, database_url: str, mode: Mode
+    app: sqlq.App, watched_orders: Engine, database_url: str, mode: Mode
 ) -> None:
     def pay() -> None:
         with Caller(database_url, mode) as caller:
@@ -842,11 +824,13 @@ def test_complete_refuses_a_connection_without_a_transaction(
 
 
 @common_modes
-def test_a_zombie_cannot_complete(app: sqlq.App, watch: Engine, database_url: str, mode: Mode) -> None:
+def test_a_zombie_cannot_complete(
+    app: sqlq.App, watched_orders: Engine, database_url: str, mode: Mode
+) -> None:
     def pay() -> None:
         running = sqlq.current_job()
         if running.attempt == 1:
-            with watch.begin() as conn:
+            with watched_orders.begin() as conn:
                 conn.execute(text("UPDATE jobs SET lease_token = lease_token + 1"))
         with Caller(database_url, mode) as caller:
             caller.begin()
@@ -856,4 +840,4 @@ def test_a_zombie_cannot_complete(app: sqlq.App, watch: Engine, database_url: st
             caller.rollback()
 
     run_one(app, pay, max_attempts=1)
-    assert committed(watch)[0] == []
+    assert orders_and_jobs(watched_orders)[0] == []

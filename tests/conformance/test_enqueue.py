@@ -37,7 +37,7 @@ import sqlq
 from sqlq import State
 from sqlq.enqueue import notify
 from sqlq.schema.tables import jobs as jobs_table
-from tests.kit import needs
+from tests.kit import committed, needs
 from tests.kit.databases import sqlite_url
 from tests.kit.postgresql import PostgreSQL, async_database_url
 from tests.kit.sessions import (
@@ -58,19 +58,6 @@ def send(app: sqlq.App) -> sqlq.Task[..., None]:
     def send(order_id: int = 0, **more: Any) -> None: ...
 
     return send
-
-
-@pytest.fixture
-def watch(database_url: str) -> Iterator[Engine]:
-    """A connection of somebody else, who sees what is committed."""
-    engine = create_engine(database_url, poolclass=NullPool)
-    yield engine
-    engine.dispose()
-
-
-def committed(engine: Engine) -> list[int]:
-    with engine.connect() as conn:
-        return list(conn.scalars(text("SELECT id FROM jobs ORDER BY id")))
 
 
 def row(engine: Engine, id: int) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from sqlq.model.outcome import ErrorText, Failed, Finished, Retried
 from sqlq.store.jobs import settle as settling
 from sqlq.testing import inline
 from tests.faults import guard
-from tests.kit import claim, claim_on, for_each, needs, settle, wait_until, waiting_for_locks
+from tests.kit import claim, claim_on, count, for_each, needs, settle, wait_until, waiting_for_locks
 from tests.kit.drivers import Caller, Mode, common_modes
 
 pytestmark = pytest.mark.each_database
@@ -43,11 +43,6 @@ def engine(database_url: str) -> Iterator[Engine]:
     yield engine
     guard.check(engine)
     engine.dispose()
-
-
-def count(app: sqlq.App) -> int:
-    with app.database.read() as conn:
-        return int(conn.execute(text("SELECT count(*) FROM jobs")).scalar_one())
 
 
 def test_a_waiting_job_gets_the_newest_arguments(
@@ -89,7 +84,7 @@ def test_on_conflict_creates_a_job_where_none_waits(
         assert (first.created, again.created, again.replaced) == (True, False, True), (
             "in one transaction, too"
         )
-    assert count(app) == 2
+    assert count(app.database.engine) == 2
 
 
 def test_debounce_moves_a_job_up_to_max_wait(
@@ -110,7 +105,7 @@ def test_debounce_moves_a_job_up_to_max_wait(
     assert put_off(3, "1m") == second, "never earlier"
     assert put_off(4, "1h") == 10 * minute, "and not later than that after the first"
     assert put_off(5, "1h", max_wait="2m") == 10 * minute
-    assert count(app) == 1
+    assert count(app.database.engine) == 1
 
 
 @pytest.mark.parametrize(("until", "created"), [("finish", False), ("start", True)])
@@ -291,7 +286,7 @@ def test_batches_with_reversed_keys_do_not_deadlock(
         rival.commit()
     first, second = one.result(30), two.result(30)[::-1]
     assert [job.id for job in first] == [job.id for job in second]
-    assert count(app) == 9
+    assert count(app.database.engine) == 9
 
 
 def test_concurrent_replaces_leave_one_job(
@@ -307,7 +302,7 @@ def test_concurrent_replaces_leave_one_job(
     done = [future.result(30) for future in [pool.submit(racer, n) for n in range(4)]]
     assert sum(job.created for job in done) == 1
     assert sum(job.replaced for job in done) == 3
-    assert len({job.id for job in done}) == count(app) == 1
+    assert len({job.id for job in done}) == count(app.database.engine) == 1
 
 
 # -- without a table, and what is refused --------------------------------------------------------------------
@@ -350,4 +345,4 @@ def test_a_job_that_met_a_conflict_can_fail_and_be_retried(
     (held,) = claim(app)
     settle(app, held, Failed("error", ErrorText("E", "no")))
     assert app.jobs.retry([first.id]) == [first.id]
-    assert (count(app), app.jobs.list(state="failed")) == (1, [])
+    assert (count(app.database.engine), app.jobs.list(state="failed")) == (1, [])

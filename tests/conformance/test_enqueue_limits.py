@@ -4,12 +4,12 @@ by which a worker finds them."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, NullPool, create_engine, text
+from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.testing import tick
@@ -28,14 +28,6 @@ def call(app: sqlq.App) -> sqlq.Task[..., None]:
     def call(order_id: int = 0) -> None: ...
 
     return call
-
-
-@pytest.fixture
-def watch(database_url: str) -> Iterator[Engine]:
-    """Somebody else's look, who sees what is committed."""
-    engine = create_engine(database_url, poolclass=NullPool)
-    yield engine
-    engine.dispose()
 
 
 def committed(engine: Engine, query: str) -> list[Any]:

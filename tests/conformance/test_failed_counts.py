@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, event, text
+from sqlalchemy import Connection, text
 
 import sqlq
 from sqlq.database.dialects import dialect_of
@@ -14,7 +14,7 @@ from sqlq.database.sql import distinct
 from sqlq.model.outcome import ErrorText, Failed
 from sqlq.store.jobs import failed
 from sqlq.store.jobs.lookup import Selection
-from tests.kit import NOW, needs, span
+from tests.kit import NOW, needs, received, span
 
 pytestmark = pytest.mark.each_database
 
@@ -129,24 +129,12 @@ def test_a_sample_has_odd_and_even_ids(app: sqlq.App, monkeypatch: pytest.Monkey
 @needs("cheap")
 def test_a_probe_steps_over_all_jobs_of_an_error(app: sqlq.App) -> None:
     with app.database.read() as conn:
-        ((statement, parameters),) = statements(
-            conn, lambda conn: conn.execute(distinct(dialect_of(conn).sql, failed._COLUMNS, 10)).all()
-        )
+        with received(conn) as got:
+            conn.execute(distinct(dialect_of(conn).sql, failed._COLUMNS, 10)).all()
+        ((statement, parameters),) = got
         plan = str(conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters).all())
     for place in ("queue=? AND task=? AND fingerprint<?", "queue=? AND task<?", "queue<?"):
         assert f"failed_jobs_error ({place})" in plan
-
-
-def statements(conn: Connection, look: Any) -> list[tuple[str, Any]]:
-    got: list[tuple[str, Any]] = []
-
-    def collect(conn: Any, cursor: Any, statement: str, parameters: Any, *rest: Any) -> None:
-        got.append((statement, parameters))
-
-    event.listen(conn, "before_cursor_execute", collect)
-    look(conn)
-    event.remove(conn, "before_cursor_execute", collect)
-    return got
 
 
 def test_distinct_errors_without_end_are_bounded(app: sqlq.App) -> None:
@@ -158,7 +146,8 @@ def test_distinct_errors_without_end_are_bounded(app: sqlq.App) -> None:
     with app.database.read() as conn:
         found, is_complete = failed.groups(conn, Selection(queue="mail"))
         assert (len(found), is_complete) == (failed.KEYS, False)
-        sent = statements(conn, lambda conn: failed.queues(conn, 10))
+        with received(conn) as sent:
+            failed.queues(conn, 10)
         assert read(app, conn, sent) < 2_000
 
 

@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.admin.selections import ids_of
 from sqlq.errors import JobNotFoundError
-from tests.kit import drivers, needs, wait_until
+from tests.kit import drivers, needs, received, wait_until
 from tests.kit.sessions import Caller, Way, common_ways, ways
 
 pytestmark = pytest.mark.each_database
@@ -289,22 +289,10 @@ def test_many_handles_are_checked_in_few_statements(
     with Session(engine) as session, session.begin():
         jobs = app.enqueue_many([task.new(n) for n in range(30)], session=session)
     app.database.require_tables()
-    with counting(app.database.engine) as statements:
+    with received(app.database.engine) as statements:
         assert ids_of(jobs, app.jobs._read) == [job.id for job in jobs]
     assert len(statements) < 10, statements
     assert set(app.jobs.cancel(set(jobs)).values()) == {"cancelled"}
-
-
-@contextmanager
-def counting(engine: Engine) -> Iterator[list[str]]:
-    statements: list[str] = []
-
-    def note(conn: Any, cursor: Any, statement: str, *args: Any) -> None:
-        statements.append(statement)
-
-    event.listen(engine, "before_cursor_execute", note)
-    yield statements
-    event.remove(engine, "before_cursor_execute", note)
 
 
 def test_a_handle_has_its_public_fields(app: sqlq.App, task: sqlq.Task[..., Any], engine: Engine) -> None:

@@ -11,12 +11,12 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, NullPool, create_engine, text
+from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError, PendingRollbackError
 from sqlalchemy.orm import Session
 
 import sqlq
-from tests.kit import drivers, needs, run_one, sessions, wait_until, waiting_for_locks
+from tests.kit import committed, drivers, needs, run_one, sessions, wait_until, waiting_for_locks
 from tests.kit.drivers import order
 
 UNDONE = "MariaDB has undone the whole transaction, .*deadlock .*run it again from its start"
@@ -30,26 +30,11 @@ def send(app: sqlq.App) -> sqlq.Task[..., None]:
     return send
 
 
-@pytest.fixture
-def watch(database_url: str) -> Iterator[Engine]:
-    """Somebody else's look at the shop, who sees what is committed."""
-    engine = create_engine(database_url, poolclass=NullPool)
-    with engine.begin() as conn:
-        conn.execute(text("CREATE TABLE orders (id integer PRIMARY KEY)"))
-    yield engine
-    engine.dispose()
-
-
-def committed(engine: Engine) -> list[int]:
-    with engine.connect() as conn:
-        return list(conn.scalars(text("SELECT id FROM orders ORDER BY id")))
-
-
 @contextmanager
-def deadlock(app: sqlq.App, watch: Engine, take: Callable[[Session], object]) -> Iterator[None]:
+def deadlock(app: sqlq.App, watched_orders: Engine, take: Callable[[Session], object]) -> Iterator[None]:
     """Let a rival `take` what the block waits for, and wait for the order 1 that the block's transaction has
     written. The rival has written more, so that the server undoes the block's transaction."""
-    with Session(watch) as rival:
+    with Session(watched_orders) as rival:
         for number in range(101, 111):
             rival.execute(text(f"INSERT INTO orders VALUES ({number})"))
         take(rival)
@@ -60,7 +45,7 @@ def deadlock(app: sqlq.App, watch: Engine, take: Callable[[Session], object]) ->
 
         thread = threading.Thread(target=wait)
         thread.start()
-        wait_until(lambda: waiting_for_locks(watch), what="the rival waiting for the order")
+        wait_until(lambda: waiting_for_locks(watched_orders), what="the rival waiting for the order")
         yield
         thread.join(20)
         rival.rollback()
@@ -70,9 +55,9 @@ def keyed(send: sqlq.Task[..., None]) -> sqlq.NewJob:
     return send.new(1).set(unique_key="k")
 
 
-def enqueue_undone(caller: Any, app: sqlq.App, send: sqlq.Task[..., None], watch: Engine) -> None:
+def enqueue_undone(caller: Any, app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine) -> None:
     with (
-        deadlock(app, watch, lambda rival: app.enqueue(keyed(send), session=rival)),
+        deadlock(app, watched_orders, lambda rival: app.enqueue(keyed(send), session=rival)),
         pytest.raises(sqlq.EnqueueError, match=UNDONE),
     ):
         caller.enqueue_many(app, [keyed(send), send.new(2).set(unique_key="l")])
@@ -80,52 +65,52 @@ def enqueue_undone(caller: Any, app: sqlq.App, send: sqlq.Task[..., None], watch
 
 @sessions.ways("mariadb", in_all=True)
 def test_a_session_refuses_statements_after_a_deadlock_until_its_rollback(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: sessions.Way
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, way: sessions.Way
 ) -> None:
     with sessions.Caller(database_url, way) as caller:
         for in_savepoint in (False, True):
             caller.execute("INSERT INTO orders VALUES (1)")
             if in_savepoint:
                 with caller.savepoint() as savepoint:
-                    enqueue_undone(caller, app, send, watch)
+                    enqueue_undone(caller, app, send, watched_orders)
                     savepoint.rollback()
             else:
-                enqueue_undone(caller, app, send, watch)
+                enqueue_undone(caller, app, send, watched_orders)
             with pytest.raises(PendingRollbackError):
                 caller.execute("INSERT INTO orders VALUES (2)")
             with pytest.raises(PendingRollbackError):
                 caller.commit()
             caller.rollback()
-            assert committed(watch) == []
+            assert committed(watched_orders, "orders") == []
         caller.execute("INSERT INTO orders VALUES (3)")
         caller.enqueue(app, keyed(send))
         caller.commit()
-    assert committed(watch) == [3]
+    assert committed(watched_orders, "orders") == [3]
 
 
 @drivers.modes(databases=("mariadb",), in_all=True)
 def test_a_drivers_connection_refuses_statements_after_a_deadlock(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, mode: drivers.Mode
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: drivers.Mode
 ) -> None:
     with drivers.Caller(database_url, mode) as caller:
         caller.begin()
         caller.order(1)
-        enqueue_undone(caller, app, send, watch)
+        enqueue_undone(caller, app, send, watched_orders)
         for go_on in (lambda: caller.order(2), caller.commit, lambda: caller.execute("BEGIN")):
             with pytest.raises(Exception, match=r"(?i)gone away|not connected|\(0, ''\)"):
                 go_on()
-    assert committed(watch) == []
+    assert committed(watched_orders, "orders") == []
 
 
 @needs("mariadb")
 def test_djangos_block_is_rolled_back_after_a_deadlock(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, connection: Any
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, connection: Any
 ) -> None:
     from django.db import transaction
 
     def enqueue() -> None:
         with (
-            deadlock(app, watch, lambda rival: app.enqueue(keyed(send), session=rival)),
+            deadlock(app, watched_orders, lambda rival: app.enqueue(keyed(send), session=rival)),
             pytest.raises(sqlq.EnqueueError, match=UNDONE),
         ):
             app.enqueue(keyed(send), session=connection)
@@ -148,22 +133,24 @@ def test_djangos_block_is_rolled_back_after_a_deadlock(
     with pytest.raises(Exception, match=r"gone away|\(0, ''\)"):
         order(connection, 2)
     connection.close()
-    assert committed(watch) == []
+    assert committed(watched_orders, "orders") == []
 
 
 @needs("mariadb")
-def test_a_handler_whose_transaction_was_undone_completes_nothing(app: sqlq.App, watch: Engine) -> None:
+def test_a_handler_whose_transaction_was_undone_completes_nothing(
+    app: sqlq.App, watched_orders: Engine
+) -> None:
     def pay() -> None:
         running = sqlq.current_job()
         take = text(f"SELECT id FROM jobs WHERE id = {running.id} FOR UPDATE")
-        with Session(watch) as session:
+        with Session(watched_orders) as session:
             session.execute(text("INSERT INTO orders VALUES (1)"))
             if running.attempt > 1:
                 running.complete(session)
                 session.commit()
                 return
             with (
-                deadlock(app, watch, lambda rival: rival.execute(take)),
+                deadlock(app, watched_orders, lambda rival: rival.execute(take)),
                 pytest.raises(sqlq.EnqueueError, match=UNDONE),
             ):
                 running.complete(session)
@@ -172,14 +159,14 @@ def test_a_handler_whose_transaction_was_undone_completes_nothing(app: sqlq.App,
 
     done = run_one(app, pay)
     assert (done.state, done.attempts) == ("finished", 2)
-    assert committed(watch) == [1]
+    assert committed(watched_orders, "orders") == [1]
 
 
 @needs("mariadb")
 def test_a_row_that_changed_since_the_snapshot_undoes_all(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine
 ) -> None:
-    with Session(watch) as session:
+    with Session(watched_orders) as session:
         session.execute(text("SET SESSION innodb_snapshot_isolation = ON"))
         session.execute(text("SELECT COUNT(*) FROM jobs"))
         session.execute(text("INSERT INTO orders VALUES (1)"))
@@ -188,14 +175,14 @@ def test_a_row_that_changed_since_the_snapshot_undoes_all(
             app.enqueue(keyed(send), session=session)
         with pytest.raises(PendingRollbackError):
             session.commit()
-    assert committed(watch) == []
+    assert committed(watched_orders, "orders") == []
 
 
 @needs("mariadb")
 def test_a_lock_timeout_undoes_one_statement_only(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine
 ) -> None:
-    with Session(watch) as rival, Session(watch) as session:
+    with Session(watched_orders) as rival, Session(watched_orders) as session:
         app.enqueue(keyed(send), session=rival)
         session.execute(text("SET SESSION innodb_lock_wait_timeout = 1"))
         session.execute(text("INSERT INTO orders VALUES (1)"))
@@ -203,12 +190,12 @@ def test_a_lock_timeout_undoes_one_statement_only(
             app.enqueue(keyed(send), session=session)
         session.execute(text("INSERT INTO orders VALUES (2)"))
         session.commit()
-    assert committed(watch) == [1, 2]
+    assert committed(watched_orders, "orders") == [1, 2]
 
 
 @needs("mariadb")
 def test_neighbouring_keys_do_not_deadlock_when_their_last_jobs_have_just_ended(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine
 ) -> None:
     """An ended key stays in the index until the purge, which an old snapshot holds back."""
 
@@ -216,7 +203,11 @@ def test_neighbouring_keys_do_not_deadlock_when_their_last_jobs_have_just_ended(
         return send.new().set(unique_key=key)
 
     a, b, _ = app.enqueue_many([with_key(key) for key in "abm"])
-    with watch.connect() as old, Session(watch) as session, Session(watch) as other:
+    with (
+        watched_orders.connect() as old,
+        Session(watched_orders) as session,
+        Session(watched_orders) as other,
+    ):
         old.execute(text("START TRANSACTION WITH CONSISTENT SNAPSHOT"))
         old.execute(text("SELECT COUNT(*) FROM jobs"))
         app.jobs.cancel([a, b])
@@ -232,10 +223,10 @@ def test_neighbouring_keys_do_not_deadlock_when_their_last_jobs_have_just_ended(
 
 @needs("mariadb")
 def test_a_met_key_is_read_anew_in_an_old_snapshot(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine
 ) -> None:
     first = app.enqueue(keyed(send))
-    with Session(watch) as session:
+    with Session(watched_orders) as session:
         session.execute(text("SELECT COUNT(*) FROM jobs"))
         app.jobs.cancel([first])
         second = app.enqueue(keyed(send))
@@ -265,7 +256,7 @@ WRITTEN = ("jobs", "finished_jobs", "failed_jobs", "sqlq_queues", "sqlq_limits",
 @needs("mariadb")
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_sqlqs_own_transaction_is_repeated_after_a_deadlock(
-    app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, write: Callable[..., object]
+    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, write: Callable[..., object]
 ) -> None:
     @app.task(name="shop.fail", max_attempts=1)
     def fail() -> None:
@@ -275,7 +266,7 @@ def test_sqlqs_own_transaction_is_repeated_after_a_deadlock(
     failed = app.enqueue(fail.new()).id
     app.worker(drain=True).run()
     waiting = app.enqueue(send.new().set(delay="1d")).id
-    with watch.begin() as conn:
+    with watched_orders.begin() as conn:
         conn.execute(text("CREATE TABLE deadlocks (number integer) ENGINE = Aria TRANSACTIONAL = 0"))
         for table in WRITTEN:
             for event in ("INSERT", "UPDATE", "DELETE"):
@@ -287,5 +278,5 @@ def test_sqlqs_own_transaction_is_repeated_after_a_deadlock(
                     )
                 )
     write(app, send, [waiting, failed])
-    with watch.connect() as conn:
+    with watched_orders.connect() as conn:
         assert conn.scalar(text("SELECT COUNT(*) FROM deadlocks")) == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -20,7 +19,7 @@ from sqlq.store import schedules
 from sqlq.store.workers import notify
 from sqlq.testing import drain, on_database, tick
 from sqlq.testing.database import write_declared
-from tests.kit import needs, rows_read, span, wait_until
+from tests.kit import needs, received, rows_read, span, wait_until
 from tests.kit.postgresql import async_database_url
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -323,9 +322,11 @@ def test_a_tick_reads_only_what_is_due(app: sqlq.App, engine: Engine, report: An
     write_declared(app)
     with app.database.begin() as conn:
         conn.execute(text(f"UPDATE {where(app)}sqlq_schedules SET next_at = created_at WHERE name = 'due'"))
-        received = statements(conn, lambda: schedules._tick(conn, at=None))
-        received += statements(conn, lambda: conn.execute(schedules._NEXT_MS).all())
-        for statement, parameters in received:
+        with received(conn) as got:
+            schedules._tick(conn, at=None)
+            conn.execute(schedules._NEXT_MS).all()
+        assert got
+        for statement, parameters in got:
             if "sqlq_schedules" not in statement:
                 continue
             if engine.dialect.name == "postgresql":
@@ -348,21 +349,6 @@ def test_a_tick_reads_only_what_is_due(app: sqlq.App, engine: Engine, report: An
 
 def where(app: sqlq.App) -> str:
     return f"{app.database.schema}." if app.database.schema else ""
-
-
-def statements(conn: Any, work: Callable[[], Any]) -> list[tuple[str, Any]]:
-    from sqlalchemy import event
-
-    got: list[tuple[str, Any]] = []
-
-    def collect(c: Any, cursor: Any, statement: str, parameters: Any, *others: Any) -> None:
-        got.append((statement, parameters))
-
-    event.listen(conn, "before_cursor_execute", collect)
-    work()
-    event.remove(conn, "before_cursor_execute", collect)
-    assert got
-    return got
 
 
 # -- what code declares --------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scop
 
 import sqlq
 from sqlq.testing import inline
-from tests.kit import needs
+from tests.kit import count, needs
 from tests.kit.sessions import Caller, Way
 
 pytestmark = pytest.mark.each_database
@@ -58,11 +58,6 @@ def shop(engine: Engine) -> Engine:
         sqlq.configure_sqlite(engine)
     Base.metadata.create_all(engine)
     return engine
-
-
-def number_of_jobs(engine: Engine) -> int:
-    with engine.connect() as conn:
-        return int(conn.execute(text("SELECT count(*) FROM jobs")).scalar_one())
 
 
 # -- zope.sqlalchemy -----------------------------------------------------------------------------------------
@@ -106,11 +101,11 @@ def test_a_job_is_committed_by_zopes_transaction(
     zope.sqlalchemy.register(maker)
     with transaction.manager:
         write(maker, app, send.new(1))
-    assert number_of_jobs(shop) == 1
+    assert count(shop) == 1
     transaction.begin()
     write(maker, app, send.new(1))
     transaction.abort()
-    assert number_of_jobs(shop) == 1
+    assert count(shop) == 1
 
 
 @in_every_case
@@ -142,7 +137,7 @@ def test_a_job_is_committed_by_pyramids_request(
     web = config.make_wsgi_app()
     for status, expected in (("500", 0), ("200", 1)):
         assert Request.blank(f"/?status={status}").get_response(web).status_code == int(status)
-        assert number_of_jobs(shop) == expected
+        assert count(shop) == expected
 
 
 def test_a_kept_session_joins_each_transaction_of_zope(
@@ -155,7 +150,7 @@ def test_a_kept_session_joins_each_transaction_of_zope(
     for number in (1, 2):
         with transaction.manager:
             app.enqueue(send.new(), session=session)
-        assert number_of_jobs(shop) == number
+        assert count(shop) == number
     session.close()
 
 
@@ -170,7 +165,7 @@ def test_a_job_is_committed_by_zope_in_two_phases(
     transaction.begin()
     app.enqueue(send.new(), session=maker)
     transaction.abort()
-    assert number_of_jobs(shop) == 1
+    assert count(shop) == 1
 
 
 def test_a_session_joined_by_hand_commits_its_job(
@@ -180,7 +175,7 @@ def test_a_session_joined_by_hand_commits_its_job(
         session = Session(shop)
         zope.sqlalchemy.datamanager.join_transaction(session)
         app.enqueue(send.new(), session=session)
-    assert number_of_jobs(shop) == 1
+    assert count(shop) == 1
 
 
 def test_a_session_that_zope_takes_for_read_only_is_refused(
@@ -193,7 +188,7 @@ def test_a_session_that_zope_takes_for_read_only_is_refused(
         pytest.raises(sqlq.EnqueueError, match="this session registered as read only, and rolls back"),
     ):
         app.enqueue(send.new(), session=maker)
-    assert number_of_jobs(shop) == 0
+    assert count(shop) == 0
 
 
 def test_a_refused_job_leaves_zopes_session_unchanged(
@@ -250,7 +245,7 @@ def test_flask_sqlalchemys_session(app: sqlq.App, send: sqlq.Task[..., None], sh
         app.enqueue(send.new(), session=db.session)  # the end of the request rolls back
     with web.app_context():
         db.engine.dispose()
-    assert number_of_jobs(shop) == 1
+    assert count(shop) == 1
 
 
 def test_sqlmodels_session(app: sqlq.App, send: sqlq.Task[..., None], shop: Engine) -> None:
@@ -264,7 +259,7 @@ def test_sqlmodels_session(app: sqlq.App, send: sqlq.Task[..., None], shop: Engi
             app.enqueue(send.new(), session=session)
             if commits:
                 session.commit()
-    assert number_of_jobs(shop) == 1
+    assert count(shop) == 1
 
 
 @pytest.mark.parametrize("name", ["before_flush", "after_flush", "after_flush_postexec", "before_commit"])
@@ -280,7 +275,7 @@ def test_a_job_enqueued_by_a_session_event(
             session.rollback()
         else:
             session.commit()
-    assert number_of_jobs(shop) == 1
+    assert count(shop) == 1
     session.close()
 
 
@@ -312,7 +307,7 @@ def test_autocommit_is_refused(
             ):
                 caller.enqueue(app, send.new(1))
             caller.rollback()
-    assert number_of_jobs(engine) == 0
+    assert count(engine) == 0
 
 
 @pytest.mark.parametrize(
@@ -354,7 +349,7 @@ def test_autocommit_of_sqlite3_is_refused_whatever_its_isolation_level(
             with caller.savepoint():  # which is not the outermost, as one always is open around it
                 caller.enqueue(app, send.new(1))
         caller.rollback()
-    assert number_of_jobs(engine) == 0
+    assert count(engine) == 0
 
 
 class Automatic(sqlite3.Connection):
@@ -371,7 +366,7 @@ def test_autocommit_of_a_connection_behind_aiosqlite_is_refused(
         pytest.raises(sqlq.EnqueueError, match="is in AUTOCOMMIT"),
     ):
         caller.enqueue(app, send.new(1))
-    assert number_of_jobs(engine) == 0
+    assert count(engine) == 0
 
 
 def test_only_the_transaction_in_autocommit_is_refused(
@@ -384,7 +379,7 @@ def test_only_the_transaction_in_autocommit_is_refused(
         session.rollback()
         app.enqueue(send.new(1), session=session)
         session.commit()
-    assert number_of_jobs(engine) == 1
+    assert count(engine) == 1
 
 
 @needs("cheap")
@@ -394,7 +389,7 @@ def test_a_transaction_begun_by_a_hook_rolls_back_its_job(
     with shop.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
         app.enqueue(send.new(1), session=conn)
         conn.rollback()
-    assert number_of_jobs(shop) == 0
+    assert count(shop) == 0
 
 
 def test_completing_in_autocommit_is_refused(app: sqlq.App, engine: Engine) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.database.database import Database
@@ -21,12 +19,11 @@ from sqlq.store.flows import unblock
 from sqlq.store.jobs import operate
 from sqlq.store.jobs import settle as settling
 from sqlq.worker.maintain.services import Unblock
-from tests.kit import claim_on, needs, span
+from tests.kit import claim_on, count, locked, needs, received, span
 
 pytestmark = pytest.mark.each_database
 
 ERROR = ErrorText("ValueError", "no")
-LONG_AGO_MS = 10 * RECENT_MS
 
 
 class Seam:
@@ -186,13 +183,6 @@ def test_a_cancelled_step_cancels_its_followers(seam: Seam, monkeypatch: pytest.
 # -- nobody waits --------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def locked(engine: Engine, id: int) -> Iterator[None]:
-    with engine.connect() as conn:
-        conn.execute(text(f"SELECT 1 FROM jobs WHERE id = {id} FOR UPDATE"))
-        yield
-
-
 @needs("sessions")
 def test_a_locked_step_is_left_to_the_sweep(seam: Seam, engine: Engine) -> None:
     parents, step = seam.flow(1)
@@ -244,9 +234,9 @@ def test_a_full_sweep_unblocks_old_steps_in_batches(seam: Seam, engine: Engine) 
 def test_the_unblock_service_runs_rarely_without_flows(seam: Seam) -> None:
     freed: list[None] = []
     service = Unblock(seam.app.database, FlowBlocker(), freed=lambda: freed.append(None))
-    with statements(seam.app.database.engine) as asked:
+    with received(seam.app.database.engine) as asked:
         assert service.run() > 40
-    assert len([statement for statement in asked if statement != "BEGIN"]) <= 1
+    assert len([statement for statement, _ in asked if statement != "BEGIN"]) <= 1
     _, step = seam.flow(1)
     seam.end()
     assert service.run() < 10
@@ -263,30 +253,12 @@ def test_the_unblock_service_sweeps_recent_jobs_between_full_sweeps(
     assert seam.state(step) == "available"
 
 
-@contextmanager
-def statements(engine: Engine) -> Iterator[list[str]]:
-    """Collect the statements that go by SQLAlchemy."""
-    asked: list[str] = []
-
-    def collect(conn: Connection, cursor: Any, statement: str, *_: Any) -> None:
-        asked.append(statement)
-
-    event.listen(engine, "before_cursor_execute", collect)
-    yield asked
-    event.remove(engine, "before_cursor_execute", collect)
-
-
 # -- pruning -------------------------------------------------------------------------------------------------
 
 
 def prune(seam: Seam) -> int:
     with seam.app.database.begin() as conn:
         return operate.prune(conn, older_than_ms=1_000, limit=100)
-
-
-def count(engine: Engine, table: str) -> int:
-    with engine.connect() as conn:
-        return int(conn.scalar(text(f"SELECT count(*) FROM {table}")) or 0)
 
 
 def test_prune_keeps_the_parents_of_a_live_step(seam: Seam, engine: Engine) -> None:

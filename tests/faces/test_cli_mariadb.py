@@ -55,12 +55,21 @@ def test_a_wrong_url_of_mariadb_is_reported_in_one_sentence(
         assert re.search(words, said), said
 
 
-@pytest.mark.parametrize("version", ["8.0.36", "10.6.18-MariaDB"])
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("8.0.36", "sqlq runs on MariaDB, and {url} leads to MySQL 8.0.36"),
+        ("10.6.18-MariaDB", "sqlq needs MariaDB 10.11 or newer; {url} is version 10.6.18"),
+    ],
+    ids=["8.0.36", "10.6.18-MariaDB"],
+)
 @needs("mariadb")
-def test_another_server_is_reported_in_one_sentence(bare: Command, database_url: str, version: str) -> None:
+def test_another_server_is_reported_in_one_sentence(
+    bare: Command, database_url: str, version: str, words: str
+) -> None:
     server = OwnMariaDB(f"--version={version}")
+    words = words.format(url=server.url("mysql"))
     try:
-        words = f"needs MariaDB 10.11 or newer; {server.url('mysql')} is version {version}"
         for command in ("status", "migrate"):
             assert words in bare("-d", server.url("mysql"), command).sentence()
         assert words in bare("-d", server.url("mysql"), "doctor").out

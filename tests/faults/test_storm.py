@@ -10,7 +10,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from sqlq.store.jobs import settle as settling
 from sqlq.worker.settle.settle import Settler
 from sqlq.worker.threads.loop import OFTEN
 from tests.faults.scorecard import record
-from tests.kit import claim, let_pass, needs, settle, wait_until, working
+from tests.kit import claim, let_pass, locked, needs, settle, wait_until, working
 from tests.kit.processes import ROOT
 
 pytestmark = pytest.mark.integration
@@ -132,15 +131,6 @@ def test_workers_and_producers_meet_no_deadlock(
     assert not twice
     assert not failed
     assert met <= seconds // 10
-
-
-@contextmanager
-def locked(engine: Engine, query: str) -> Iterator[None]:
-    """Lock what a query reads."""
-    with engine.connect() as conn, conn.begin() as transaction:
-        assert conn.execute(text(query)).all()
-        yield
-        transaction.rollback()
 
 
 A_KEY = (

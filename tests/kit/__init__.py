@@ -42,7 +42,7 @@ from tests.kit.hand import (
     rescue,
     settle,
 )
-from tests.kit.sql import NOW, execute, rows_read, span, waiting_for_locks
+from tests.kit.sql import NOW, committed, count, execute, locked, received, rows_read, span, waiting_for_locks
 from tests.kit.waiting import let_pass, wait_until
 from tests.kit.workers import (
     claim_size_of,
@@ -65,6 +65,8 @@ __all__ = [
     "claim",
     "claim_on",
     "claim_size_of",
+    "committed",
+    "count",
     "deaths",
     "drain",
     "end",
@@ -75,7 +77,9 @@ __all__ = [
     "for_each",
     "ids",
     "let_pass",
+    "locked",
     "needs",
+    "received",
     "refuse_threads",
     "renew",
     "rescue",

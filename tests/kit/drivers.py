@@ -18,10 +18,11 @@ import pymysql
 import pymysql.cursors
 import pytest
 from psycopg import rows
-from sqlalchemy import make_url
+from sqlalchemy import Engine, make_url
 
 import sqlq
 from sqlq import Job, NewJob
+from tests.kit import committed
 from tests.kit.databases import DATABASES
 from tests.kit.sessions import without_mysqlclient
 
@@ -238,3 +239,8 @@ class Caller:
 def order(connection: Any, id: int) -> None:
     with connection.cursor() as cursor:
         cursor.execute("INSERT INTO orders (id) VALUES (%s)", [id])
+
+
+def orders_and_jobs(engine: Engine) -> tuple[list[int], list[int]]:
+    """Return what a caller has committed."""
+    return committed(engine, "orders"), committed(engine)

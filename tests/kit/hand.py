@@ -52,13 +52,13 @@ def ids(rights: set[tuple[int, int]]) -> set[int]:
     return {id for id, _ in rights}
 
 
-def settle(app: sqlq.App, jobs: Any, outcome: Outcome) -> set[int]:
+def settle(app: sqlq.App, jobs: Any, outcome: Outcome, *, tries: int = 1) -> set[int]:
     """Settle a claimed job, or several, and return the ids of those that were ours."""
     ended = [
         Settlement(job.id, job.lease_token, job.attempts, outcome, limit_key=job.limit_key)
         for job in ([jobs] if hasattr(jobs, "id") else jobs)
     ]
-    return ids(app.database.run(lambda conn: settling.settle(conn, ended), tries=50))
+    return ids(app.database.run(lambda conn: settling.settle(conn, ended), tries=tries))
 
 
 def failed(message: str = "boom", trace: str | None = None, exception: str = "ValueError") -> Failed:
@@ -130,7 +130,7 @@ class Hand:
             return claim_on(conn, names, limit=limit, owner=owner, lease_ms=lease_ms)
 
     def settle(self, jobs: Any, outcome: Outcome) -> set[int]:
-        return settle(self.app, jobs, outcome)
+        return settle(self.app, jobs, outcome, tries=50)
 
     def end(self, outcome: Outcome = BOOM) -> list[int]:
         """Claim what is due, and end it."""

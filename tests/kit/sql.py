@@ -61,15 +61,35 @@ def waiting_for_locks(engine: Engine) -> Any:
 
 
 @contextmanager
-def received(conn: Connection) -> Iterator[list[tuple[str, Any]]]:
-    """Collect the statements and parameters a connection's driver gets."""
+def received(by: Connection | Engine) -> Iterator[list[tuple[str, Any]]]:
+    """Collect the statements that a connection, or each of an engine, sends, with their parameters."""
     got: list[tuple[str, Any]] = []
 
-    def collect(
-        conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
-    ) -> None:
+    def collect(conn: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
         got.append((statement, parameters))
 
-    event.listen(conn, "before_cursor_execute", collect)
+    event.listen(by, "before_cursor_execute", collect)
     yield got
-    event.remove(conn, "before_cursor_execute", collect)
+    event.remove(by, "before_cursor_execute", collect)
+
+
+def count(engine: Engine, table: str = "jobs") -> int:
+    """Return how many rows a table has, as others see it."""
+    return len(committed(engine, table, "1"))
+
+
+def committed(engine: Engine, table: str = "jobs", column: str = "id") -> list[int]:
+    """Return a column of a table in order, as others see it."""
+    with engine.connect() as conn:
+        return list(conn.scalars(text(f"SELECT {column} FROM {table} ORDER BY 1")))
+
+
+@contextmanager
+def locked(engine: Engine, query: str | int) -> Iterator[None]:
+    """Have somebody's transaction lock what a query reads, or a job's row."""
+    if isinstance(query, int):
+        query = f"SELECT 1 FROM jobs WHERE id = {query} FOR UPDATE"
+    with engine.connect() as conn, conn.begin() as transaction:
+        assert conn.execute(text(query)).all()
+        yield
+        transaction.rollback()

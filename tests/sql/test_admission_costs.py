@@ -13,7 +13,7 @@ from sqlq.model.checks import Rule
 from sqlq.store.limits import admit
 from sqlq.store.limits.grant import Grant, pick
 from sqlq.store.workers import workers
-from tests.kit import needs
+from tests.kit import needs, received
 from tests.sql.statements import walk
 
 IN_LINE, ADMITTED = 100_000, 20_000
@@ -101,16 +101,9 @@ def test_sqlite_admits_by_indexes(app: sqlq.App, engine: Engine) -> None:
     with app.database.begin() as conn:
         conn.execute(admit._LOCK, {"keys": ["full"]})
         admit._add(conn, {grant.key: Rule(grant.rule.max_running) for grant in GRANTS})
-    asked: list[tuple[str, Any]] = []
-
-    def note(conn: Any, cursor: Any, statement: str, given: Any, *_: Any) -> None:
-        asked.append((statement, given))
-
-    event.listen(app.database.engine, "before_cursor_execute", note)
-    with app.database.begin() as conn:
+    with received(app.database.engine) as asked, app.database.begin() as conn:
         assert len(list(pick(conn, GRANTS))) == 16
         admit.sweep_on(conn, "", 500)
-    event.remove(app.database.engine, "before_cursor_execute", note)
     with engine.connect() as conn:
         for statement, given in asked:
             if "jobs" in statement:

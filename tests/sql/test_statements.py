@@ -27,10 +27,9 @@ from sqlq.store.jobs import lease
 from sqlq.store.workers import workers
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.options import WorkerOptions
-from tests.kit import claim_on, for_each, needs
+from tests.kit import claim_on, for_each, needs, received
 from tests.kit.databases import DATABASES, fresh_database, sqlite_url
 from tests.kit.postgresql import PostgreSQL
-from tests.kit.sql import received
 from tests.sql.statements import (
     STATEMENTS,
     claim_two,
@@ -44,11 +43,6 @@ SCHEDULED_AT_A_HIGHER_PRIORITY = 20_000
 AVAILABLE = 20_000
 RUNNING = 200
 OLD = 10
-
-
-def schema_of(conn: Connection) -> str | None:
-    schema: str | None = conn.get_execution_options()["schema_translate_map"]["__sqlq__"]
-    return schema
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.database.database import Database
@@ -20,8 +20,7 @@ from sqlq.model.job import NewJob
 from sqlq.model.outcome import Finished, Settlement
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import settle
-from tests.kit import claim_on, needs
-from tests.kit.sql import received
+from tests.kit import claim_on, needs, received
 from tests.sql.statements import walk
 
 pytestmark = pytest.mark.each_database
@@ -40,14 +39,8 @@ def job(task: str = "t") -> NewJob:
 
 def asked(database: Database, call: Callable[[Database], Any]) -> list[tuple[str, Any]]:
     """Return the statements that a call sends, with their parameters."""
-    got: list[tuple[str, Any]] = []
-
-    def note(conn: Any, cursor: Any, statement: str, given: Any, *_: Any) -> None:
-        got.append((statement, given))
-
-    event.listen(database.engine, "before_cursor_execute", note)
-    call(database)
-    event.remove(database.engine, "before_cursor_execute", note)
+    with received(database.engine) as got:
+        call(database)
     return got
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -22,7 +22,6 @@ from sqlq.model.outcome import Cancelled, ErrorText, Failed, Released, Retried
 from sqlq.model.retry import Cancel, Retry, RetryPolicy, Snooze, decide, describe, error_record, scrubbed
 from tests.kit import for_each
 
-SOME = datetime(2030, 1, 1, tzinfo=UTC)
 JOB = ClaimedJob(
     id=7, lease_token=1, queue="mail", task="shop.send_receipt", payload="{}", attempts=1, max_attempts=3
 )

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.config.constants import LEASE_MS
@@ -20,7 +18,7 @@ from sqlq.store.limits import admit
 from sqlq.store.workers import workers
 from sqlq.worker.maintain import services
 from sqlq.worker.supervise.heartbeat import LOCKED_SECONDS
-from tests.kit import claim, deaths, needs
+from tests.kit import claim, deaths, needs, received
 from tests.kit.hand import fail_before
 
 RHYTHM = 1_000.0
@@ -192,27 +190,12 @@ def test_a_paused_queue_releases_all_its_slots_without_a_wait(
 # -- what a supervisor gives back ----------------------------------------------------------------------------
 
 
-@contextmanager
-def statements(app: sqlq.App) -> Iterator[list[str]]:
-    """Gather what is sent on the connections of the App."""
-    sent: list[str] = []
-
-    def note(conn: Any, cursor: Any, statement: str, *more: Any) -> None:
-        sent.append(statement)
-
-    event.listen(app.database.engine, "before_cursor_execute", note)
-    try:
-        yield sent
-    finally:
-        event.remove(app.database.engine, "before_cursor_execute", note)
-
-
 OF_AN_OWNER = re.compile(r"reserved_by (=|OPERATOR\(pg_catalog\.=\)) ")
 
 
-def owners(sent: list[str]) -> int:
+def owners(sent: list[tuple[str, Any]]) -> int:
     """Count the statements that look for jobs by their owner, and so read all that are reserved."""
-    return sum(bool(OF_AN_OWNER.search(statement.partition("WHERE")[2])) for statement in sent)
+    return sum(bool(OF_AN_OWNER.search(statement.partition("WHERE")[2])) for statement, _ in sent)
 
 
 def test_the_jobs_of_a_dead_process_are_released_at_once(app: sqlq.App, engine: Engine) -> None:
@@ -236,7 +219,7 @@ def test_a_locked_row_causes_no_second_read_of_the_others(app: sqlq.App, engine:
     app.enqueue_many([task.new(), task.new()])
     (job, _) = claim(app, "dead", 2)
     dead = deaths("dead")
-    with engine.begin() as rival, statements(app) as sent:
+    with engine.begin() as rival, received(app.database.engine) as sent:
         rival.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": job.id})
         assert [dead.release(app.database) for _ in range(5)] == [LOCKED_SECONDS] * 5
         assert owners(sent) == 1

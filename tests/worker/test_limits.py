@@ -21,12 +21,10 @@ from sqlq.store.limits import admit as admission
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.maintain.services import Unblock
 from sqlq.worker.settle.settle import Counts
-from tests.kit import claim, claim_on, needs, wait_until, working
+from tests.kit import claim, claim_on, needs, wait_until, waiting_for_locks, working
 from tests.kit.hand import blocked
 
 pytestmark = pytest.mark.each_database
-
-PROMPT = {"backoff": "0s"}
 
 
 class Gauge:
@@ -137,19 +135,13 @@ def test_an_admission_counts_after_it_has_waited_for_the_key(app: sqlq.App, engi
     with engine.begin() as other, ThreadPoolExecutor(1) as threads:
         other.execute(text("SELECT 1 FROM sqlq_limits WHERE limit_key = 'stripe' FOR UPDATE"))
         admitting = threads.submit(admission.look, app.database, ["stripe"])
-        wait_until(lambda: waits_for_a_lock(engine))
+        wait_until(lambda: waiting_for_locks(engine))
         by_hand = "id IN (SELECT id FROM jobs WHERE blocked_by = 'limit' LIMIT 5)"
         other.execute(
             text(f"UPDATE jobs SET available_at = now(), blocked_by = NULL, due_at = NULL WHERE {by_hand}")
         )
         other.commit()
         assert admitting.result(60).number == 0
-
-
-def waits_for_a_lock(engine: Engine) -> bool:
-    with engine.connect() as conn:
-        waiting = "datname = current_database() AND wait_event_type = 'Lock'"
-        return bool(conn.scalar(text(f"SELECT count(*) FROM pg_stat_activity WHERE {waiting}")))
 
 
 # -- what holds no slot --------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.model.outcome import Finished
@@ -17,6 +17,7 @@ from sqlq.store import health
 from sqlq.store.jobs.failed import TRACE_CHARACTERS, groups
 from sqlq.store.jobs.lookup import Selection
 from sqlq.web import pages
+from tests import kit
 from tests.kit import end, failed, needs
 from tests.kit.visitor import Visitor
 
@@ -77,20 +78,14 @@ def crowded(app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> s
 
 def received(visitor: Visitor, path: str) -> list[tuple[str, Any]]:
     """Return the statements that a page sends, with their parameters."""
-    got: list[tuple[str, Any]] = []
-
-    def collect(conn: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
-        got.append((statement, parameters))
-
     engine = visitor.site.reading.app.database.engine
     reading = visitor.site.reading
     reading.forget()
     visitor.page("/queues")
     for key in reading._kept.keys() - {"summary", "names"}:  # which all pages share
         del reading._kept[key]
-    event.listen(engine, "before_cursor_execute", collect)
-    visitor.page(path)
-    event.remove(engine, "before_cursor_execute", collect)
+    with kit.received(engine) as got:
+        visitor.page(path)
     return got
 
 
