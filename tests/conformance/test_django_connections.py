@@ -25,14 +25,6 @@ from tests.kit.notifications import Listener
 pytestmark = pytest.mark.each_database
 
 
-@pytest.fixture
-def send(app: sqlq.App) -> sqlq.Task[..., None]:
-    @app.task(name="shop.send")
-    def send(order_id: int = 0) -> None: ...
-
-    return send
-
-
 def order_and_fail(app: sqlq.App, job: sqlq.NewJob, connection: Any, id: int) -> None:
     order(connection, id)
     app.enqueue(job, session=connection)

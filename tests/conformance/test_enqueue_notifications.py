@@ -27,14 +27,6 @@ ways = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def send(app: sqlq.App) -> sqlq.Task[..., None]:
-    @app.task(name="shop.send")
-    def send(order_id: int = 0) -> None: ...
-
-    return send
-
-
-@pytest.fixture
 def listener(app: sqlq.App) -> Iterator[Listener]:
     listener = Listener(app)
     yield listener

@@ -23,14 +23,6 @@ pytestmark = pytest.mark.each_database
 
 
 @pytest.fixture
-def send(app: sqlq.App) -> sqlq.Task[..., None]:
-    @app.task(name="shop.send")
-    def send(order_id: int = 0) -> None: ...
-
-    return send
-
-
-@pytest.fixture
 def remind(app: sqlq.App) -> sqlq.Task[..., None]:
     @app.task(name="shop.remind")
     def remind() -> None: ...

@@ -22,14 +22,6 @@ from tests.kit.drivers import order
 UNDONE = "MariaDB has undone the whole transaction, .*deadlock .*run it again from its start"
 
 
-@pytest.fixture
-def send(app: sqlq.App) -> sqlq.Task[..., None]:
-    @app.task(name="shop.send")
-    def send(order_id: int = 0) -> None: ...
-
-    return send
-
-
 @contextmanager
 def deadlock(app: sqlq.App, watched_orders: Engine, take: Callable[[Session], object]) -> Iterator[None]:
     """Let a rival `take` what the block waits for, and wait for the order 1 that the block's transaction has

@@ -21,6 +21,7 @@ from sqlalchemy.pool import QueuePool, StaticPool
 import sqlq
 from sqlq.testing import InlineJob, assert_enqueued, assert_not_enqueued, inline
 from tests.kit import needs
+from tests.kit.flows import OrderShop
 from tests.kit.postgresql import async_database_url
 from tests.kit.sessions import Caller, Way, common_ways
 
@@ -33,59 +34,20 @@ class Order(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
-class Shop:
-    """Tasks, and what they did: `count` notes how many orders were committed by then."""
-
-    def __init__(self, app: sqlq.App, engine: Engine) -> None:
-        self.app = app
-        self.done: list[Any] = []
-        done = self.done
-
-        @app.task(name="shop.count")
-        def count(name: str = "") -> None:
-            with engine.connect() as conn:
-                done.append((name, conn.scalar(text("SELECT count(*) FROM orders"))))
-
-        @app.task(name="shop.note")
-        def note(name: str) -> str:
-            done.append(name)
-            return name.upper()
-
-        @app.task(name="shop.anote")
-        async def anote(name: str) -> None:
-            await asyncio.sleep(0)
-            done.append((name, threading.current_thread()))
-
-        @app.task(name="shop.bad")
-        def bad(name: str) -> None:
-            done.append(name)
-            raise LookupError(f"no order {name}")
-
-        self.count, self.note, self.anote, self.bad = count, note, anote, bad
-
-
 @pytest.fixture
-def shop(app: sqlq.App, engine: Engine) -> Shop:
+def shop(app: sqlq.App, engine: Engine) -> OrderShop:
     Base.metadata.create_all(engine)
-    return Shop(app, engine)
-
-
-@pytest.fixture
-def session(engine: Engine) -> Iterator[Session]:
-    if engine.dialect.name == "sqlite":
-        sqlq.configure_sqlite(engine)
-    with Session(engine) as session:
-        yield session
+    return OrderShop(app, engine)
 
 
 class TestEveryWay:
     @pytest.fixture
-    def caller(self, shop: Shop, database_url: str, way: Way) -> Iterator[Caller]:
+    def caller(self, shop: OrderShop, database_url: str, way: Way) -> Iterator[Caller]:
         with Caller(database_url, way) as caller:
             yield caller
 
     @common_ways
-    def test_a_job_runs_after_the_commit_and_not_before(self, shop: Shop, caller: Caller) -> None:
+    def test_a_job_runs_after_the_commit_and_not_before(self, shop: OrderShop, caller: Caller) -> None:
         with inline(shop.app, at="commit") as ran:
             caller.execute("INSERT INTO orders (id) VALUES (1)")
             answers = [
@@ -106,7 +68,7 @@ class TestEveryWay:
             assert shop.done == ["in the next transaction"]
 
     @common_ways
-    def test_a_rolled_back_job_does_not_run(self, shop: Shop, caller: Caller) -> None:
+    def test_a_rolled_back_job_does_not_run(self, shop: OrderShop, caller: Caller) -> None:
         with inline(shop.app, at="commit") as ran:
             caller.enqueue(shop.app, shop.note.new("rolled back"))
             assert_enqueued(shop.note)
@@ -118,7 +80,7 @@ class TestEveryWay:
         assert [job.state for job in ran.jobs] == ["finished"]
 
     @common_ways
-    def test_a_rolled_back_savepoint_removes_its_jobs(self, shop: Shop, caller: Caller) -> None:
+    def test_a_rolled_back_savepoint_removes_its_jobs(self, shop: OrderShop, caller: Caller) -> None:
         def enqueue(name: str) -> None:
             caller.enqueue(shop.app, shop.note.new(name))
 
@@ -140,7 +102,9 @@ class TestEveryWay:
         assert shop.done == ["a", "b, released", "d, released", "g"]
 
     @common_ways
-    def test_a_savepoint_from_before_the_first_job_takes_it_along(self, shop: Shop, caller: Caller) -> None:
+    def test_a_savepoint_from_before_the_first_job_takes_it_along(
+        self, shop: OrderShop, caller: Caller
+    ) -> None:
         with inline(shop.app, at="commit"):
             with caller.savepoint() as savepoint:
                 caller.enqueue(shop.app, shop.note.new("rolled back"))
@@ -152,7 +116,7 @@ class TestEveryWay:
 
     @common_ways
     def test_a_job_of_an_open_transaction_does_not_run_after_the_block(
-        self, shop: Shop, caller: Caller
+        self, shop: OrderShop, caller: Caller
     ) -> None:
         with inline(shop.app, at="commit") as ran:
             caller.enqueue(shop.app, shop.note.new("open"))
@@ -161,7 +125,9 @@ class TestEveryWay:
         assert [job.state for job in ran.jobs] == ["available"]
 
     @common_ways
-    def test_a_job_that_fails_reaches_the_test_when_the_block_ends(self, shop: Shop, caller: Caller) -> None:
+    def test_a_job_that_fails_reaches_the_test_when_the_block_ends(
+        self, shop: OrderShop, caller: Caller
+    ) -> None:
         ran: list[InlineJob] = []
 
         def three_orders() -> None:
@@ -185,7 +151,7 @@ class TestEveryWay:
 
 
 class TestSession:
-    def test_jobs_run_at_the_end_of_session_begin(self, shop: Shop, session: Session) -> None:
+    def test_jobs_run_at_the_end_of_session_begin(self, shop: OrderShop, session: Session) -> None:
         with inline(shop.app, at="commit"):
             with session.begin():
                 session.add(Order(id=1))
@@ -201,7 +167,9 @@ class TestSession:
                 pass
         assert shop.done == [("", 1), "nested"]
 
-    def test_a_failed_flush_in_a_savepoint_takes_its_jobs_along(self, shop: Shop, session: Session) -> None:
+    def test_a_failed_flush_in_a_savepoint_takes_its_jobs_along(
+        self, shop: OrderShop, session: Session
+    ) -> None:
         with inline(shop.app, at="commit"), session.begin():
             session.add(Order(id=1))
             shop.app.enqueue(shop.note.new("first"), session=session)
@@ -214,7 +182,7 @@ class TestSession:
             shop.app.enqueue(shop.note.new("second"), session=session)
         assert shop.done == ["first", "second"]
 
-    def test_a_failed_flush_runs_no_job(self, shop: Shop, session: Session) -> None:
+    def test_a_failed_flush_runs_no_job(self, shop: OrderShop, session: Session) -> None:
         with inline(shop.app, at="commit"):
             shop.app.enqueue(shop.note.new("rolled back"), session=session)
             session.execute(text("INSERT INTO orders (id) VALUES (1)"))
@@ -225,7 +193,7 @@ class TestSession:
             session.commit()
         assert shop.done == []
 
-    def test_a_closed_session_runs_no_job(self, shop: Shop, session: Session) -> None:
+    def test_a_closed_session_runs_no_job(self, shop: OrderShop, session: Session) -> None:
         with inline(shop.app, at="commit") as ran:
             shop.app.enqueue(shop.note.new("closed"), session=session)
             session.close()
@@ -234,7 +202,7 @@ class TestSession:
 
     @pytest.mark.parametrize("hook", ["before_flush", "after_flush", "before_commit"])
     def test_a_job_of_a_session_event_runs_after_the_commit(
-        self, shop: Shop, session: Session, hook: str
+        self, shop: OrderShop, session: Session, hook: str
     ) -> None:
         @event.listens_for(session, hook, once=True)
         def enqueue(*args: object) -> None:
@@ -247,7 +215,7 @@ class TestSession:
 
     @pytest.mark.parametrize("mode", ["create_savepoint", "rollback_only"])
     def test_jobs_run_on_a_connection_that_the_test_rolls_back(
-        self, shop: Shop, session: Session, engine: Engine, mode: Any
+        self, shop: OrderShop, session: Session, engine: Engine, mode: Any
     ) -> None:
         """The session commits, and fires the events of a commit.
 
@@ -263,7 +231,7 @@ class TestSession:
             transaction.rollback() if transaction.is_active else None
         assert shop.done == ["committed"]
 
-    def test_the_handler_may_use_the_very_session(self, shop: Shop, session: Session) -> None:
+    def test_the_handler_may_use_the_very_session(self, shop: OrderShop, session: Session) -> None:
         """It has no transaction then, and its connection is back in the pool."""
 
         @shop.app.task(name="shop.ship")
@@ -280,7 +248,7 @@ class TestSession:
 
     @pytest.mark.parametrize("end", ["commit", "with"])
     def test_a_handler_gets_its_own_session_of_a_scoped_session(
-        self, shop: Shop, database_url: str, end: str
+        self, shop: OrderShop, database_url: str, end: str
     ) -> None:
         """As in a worker, although it runs in the caller's thread."""
         pool = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 1, "poolclass": QueuePool}
@@ -309,7 +277,7 @@ class TestSession:
         scope.remove()
         engine.dispose()
 
-    def test_handlers_enqueue_in_transactions_of_their_own(self, shop: Shop, engine: Engine) -> None:
+    def test_handlers_enqueue_in_transactions_of_their_own(self, shop: OrderShop, engine: Engine) -> None:
         @shop.app.task(name="shop.chain")
         def chain(left: int) -> None:
             with Session(engine) as session:
@@ -326,7 +294,9 @@ class TestSession:
             session.commit()
         assert shop.done == ["1 begins", "0 begins", "0 ends", "1 ends"]
 
-    def test_complete_in_the_handlers_transaction(self, shop: Shop, session: Session, engine: Engine) -> None:
+    def test_complete_in_the_handlers_transaction(
+        self, shop: OrderShop, session: Session, engine: Engine
+    ) -> None:
         @shop.app.task(name="shop.pay")
         def pay(order_id: int) -> None:
             with sqlq.current_job().completing(engine) as own:
@@ -339,7 +309,7 @@ class TestSession:
         assert session.get(Order, 7) is not None
 
     @needs("postgresql")
-    def test_two_phase_commit(self, shop: Shop, engine: Engine) -> None:
+    def test_two_phase_commit(self, shop: OrderShop, engine: Engine) -> None:
         with inline(shop.app, at="commit"):
             with Session(engine, twophase=True) as session:
                 session.add(Order(id=1))
@@ -360,7 +330,7 @@ class TestSession:
 
 
 class TestConnection:
-    def test_jobs_run_at_the_end_of_engine_begin(self, shop: Shop, engine: Engine) -> None:
+    def test_jobs_run_at_the_end_of_engine_begin(self, shop: OrderShop, engine: Engine) -> None:
         with inline(shop.app, at="commit"):
             with engine.begin() as conn:
                 shop.app.enqueue(shop.count.new(), session=conn)
@@ -371,7 +341,7 @@ class TestConnection:
                 raise ZeroDivisionError
         assert shop.done == [("", 1)]
 
-    def test_jobs_run_at_the_commit_of_their_own_connection(self, shop: Shop, engine: Engine) -> None:
+    def test_jobs_run_at_the_commit_of_their_own_connection(self, shop: OrderShop, engine: Engine) -> None:
         with inline(shop.app, at="commit"), engine.connect() as one, engine.connect() as two:
             shop.app.enqueue(shop.note.new("one"), session=one)
             shop.app.enqueue(shop.note.new("two"), session=two)
@@ -380,7 +350,7 @@ class TestConnection:
             one.commit()
         assert shop.done == ["two", "one"]
 
-    def test_the_transaction_is_begun_as_the_insert_would(self, shop: Shop, engine: Engine) -> None:
+    def test_the_transaction_is_begun_as_the_insert_would(self, shop: OrderShop, engine: Engine) -> None:
         with inline(shop.app, at="commit"), engine.connect() as conn:
             shop.app.enqueue(shop.note.new("a"), session=conn)
             assert conn.in_transaction()
@@ -390,7 +360,7 @@ class TestConnection:
 
 @needs("postgresql")
 @pytest.mark.parametrize("kind", ["session", "connection"])
-def test_a_commit_that_fails_runs_nothing(shop: Shop, engine: Engine, kind: str) -> None:
+def test_a_commit_that_fails_runs_nothing(shop: OrderShop, engine: Engine, kind: str) -> None:
     with engine.begin() as conn:
         conn.execute(text("CREATE TABLE lines (o int REFERENCES orders DEFERRABLE INITIALLY DEFERRED)"))
     with inline(shop.app, at="commit") as ran, engine.connect() as conn, Session(engine) as session:
@@ -408,7 +378,7 @@ def test_a_commit_that_fails_runs_nothing(shop: Shop, engine: Engine, kind: str)
 
 class TestAsync:
     def test_async_handlers_run_on_the_callers_loop_and_others_in_a_thread(
-        self, shop: Shop, database_url: str
+        self, shop: OrderShop, database_url: str
     ) -> None:
         engine = create_async_engine(async_database_url(database_url))
         loops, threads = [], []
@@ -445,7 +415,7 @@ class TestAsync:
         assert shop.done == [("from a thread", 2), ("b", threading.current_thread())]
         assert threads != [threading.current_thread()]
 
-    def test_an_async_handler_enqueued_by_sync_code(self, shop: Shop, session: Session) -> None:
+    def test_an_async_handler_enqueued_by_sync_code(self, shop: OrderShop, session: Session) -> None:
         with inline(shop.app, at="commit"):
             shop.app.enqueue(shop.anote.new("a"), session=session)
             session.commit()
@@ -458,7 +428,7 @@ class TestAsync:
             asyncio.run(main())
         assert [name for name, _ in shop.done] == ["a", "b"]
 
-    def test_a_cancelled_commit_cancels_its_running_handler(self, shop: Shop, database_url: str) -> None:
+    def test_a_cancelled_commit_cancels_its_running_handler(self, shop: OrderShop, database_url: str) -> None:
         engine = create_async_engine(async_database_url(database_url))
         started = asyncio.Event()
 
@@ -484,7 +454,7 @@ class TestAsync:
             asyncio.run(main())
 
 
-def test_a_job_without_a_session_runs_and_raises_at_once(shop: Shop) -> None:
+def test_a_job_without_a_session_runs_and_raises_at_once(shop: OrderShop) -> None:
     with inline(shop.app, at="commit"):
         assert shop.app.enqueue(shop.note.new("now")).state == "finished"
         with pytest.raises(LookupError, match="no order 1"):
@@ -492,7 +462,7 @@ def test_a_job_without_a_session_runs_and_raises_at_once(shop: Shop) -> None:
     assert shop.done == ["now", "1"]
 
 
-def test_a_unique_key_holds_while_its_job_waits_for_the_commit(shop: Shop, session: Session) -> None:
+def test_a_unique_key_holds_while_its_job_waits_for_the_commit(shop: OrderShop, session: Session) -> None:
     def enqueue(name: str, until: Any = "finish") -> sqlq.Job:
         job = shop.note.new(name).set(unique_key="one", unique_until=until)
         return shop.app.enqueue(job, session=session)
@@ -509,7 +479,7 @@ def test_a_unique_key_holds_while_its_job_waits_for_the_commit(shop: Shop, sessi
     assert shop.done == ["after the rollback", "after the commit"]
 
 
-def test_an_exception_of_the_blocks_own_names_the_jobs_that_failed(shop: Shop, session: Session) -> None:
+def test_an_exception_of_the_blocks_own_names_the_jobs_that_failed(shop: OrderShop, session: Session) -> None:
     def unconfirmed() -> None:
         with inline(shop.app, at="commit"):
             shop.app.enqueue(shop.bad.new("1"), session=session)
@@ -524,7 +494,7 @@ def test_an_exception_of_the_blocks_own_names_the_jobs_that_failed(shop: Shop, s
 def test_inline_runs_jobs_with_a_database_in_memory() -> None:
     engine = create_engine("sqlite://", poolclass=StaticPool)
     Base.metadata.create_all(engine)
-    shop = Shop(sqlq.App("sqlite://"), engine)
+    shop = OrderShop(sqlq.App("sqlite://"), engine)
     with inline(shop.app, at="commit"), Session(engine) as session:
         session.add(Order(id=1))
         shop.app.enqueue(shop.count.new("a"), session=session)
@@ -533,7 +503,7 @@ def test_inline_runs_jobs_with_a_database_in_memory() -> None:
     engine.dispose()
 
 
-def test_blocks_in_blocks_each_keep_to_their_own(shop: Shop, engine: Engine) -> None:
+def test_blocks_in_blocks_each_keep_to_their_own(shop: OrderShop, engine: Engine) -> None:
     with inline(shop.app, at="commit") as outer, engine.connect() as conn:
         shop.app.enqueue(shop.note.new("outer"), session=conn)
         with inline(shop.app, at="commit") as inner:
@@ -543,7 +513,7 @@ def test_blocks_in_blocks_each_keep_to_their_own(shop: Shop, engine: Engine) -> 
     assert [job.state for job in (*outer.jobs, *inner.jobs)] == ["finished", "available"]
 
 
-def test_a_wrong_session_is_refused_as_outside_inline(shop: Shop) -> None:
+def test_a_wrong_session_is_refused_as_outside_inline(shop: OrderShop) -> None:
     with inline(shop.app, at="commit"), Session() as unbound:
         for session in (unbound, object()):
             with pytest.raises(sqlq.EnqueueError, match=r"session has no bind|session is an object"):
@@ -555,7 +525,7 @@ def test_a_wrong_session_is_refused_as_outside_inline(shop: Shop) -> None:
     assert shop.done == []
 
 
-def test_inline_refuses_an_unknown_value_of_at(shop: Shop) -> None:
+def test_inline_refuses_an_unknown_value_of_at(shop: OrderShop) -> None:
     with (
         pytest.raises(sqlq.errors.ConfigurationError, match=r'at is .*: it is "enqueue" or "commit"'),
         inline(

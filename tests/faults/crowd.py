@@ -1,26 +1,24 @@
 """The processes of the crowd around one SQLite file; see test_sqlite_contention.
 
-`python -m tests.faults.crowd ROLE URL NUMBER SEED`: works until its standard input ends, then leaves and
-prints one line of JSON. The file `acknowledged-NUMBER` beside the database takes the number of each job whose
+`python -m tests.faults.crowd ROLE URL FOLDER NUMBER SEED`: works until its standard input ends, then leaves
+and prints one line of JSON. In the folder the file `acknowledged-NUMBER` takes the number of each job whose
 enqueue has returned.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import random
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import create_engine, text
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 import sqlq
+from tests.kit.processes import Note, play
 
 TURN_SECONDS = 0.02
 
@@ -37,19 +35,10 @@ class LockErrors(logging.Handler):
             self.seen.append(record.getMessage())
 
 
-class Note:
-    """Appends a number to a file, whole or not at all, and before it returns."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-
-    def __call__(self, number: int) -> None:
-        os.write(self._file, f"{number}\n".encode())
-
-
-def enqueue_and_work(url: str, number: int, chance: random.Random, over: threading.Event) -> dict[str, Any]:
+def enqueue_and_work(
+    url: str, folder: Path, number: int, chance: random.Random, over: threading.Event
+) -> dict[str, Any]:
     """A web server and a worker in one: enqueues, claims, settles."""
-    folder = Path(make_url(url).database or "").parent
     acknowledged, ran = Note(folder / f"acknowledged-{number}"), Note(folder / f"ran-{number}")
     errors = LockErrors()
     logging.getLogger("sqlq").addHandler(errors)
@@ -81,9 +70,10 @@ def enqueue_and_work(url: str, number: int, chance: random.Random, over: threadi
     return {"role": "worker", "lock_errors": errors.seen}
 
 
-def read_then_write(url: str, number: int, chance: random.Random, over: threading.Event) -> dict[str, Any]:
+def read_then_write(
+    url: str, folder: Path, number: int, chance: random.Random, over: threading.Event
+) -> dict[str, Any]:
     """An application in deferred transactions, as everybody writes them at first: reads, thinks, enqueues."""
-    folder = Path(make_url(url).database or "").parent
     acknowledged = Note(folder / f"acknowledged-{number}")
     engine = create_engine(url)
     sqlq.configure_sqlite(engine)
@@ -117,17 +107,5 @@ def read_then_write(url: str, number: int, chance: random.Random, over: threadin
 ROLES = {"worker": enqueue_and_work, "application": read_then_write}
 
 
-def main(role: str, url: str, number: str, seed: str) -> None:
-    over = threading.Event()
-
-    def listen() -> None:
-        sys.stdin.read()
-        over.set()
-
-    threading.Thread(target=listen, daemon=True).start()
-    print("ready", flush=True)
-    print(json.dumps(ROLES[role](url, int(number), random.Random(f"{seed} {number}"), over)), flush=True)
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    play(ROLES)

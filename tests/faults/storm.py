@@ -7,9 +7,7 @@ transaction is committed, and `ran-NUMBER` that of each job that has run.
 
 from __future__ import annotations
 
-import json
 import random
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -22,7 +20,7 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.store.jobs import operate, settle
-from tests.faults.crowd import Note
+from tests.kit.processes import Note, play
 
 KEYS = 200
 """How many unique keys the producers share."""
@@ -114,18 +112,5 @@ def produce(
 ROLES = {"worker": work, "producer": produce}
 
 
-def main(role: str, url: str, folder: str, number: str, seed: str) -> None:
-    over = threading.Event()
-
-    def listen() -> None:
-        sys.stdin.read()
-        over.set()
-
-    threading.Thread(target=listen, daemon=True).start()
-    print("ready", flush=True)
-    chance = random.Random(f"{seed} {number}")
-    print(json.dumps(ROLES[role](url, Path(folder), int(number), chance, over)), flush=True)
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    play(ROLES)

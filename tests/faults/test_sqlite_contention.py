@@ -6,17 +6,13 @@ middle.
 
 from __future__ import annotations
 
-import json
 import random
 import sqlite3
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import Engine, make_url, text
@@ -25,7 +21,7 @@ import sqlq
 from tests.faults import guard
 from tests.faults.scorecard import record
 from tests.kit import needs, wait_until
-from tests.kit.processes import ROOT
+from tests.kit.processes import Crowd
 
 pytestmark = [pytest.mark.integration, needs("one_writer")]
 
@@ -33,52 +29,12 @@ WORKERS = 8
 SEED = 20_261_123
 
 
-class Crowd:
+class FileCrowd(Crowd):
     """The processes around one file."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
-        self.file = Path(make_url(url).database or "")
-        self.alive: list[subprocess.Popen[str]] = []
-        self._numbers = iter(range(1, 1_000))
-
-    def start(self, role: str) -> None:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.crowd", role, self.url, str(next(self._numbers)), str(SEED)],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.alive.append(process)
-
-    def ready(self) -> None:
-        for process in self.alive:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-
-    def kill(self, chance: random.Random) -> None:
-        """End one of the workers as the OOM killer would, whatever it is writing."""
-        process = self.alive.pop(chance.randrange(WORKERS - 1))
-        process.kill()
-        process.communicate()
-
-    def end(self) -> list[dict[str, Any]]:
-        """Stop all of them, and return their reports."""
-        said = []
-        for process in self.alive:
-            assert process.stdin is not None
-            process.stdin.close()
-            process.stdin = None
-        for process in self.alive:
-            out, _ = process.communicate(timeout=120)
-            assert process.returncode == 0
-            said.append(json.loads(out.splitlines()[-1]))
-        self.alive = []
-        return said
-
-    def noted(self, what: str) -> list[int]:
-        return [int(line) for file in self.file.parent.glob(f"{what}-*") for line in file.read_text().split()]
+        self.url, self.file = url, Path(make_url(url).database or "")
+        super().__init__("tests.faults.crowd", self.file.parent)
 
     def wal_size(self) -> int:
         return self.file.with_name(self.file.name + "-wal").stat().st_size
@@ -88,19 +44,17 @@ class Crowd:
 
 
 @pytest.fixture
-def crowd(database_url: str, engine: Engine) -> Iterator[Crowd]:
+def crowd(database_url: str, engine: Engine) -> Iterator[FileCrowd]:
     with engine.begin() as conn:
         conn.execute(text("CREATE TABLE orders (n INTEGER PRIMARY KEY)"))
     guard.install(engine)
-    crowd = Crowd(database_url)
+    crowd = FileCrowd(database_url)
     yield crowd
-    for process in crowd.alive:
-        process.kill()
-        process.communicate()
+    crowd.kill()
 
 
 @contextmanager
-def long_reader(crowd: Crowd) -> Iterator[None]:
+def long_reader(crowd: FileCrowd) -> Iterator[None]:
     """A report that began to read and goes on: the log cannot be reset to before its snapshot meanwhile."""
     with closing(crowd.connect()) as reader:
         reader.execute("BEGIN")
@@ -110,17 +64,17 @@ def long_reader(crowd: Crowd) -> Iterator[None]:
         reader.execute("COMMIT")
 
 
-def contend(crowd: Crowd, app: sqlq.App, seconds: float, kills: int) -> None:
+def contend(crowd: FileCrowd, app: sqlq.App, seconds: float, kills: int) -> None:
     chance = random.Random(SEED)
     over = threading.Event()
     for _ in range(WORKERS):
-        crowd.start("worker")
-    crowd.start("application")
+        crowd.start("worker", crowd.url, SEED)
+    crowd.start("application", crowd.url, SEED)
     crowd.ready()
     with long_reader(crowd):
         for _ in range(kills):
             over.wait(seconds / (kills + 1))
-            crowd.kill(chance)
+            crowd.kill(chance.randrange(WORKERS - 1))  # whatever it is writing
         over.wait(seconds / (kills + 1))
         largest = crowd.wal_size()
         said = crowd.end()
@@ -158,7 +112,7 @@ def contend(crowd: Crowd, app: sqlq.App, seconds: float, kills: int) -> None:
     assert not lost
 
 
-def leftovers(crowd: Crowd, app: sqlq.App) -> set[int]:
+def leftovers(crowd: FileCrowd, app: sqlq.App) -> set[int]:
     """Let a fresh worker do what is left; return the jobs that were acknowledged, and did not run."""
     in_hand = {job.payload["args"][0] for job in app.jobs.list(state="running", limit=1_000)}
     ran: list[int] = []
@@ -188,12 +142,12 @@ def leftovers(crowd: Crowd, app: sqlq.App) -> set[int]:
 
 
 @pytest.mark.slow
-def test_many_processes_share_one_sqlite_file(crowd: Crowd, app: sqlq.App) -> None:
+def test_many_processes_share_one_sqlite_file(crowd: FileCrowd, app: sqlq.App) -> None:
     contend(crowd, app, seconds=2, kills=1)
 
 
 @pytest.mark.slow
-def test_many_processes_and_a_long_reader_share_one_sqlite_file(crowd: Crowd, app: sqlq.App) -> None:
+def test_many_processes_and_a_long_reader_share_one_sqlite_file(crowd: FileCrowd, app: sqlq.App) -> None:
     contend(crowd, app, seconds=60, kills=5)
 
 

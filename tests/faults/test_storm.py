@@ -3,13 +3,9 @@ meets a deadlock, and each job runs once."""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +23,7 @@ from sqlq.worker.settle.settle import Settler
 from sqlq.worker.threads.loop import OFTEN
 from tests.faults.scorecard import record
 from tests.kit import claim, let_pass, locked, needs, settle, wait_until, working
-from tests.kit.processes import ROOT
+from tests.kit.processes import Crowd
 
 pytestmark = pytest.mark.integration
 
@@ -42,58 +38,10 @@ DEADLOCKS = {
 """How many there have been."""
 
 
-class Storm:
-    """The processes at one server."""
-
-    def __init__(self, url: str, folder: Path) -> None:
-        self._url, self._folder = url, folder
-        self._alive: list[subprocess.Popen[str]] = []
-
-    def start(self, role: str) -> None:
-        arguments = [role, self._url, str(self._folder), str(len(self._alive) + 1), str(SEED)]
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.storm", *arguments],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._alive.append(process)
-
-    def end(self, number: int) -> list[dict[str, Any]]:
-        """Stop so many of those that started last, and return their reports."""
-        leaving, self._alive[-number:] = self._alive[-number:], []
-        for process in leaving:
-            assert process.stdin is not None
-            process.stdin.close()
-            process.stdin = None
-        said = []
-        for process in leaving:
-            out, _ = process.communicate(timeout=120)
-            assert process.returncode == 0
-            said.append(json.loads(out.splitlines()[-1]))
-        return said
-
-    def kill(self) -> None:
-        for process in self._alive:
-            process.kill()
-            process.communicate()
-
-    def noted(self, what: str) -> list[int]:
-        return [int(line) for file in self._folder.glob(f"{what}-*") for line in file.read_text().split()]
-
-
-@pytest.fixture
-def storm(database_url: str, tmp_path: Path) -> Iterator[Storm]:
-    storm = Storm(database_url, tmp_path)
-    yield storm
-    storm.kill()
-
-
 @needs("row_locks")
 @pytest.mark.parametrize("seconds", [4, pytest.param(60, marks=pytest.mark.slow)])
 def test_workers_and_producers_meet_no_deadlock(
-    storm: Storm, app: sqlq.App, engine: Engine, seconds: int
+    app: sqlq.App, engine: Engine, database_url: str, tmp_path: Path, seconds: int
 ) -> None:
     deadlocks = text(DEADLOCKS[engine.dialect.name])
 
@@ -102,13 +50,17 @@ def test_workers_and_producers_meet_no_deadlock(
             return int(conn.execute(statement).scalar_one())
 
     before = ask(deadlocks)
-    for role in ("worker",) * WORKERS + ("producer",) * PRODUCERS:
-        storm.start(role)
-    wait_until(lambda: len(storm.noted("ran")) > 100, what="the first jobs done")
-    let_pass(seconds, "the storm lasts")
-    producers = storm.end(PRODUCERS)
-    wait_until(lambda: ask(text("SELECT count(*) FROM jobs")) == 0, timeout=120, what="all jobs done")
-    workers = storm.end(WORKERS)
+    storm = Crowd("tests.faults.storm", tmp_path)
+    try:
+        for role in ("worker",) * WORKERS + ("producer",) * PRODUCERS:
+            storm.start(role, database_url, SEED)
+        wait_until(lambda: len(storm.noted("ran")) > 100, what="the first jobs done")
+        let_pass(seconds, "the storm lasts")
+        producers = storm.end(PRODUCERS)
+        wait_until(lambda: ask(text("SELECT count(*) FROM jobs")) == 0, timeout=120, what="all jobs done")
+        workers = storm.end(WORKERS)
+    finally:
+        storm.kill()
     met = ask(deadlocks) - before
     acknowledged, ran = storm.noted("acknowledged"), Counter(storm.noted("ran"))
     refused = [error for each in producers for error in each["errors"]]

@@ -1,8 +1,12 @@
-"""An App for tests of flows."""
+"""Apps whose tasks note what they are called with."""
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
+
+from sqlalchemy import Engine, text
 
 import sqlq
 
@@ -38,3 +42,35 @@ class Shop:
     def states(self) -> dict[Any, str]:
         """Return the states of the jobs by what they are called with."""
         return {job.payload["args"][0]: str(job.state) for job in self.app.jobs.list(limit=1000)}
+
+
+class OrderShop:
+    """Tasks, and what they did: `count` notes how many orders were committed by then."""
+
+    def __init__(self, app: sqlq.App, engine: Engine, **options: Any) -> None:
+        """`options` are those of the task that fails."""
+        self.app = app
+        self.done: list[Any] = []
+        done = self.done
+
+        @app.task(name="shop.count")
+        def count(name: str = "") -> None:
+            with engine.connect() as conn:
+                done.append((name, conn.scalar(text("SELECT count(*) FROM orders"))))
+
+        @app.task(name="shop.note")
+        def note(name: str) -> str:
+            done.append(name)
+            return name.upper()
+
+        @app.task(name="shop.anote")
+        async def anote(name: str) -> None:
+            await asyncio.sleep(0)
+            done.append((name, threading.current_thread()))
+
+        @app.task(name="shop.bad", **options)
+        def bad(name: str) -> None:
+            done.append(name)
+            raise LookupError(f"no order {name}")
+
+        self.count, self.note, self.anote, self.bad = count, note, anote, bad

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
+import random
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -150,3 +154,89 @@ class Project:
 def reasons(job: JobDetails) -> list[str]:
     """Return why each attempt of a job failed."""
     return [error["reason"] for error in job.errors]
+
+
+class Crowd:
+    """Programs of `python -m MODULE ROLE …`, which run `play` with a role, and note numbers in a folder."""
+
+    def __init__(self, module: str, folder: Path) -> None:
+        self.module, self.folder = module, folder
+        self.alive: list[subprocess.Popen[str]] = []
+        self._numbers = itertools.count(1)
+
+    def start(self, role: str, url: str, seed: int) -> None:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                self.module,
+                role,
+                url,
+                str(self.folder),
+                str(next(self._numbers)),
+                str(seed),
+            ],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.alive.append(process)
+
+    def ready(self) -> None:
+        """Wait until each has begun."""
+        for process in self.alive:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+
+    def end(self, number: int = 0) -> list[dict[str, Any]]:
+        """Stop so many of those that started last, or all, and return their reports."""
+        leaving, self.alive[-number:] = self.alive[-number:], []
+        for process in leaving:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.stdin = None
+        reports = []
+        for process in leaving:
+            out, _ = process.communicate(timeout=120)
+            assert process.returncode == 0
+            reports.append(json.loads(out.splitlines()[-1]))
+        return reports
+
+    def kill(self, *places: int) -> None:
+        """End these of them, or all, as the OOM killer would."""
+        for process in [self.alive.pop(place) for place in places or [0] * len(self.alive)]:
+            process.kill()
+            process.communicate()
+
+    def noted(self, what: str) -> list[int]:
+        return [int(line) for file in self.folder.glob(f"{what}-*") for line in file.read_text().split()]
+
+
+class Note:
+    """Appends a number to a file, whole or not at all, and before it returns."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def __call__(self, number: int) -> None:
+        os.write(self._file, f"{number}\n".encode())
+
+
+Role = Callable[[str, Path, int, random.Random, threading.Event], dict[str, Any]]
+"""Works until the event, and returns its report; its arguments are URL, folder, number and chance."""
+
+
+def play(roles: Mapping[str, Role]) -> None:
+    """Be a program of a crowd: work until standard input ends, and print a report as a line of JSON."""
+    role, url, folder, number, seed = sys.argv[1:]
+    over = threading.Event()
+
+    def listen() -> None:
+        sys.stdin.read()
+        over.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    print("ready", flush=True)
+    chance = random.Random(f"{seed} {number}")
+    print(json.dumps(roles[role](url, Path(folder), int(number), chance, over)), flush=True)

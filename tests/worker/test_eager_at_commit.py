@@ -22,37 +22,11 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 import sqlq
 from sqlq.app.inline import REMEMBERED
 from sqlq.testing import assert_enqueued, drain, on_database
+from tests.kit import execute
 from tests.kit.drivers import Caller as DriverCaller
 from tests.kit.drivers import Mode, modes
+from tests.kit.flows import OrderShop
 from tests.kit.sessions import Caller, Way, common_ways
-
-
-class Shop:
-    """Tasks, and what they did: `count` notes how many orders were committed by then."""
-
-    def __init__(self, app: sqlq.App, engine: Engine) -> None:
-        self.app = app
-        self.done: list[Any] = []
-        done = self.done
-        with engine.begin() as conn:
-            conn.execute(text("CREATE TABLE orders (id integer PRIMARY KEY)"))
-
-        @app.task(name="shop.count")
-        def count(name: str) -> None:
-            with engine.connect() as conn:
-                done.append((name, conn.scalar(text("SELECT count(*) FROM orders"))))
-
-        @app.task(name="shop.note")
-        def note(name: str) -> str:
-            done.append(name)
-            return name.upper()
-
-        @app.task(name="shop.bad", max_attempts=1)
-        def bad(name: str) -> None:
-            done.append(name)
-            raise LookupError(f"no order {name}")
-
-        self.count, self.note, self.bad = count, note, bad
 
 
 @pytest.fixture
@@ -63,26 +37,21 @@ def eager(app: sqlq.App, database_url: str) -> Iterator[sqlq.App]:
 
 
 @pytest.fixture
-def shop(eager: sqlq.App, engine: Engine) -> Shop:
-    return Shop(eager, engine)
-
-
-@pytest.fixture
-def session(engine: Engine) -> Iterator[Session]:
-    if engine.dialect.name == "sqlite":
-        sqlq.configure_sqlite(engine)
-    with Session(engine) as session:
-        yield session
+def shop(eager: sqlq.App, engine: Engine) -> OrderShop:
+    execute(engine, "CREATE TABLE orders (id integer PRIMARY KEY)")
+    return OrderShop(eager, engine, max_attempts=1)
 
 
 class TestEveryWay:
     @pytest.fixture
-    def caller(self, shop: Shop, database_url: str, way: Way) -> Iterator[Caller]:
+    def caller(self, shop: OrderShop, database_url: str, way: Way) -> Iterator[Caller]:
         with Caller(database_url, way) as caller:
             yield caller
 
     @common_ways
-    def test_a_job_runs_after_the_commit_and_nothing_is_written(self, shop: Shop, caller: Caller) -> None:
+    def test_a_job_runs_after_the_commit_and_nothing_is_written(
+        self, shop: OrderShop, caller: Caller
+    ) -> None:
         caller.execute("INSERT INTO orders (id) VALUES (1)")
         first = caller.enqueue(shop.app, shop.count.new("first"))
         (second,) = caller.enqueue_many(shop.app, [shop.note.new("second")])
@@ -98,7 +67,7 @@ class TestEveryWay:
         assert shop.done[2:] == ["in the next transaction"]
 
     @common_ways
-    def test_a_rollback_runs_nothing(self, shop: Shop, caller: Caller) -> None:
+    def test_a_rollback_runs_nothing(self, shop: OrderShop, caller: Caller) -> None:
         job = caller.enqueue(shop.app, shop.note.new("rolled back"))
         caller.rollback()
         caller.enqueue(shop.app, shop.note.new("committed"))
@@ -108,7 +77,7 @@ class TestEveryWay:
 
     @common_ways
     def test_an_exception_of_a_job_is_logged_and_keeps_the_commit(
-        self, shop: Shop, caller: Caller, caplog: pytest.LogCaptureFixture
+        self, shop: OrderShop, caller: Caller, caplog: pytest.LogCaptureFixture
     ) -> None:
         caller.execute("INSERT INTO orders (id) VALUES (1)")
         bad = caller.enqueue(shop.app, shop.bad.new("1"))
@@ -127,12 +96,14 @@ class TestEveryWay:
 
 class TestDrivers:
     @pytest.fixture
-    def caller(self, shop: Shop, database_url: str, mode: Mode) -> Iterator[DriverCaller]:
+    def caller(self, shop: OrderShop, database_url: str, mode: Mode) -> Iterator[DriverCaller]:
         with DriverCaller(database_url, mode) as caller:
             yield caller
 
     @modes()
-    def test_a_connection_without_commit_events_is_refused(self, shop: Shop, caller: DriverCaller) -> None:
+    def test_a_connection_without_commit_events_is_refused(
+        self, shop: OrderShop, caller: DriverCaller
+    ) -> None:
         caller.begin()
         caller.execute("INSERT INTO orders (id) VALUES (1)")
         refused = r"no commit on a connection of \w+ is reported: enqueue after the commit, "
@@ -143,12 +114,12 @@ class TestDrivers:
         assert shop.app.enqueue(shop.note.new("b").set(unique_key="k")).created
 
     @modes(lambda name, mode: mode.begins is not None)
-    def test_a_job_without_a_transaction_runs_at_once(self, shop: Shop, caller: DriverCaller) -> None:
+    def test_a_job_without_a_transaction_runs_at_once(self, shop: OrderShop, caller: DriverCaller) -> None:
         assert caller.enqueue(shop.app, shop.note.new("a")).state == "finished"
         assert shop.done == ["a"]
 
 
-def test_the_apps_own_session_is_joined(shop: Shop, engine: Engine, session: Session) -> None:
+def test_the_apps_own_session_is_joined(shop: OrderShop, engine: Engine, session: Session) -> None:
     scope = scoped_session(sessionmaker(engine))
     shop.app.use(engine=engine, session=scope)
     scope.execute(text("INSERT INTO orders (id) VALUES (1)"))
@@ -160,7 +131,7 @@ def test_the_apps_own_session_is_joined(shop: Shop, engine: Engine, session: Ses
     scope.remove()
 
 
-def test_flows_wait_as_a_whole(shop: Shop, session: Session) -> None:
+def test_flows_wait_as_a_whole(shop: OrderShop, session: Session) -> None:
     flow = sqlq.Flow()
     first = flow.add(shop.note.new("first"))
     flow.add(shop.note.new("second"), after=[first])
@@ -174,10 +145,10 @@ def test_flows_wait_as_a_whole(shop: Shop, session: Session) -> None:
 
 
 class TestUniqueKeys:
-    def enqueue(self, shop: Shop, name: str, session: Any) -> sqlq.Job[str]:
+    def enqueue(self, shop: OrderShop, name: str, session: Any) -> sqlq.Job[str]:
         return shop.app.enqueue(shop.note.new(name).set(unique_key="k"), session=session)
 
-    def test_a_job_of_a_lost_session_holds_no_unique_key(self, shop: Shop, engine: Engine) -> None:
+    def test_a_job_of_a_lost_session_holds_no_unique_key(self, shop: OrderShop, engine: Engine) -> None:
         if engine.dialect.name == "sqlite":
             sqlq.configure_sqlite(engine)
         left: Any = Session(engine)
@@ -192,7 +163,7 @@ class TestUniqueKeys:
         assert shop.done == ["second"]
 
 
-def test_a_process_that_stays_keeps_no_session_and_few_jobs(shop: Shop, engine: Engine) -> None:
+def test_a_process_that_stays_keeps_no_session_and_few_jobs(shop: OrderShop, engine: Engine) -> None:
     jobs: list[int] = []
 
     def commit_many() -> weakref.ref[Session]:
@@ -210,7 +181,7 @@ def test_a_process_that_stays_keeps_no_session_and_few_jobs(shop: Shop, engine: 
     assert len(shop.app._eagerly.jobs) == REMEMBERED
 
 
-def test_many_threads_commit_on_connections_of_their_own(shop: Shop, database_url: str) -> None:
+def test_many_threads_commit_on_connections_of_their_own(shop: OrderShop, database_url: str) -> None:
     engine = create_engine(database_url)
     failed: list[BaseException] = []
 
@@ -235,7 +206,7 @@ def test_many_threads_commit_on_connections_of_their_own(shop: Shop, database_ur
     assert sorted(shop.done) == sorted(f"{n} {i}" for n in range(8) for i in range(25) if i % 5)
 
 
-def test_eager_of_a_call_comes_before_the_app(shop: Shop, session: Session, engine: Engine) -> None:
+def test_eager_of_a_call_comes_before_the_app(shop: OrderShop, session: Session, engine: Engine) -> None:
     shop.app.enqueue(shop.note.new("at once"), eager=True)
     assert shop.done == ["at once"]
     shop.app.enqueue(shop.note.new("written"), session=session, eager=False)
@@ -252,7 +223,12 @@ def test_eager_of_a_call_comes_before_the_app(shop: Shop, session: Session, engi
 
 @pytest.mark.parametrize("how", ["argument", "variable", "pyproject"])
 def test_argument_variable_and_pyproject_set_eager(
-    shop: Shop, session: Session, engine: Engine, how: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    shop: OrderShop,
+    session: Session,
+    engine: Engine,
+    how: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     options: dict[str, Any] = {}
@@ -292,7 +268,7 @@ def test_a_wrong_value_of_eager_is_refused(
         sqlq.App()
 
 
-def test_eager_jobs_are_written_on_a_test_database(shop: Shop, tmp_path: Path) -> None:
+def test_eager_jobs_are_written_on_a_test_database(shop: OrderShop, tmp_path: Path) -> None:
     with on_database(shop.app, f"sqlite:///{tmp_path / 'test.db'}"):
         shop.app.enqueue(shop.note.new("a"))
         assert_enqueued(shop.note, args=["a"])
@@ -307,7 +283,7 @@ def test_a_result_needs_no_database_when_its_job_ran_here(monkeypatch: pytest.Mo
         assert app.result(job, timeout="1s") == 7
 
 
-def test_a_job_is_found_by_its_id(shop: Shop, session: Session) -> None:
+def test_a_job_is_found_by_its_id(shop: OrderShop, session: Session) -> None:
     new = shop.note.new("a").set(queue="mail", label="of a")
     job = shop.app.enqueue(new, session=session)
     waiting = shop.app.jobs.get(job.id)
