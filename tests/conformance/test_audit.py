@@ -16,7 +16,7 @@ from sqlq.admin.batches import watched
 from sqlq.errors import ConfigurationError
 from sqlq.store.audit import Action
 from sqlq.store.jobs import operate
-from tests.kit import needs
+from tests.kit import execute, needs
 
 pytestmark = pytest.mark.each_database
 
@@ -160,8 +160,7 @@ def test_the_record_is_read_in_pages_and_pruned(app: sqlq.App, engine: Engine) -
     assert len(app.audit.list(actor="ada", action="queues pause")) == 2
     assert isinstance(asyncio.run(app.audit.alist(limit=1))[0], Action)
     assert app.audit.prune("90d") == 0
-    with engine.begin() as conn:
-        conn.execute(text("DELETE FROM sqlq_audit WHERE actor = 'bob'"))
+    execute(engine, "DELETE FROM sqlq_audit WHERE actor = 'bob'")
     assert app.audit.prune("0s") == 4
     assert app.audit.list() == []
 
@@ -171,8 +170,7 @@ def test_an_action_succeeds_when_its_audit_record_is_refused(
     app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     id = app.enqueue(app.task(name="t")(lambda: None).new()).id
-    with engine.begin() as conn:
-        conn.execute(text("ALTER TABLE sqlq_audit ADD CONSTRAINT refused CHECK (actor <> 'ada')"))
+    execute(engine, "ALTER TABLE sqlq_audit ADD CONSTRAINT refused CHECK (actor <> 'ada')")
     with app.acting_as("ada"):
         assert app.jobs.cancel([id]) == {id: "cancelled"}
     assert "cancel is done, and not recorded: the database refuses that" in caplog.text

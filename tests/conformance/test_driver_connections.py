@@ -27,7 +27,7 @@ from sqlalchemy import Engine, make_url, text
 
 import sqlq
 from sqlq.enqueue import notify
-from tests.kit import needs, run_one
+from tests.kit import execute, needs, run_one
 from tests.kit.databases import sqlite_url
 from tests.kit.drivers import (
     Caller,
@@ -250,8 +250,7 @@ def test_a_refused_job_leaves_the_transaction_usable(
 def test_missing_tables_raise_an_error_and_leave_the_transaction_usable(
     app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
 ) -> None:
-    with watched_orders.begin() as conn:
-        conn.execute(text("ALTER TABLE sqlq_version RENAME TO elsewhere"))
+    execute(watched_orders, "ALTER TABLE sqlq_version RENAME TO elsewhere")
     with Caller(database_url, mode) as caller:
         caller.begin()
         caller.order(1)
@@ -263,8 +262,7 @@ def test_missing_tables_raise_an_error_and_leave_the_transaction_usable(
         caller.order(2)
         caller.commit()
         assert orders_and_jobs(watched_orders) == ([1, 2], [])
-        with watched_orders.begin() as conn:
-            conn.execute(text("ALTER TABLE elsewhere RENAME TO sqlq_version"))
+        execute(watched_orders, "ALTER TABLE elsewhere RENAME TO sqlq_version")
         caller.begin()
         assert caller.enqueue(app, send.new(1)).created
         caller.commit()
@@ -830,8 +828,7 @@ def test_a_zombie_cannot_complete(
     def pay() -> None:
         running = sqlq.current_job()
         if running.attempt == 1:
-            with watched_orders.begin() as conn:
-                conn.execute(text("UPDATE jobs SET lease_token = lease_token + 1"))
+            execute(watched_orders, "UPDATE jobs SET lease_token = lease_token + 1")
         with Caller(database_url, mode) as caller:
             caller.begin()
             caller.order(running.attempt)

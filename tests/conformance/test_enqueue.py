@@ -37,7 +37,7 @@ import sqlq
 from sqlq import State
 from sqlq.enqueue import notify
 from sqlq.schema.tables import jobs as jobs_table
-from tests.kit import committed, needs
+from tests.kit import committed, execute, needs
 from tests.kit.databases import sqlite_url
 from tests.kit.postgresql import PostgreSQL, async_database_url
 from tests.kit.sessions import (
@@ -142,8 +142,7 @@ def test_an_outer_rollback_undoes_released_savepoints(
 def test_the_business_write_and_the_job_commit_or_roll_back_together(
     app: sqlq.App, send: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
 ) -> None:
-    with watch.begin() as conn:
-        conn.execute(text("CREATE TABLE orders (id integer PRIMARY KEY)"))
+    execute(watch, "CREATE TABLE orders (id integer PRIMARY KEY)")
     with Caller(database_url, way) as caller:
         for id, end in ((1, caller.rollback), (2, caller.commit)):
             caller.execute(f"INSERT INTO orders (id) VALUES ({id})")
@@ -385,8 +384,7 @@ def test_the_search_path_of_the_caller_does_not_redirect_jobs(
 
 @needs("schemas")
 def test_an_app_without_a_schema_uses_the_callers_default_schema(database_url: str, watch: Engine) -> None:
-    with watch.begin() as conn:
-        conn.execute(text("CREATE SCHEMA tenant"))
+    execute(watch, "CREATE SCHEMA tenant")
     tenants = make_url(database_url).update_query_dict({"options": "-csearch_path=tenant"})
     with closing(sqlq.App(tenants)) as app:
         app.migrate()
@@ -401,8 +399,7 @@ def test_an_app_without_a_schema_uses_the_callers_default_schema(database_url: s
 
 @needs("schemas")
 def test_a_schema_of_its_own(database_url: str, watch: Engine) -> None:
-    with watch.begin() as conn:
-        conn.execute(text("CREATE SCHEMA queue"))
+    execute(watch, "CREATE SCHEMA queue")
     app = sqlq.App(database_url, schema="queue")
     app.migrate()
     task = app.task(name="shop.send")(print)
@@ -688,8 +685,7 @@ def test_an_unmigrated_database_leaves_the_transaction_usable(
     empty_database_url: str, is_async: bool
 ) -> None:
     engine = create_engine(empty_database_url)
-    with engine.begin() as conn:
-        conn.execute(text("CREATE TABLE orders (id integer PRIMARY KEY)"))
+    execute(engine, "CREATE TABLE orders (id integer PRIMARY KEY)")
     app = sqlq.App(empty_database_url)
     task = app.task(name="shop.send")(print)
     way = (async_session_of if is_async else session_of)(empty_database_url)

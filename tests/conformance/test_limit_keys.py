@@ -16,7 +16,7 @@ from sqlq.store.blockers import UNUSED_MS
 from sqlq.store.limits import admit
 from sqlq.worker.maintain import services
 from sqlq.worker.maintain.services import Sweep
-from tests.kit import claim, needs
+from tests.kit import claim, execute, needs
 from tests.kit.hand import blocked
 
 pytestmark = pytest.mark.each_database
@@ -41,8 +41,7 @@ def unuse(engine: Engine, days: float = 31) -> None:
         "mariadb": f"utc_timestamp(6) - INTERVAL {int(days * 24 * 3_600)} SECOND",
         "sqlite": f"used_at - {int(days * 24 * 3_600_000)}",
     }
-    with engine.begin() as conn:
-        conn.execute(text(f"UPDATE sqlq_limits SET used_at = {ago[engine.dialect.name]}"))
+    execute(engine, f"UPDATE sqlq_limits SET used_at = {ago[engine.dialect.name]}")
 
 
 def forget(app: sqlq.App) -> int:

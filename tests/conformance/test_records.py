@@ -17,7 +17,7 @@ from sqlq.schema.types import after, now
 from sqlq.store.jobs import lookup, operate
 from sqlq.store.workers import look
 from sqlq.store.workers import workers as workerss
-from tests.kit import BOOM, Hand, claim_on, needs
+from tests.kit import BOOM, Hand, claim_on, execute, needs
 
 # -- looking -------------------------------------------------------------------------------------------------
 
@@ -52,10 +52,7 @@ def test_get_returns_a_job_in_any_state(hand: Hand) -> None:
 
 
 def test_a_value_that_cannot_be_decoded_is_shown_as_stored(hand: Hand, engine: Engine) -> None:
-    with engine.begin() as conn:
-        conn.execute(
-            text("INSERT INTO jobs (task, payload, errors) VALUES ('send', '{broken', 'also broken')")
-        )
+    execute(engine, "INSERT INTO jobs (task, payload, errors) VALUES ('send', '{broken', 'also broken')")
     (job,) = hand.app.jobs.list()
     assert job.payload == "{broken"
     assert job.errors == [{"message": "also broken"}]

@@ -16,7 +16,7 @@ from sqlq.errors import ConfigurationError
 from sqlq.model.outcome import Cancelled, Finished
 from sqlq.schema.tables import TOKEN_SCHEMA, jobs
 from sqlq.store.jobs import lookup
-from tests.kit import Hand, span, wait_until
+from tests.kit import Hand, execute, span, wait_until
 
 
 def replays(hand: Hand, jobs: dict[int, int]) -> list[sqlq.JobDetails]:
@@ -129,8 +129,7 @@ def test_a_replay_under_a_limit_waits_for_its_turn(hand: Hand, engine: Engine) -
     app = hand.app
     first, second = (app.enqueue(charge.new()) for _ in range(2))
     app.worker(drain=True).run()
-    with engine.begin() as conn:
-        conn.execute(text("DELETE FROM sqlq_wakes"))
+    execute(engine, "DELETE FROM sqlq_wakes")
     done = app.jobs.replay([first.id, second.id])
     with engine.begin() as conn:
         looked_at = set(conn.execute(text("SELECT limit_key FROM sqlq_wakes")).scalars())
@@ -251,8 +250,7 @@ def test_areplay_is_replay_in_a_thread(hand: Hand) -> None:
 
 def test_an_unreadable_payload_is_copied_as_it_is(hand: Hand, engine: Engine) -> None:
     (id,) = hand.enqueue()
-    with engine.begin() as conn:
-        conn.execute(text("UPDATE jobs SET payload = '{not json'"))
+    execute(engine, "UPDATE jobs SET payload = '{not json'")
     hand.end()
     (job,) = replays(hand, hand.app.jobs.replay(id))
     assert job.payload == "{not json"

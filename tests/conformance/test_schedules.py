@@ -19,7 +19,7 @@ from sqlq.store import schedules
 from sqlq.store.workers import notify
 from sqlq.testing import drain, on_database, tick
 from sqlq.testing.database import write_declared
-from tests.kit import needs, received, rows_read, span, wait_until
+from tests.kit import execute, needs, received, rows_read, span, wait_until
 from tests.kit.postgresql import async_database_url
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -227,8 +227,7 @@ def test_a_failing_schedule_stops_no_other_and_recovers(app: sqlq.App, engine: E
     assert any(said in str(found["b"].error) for said in refusals)
     with pytest.raises(SqlqError, match="the schedule 'a' could not be ticked"):
         tick(app, NOON + HOUR + 2 * MINUTE)
-    with engine.begin() as conn:
-        conn.execute(text("UPDATE sqlq_schedules SET options = '{}', payload = '{}'"))
+    execute(engine, "UPDATE sqlq_schedules SET options = '{}', payload = '{}'")
     later = tick(app, NOON + HOUR + 5 * MINUTE)
     assert [(job.schedule, job.scheduled_for) for job in later] == [("a", NOON + HOUR), ("b", NOON + HOUR)]
     assert {each.state for each in app.schedules.list()} == {"active"}

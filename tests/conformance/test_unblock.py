@@ -19,7 +19,7 @@ from sqlq.store.flows import unblock
 from sqlq.store.jobs import operate
 from sqlq.store.jobs import settle as settling
 from sqlq.worker.maintain.services import Unblock
-from tests.kit import claim_on, count, locked, needs, received, span
+from tests.kit import claim_on, count, execute, locked, needs, received, span
 
 pytestmark = pytest.mark.each_database
 
@@ -119,8 +119,7 @@ def test_a_missing_parent_does_not_count_as_success(seam: Seam, engine: Engine) 
     (parent,), step = seam.flow(1)
     (other,), ended = seam.flow(1, "ended")
     seam.end()
-    with engine.begin() as conn:
-        conn.execute(text("DELETE FROM finished_jobs"))
+    execute(engine, "DELETE FROM finished_jobs")
     unblock.after(seam.claims, [parent, other])
     assert (seam.state(step), seam.state(ended)) == ("cancelled", "available")
 

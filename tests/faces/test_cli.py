@@ -18,7 +18,7 @@ import sqlq
 from sqlq.cli import STAYING, main
 from sqlq.cli.root import sqlq as command_line
 from sqlq.schema.version import HEAD
-from tests.kit import for_each, needs
+from tests.kit import execute, for_each, needs
 from tests.kit.command import Command
 
 # -- help ----------------------------------------------------------------------------------------------------
@@ -260,8 +260,7 @@ def test_an_unmigrated_database_is_one_sentence_for_every_command(
     run = Command(tmp_path, SQLQ_DATABASE_URL=empty_database_url)
     if empty_database_url.startswith("sqlite"):
         engine = create_engine(empty_database_url)
-        with engine.begin() as conn:
-            conn.execute(text("CREATE TABLE something_else (id INTEGER)"))
+        execute(engine, "CREATE TABLE something_else (id INTEGER)")
         engine.dispose()
     commands = (
         ["status"],

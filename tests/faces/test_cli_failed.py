@@ -17,7 +17,7 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.model.job import State
-from tests.kit import wait_until
+from tests.kit import execute, wait_until
 from tests.kit.command import SEARCH, Command
 
 FAILED_KEYS = {
@@ -54,8 +54,7 @@ def _failed(
 @pytest.fixture(autouse=True)
 def _model(engine: Engine) -> None:
     """A job whose times the failed ones take: each database stores times in its own way."""
-    with engine.begin() as conn:
-        conn.execute(text("INSERT INTO jobs (queue, task) VALUES ('model', 'model')"))
+    execute(engine, "INSERT INTO jobs (queue, task) VALUES ('model', 'model')")
 
 
 # -- status --------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Retried
 from sqlq.store import health
 from sqlq.store.jobs import failed, lease
 from sqlq.testing import drain
-from tests.kit import claim, needs, settle
+from tests.kit import claim, execute, needs, settle
 from tests.kit.command import Command, Console, obey_permissions
 
 MOMENT = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d"
@@ -223,8 +223,7 @@ def test_show_names_the_callbacks_of_a_job(console: Console, engine: Engine) -> 
     assert '\n  on failure    {"task": "shop.alarm", "queue": "ops"}\n' in said
     assert "on success" not in said
     assert console.json("show", str(followed))["on_failure"] == {"task": "shop.alarm", "queue": "ops"}
-    with engine.begin() as conn:
-        conn.execute(text("UPDATE jobs SET on_failure = 'sh\x1b[2J'"))
+    execute(engine, "UPDATE jobs SET on_failure = 'sh\x1b[2J'")
     assert '\n  on failure    "sh' in console("show", str(followed))
     assert "\x1b" not in console("show", str(followed))
 

@@ -6,8 +6,9 @@ import json
 import re
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
+from tests.kit import execute
 from tests.kit.command import Command, Done
 
 KEY = "iVpDmEGzqNKTMHisH6ZAI3_1f1WK0SKuciK6m3GX1po"  # names tests, so it is the same in all processes
@@ -67,8 +68,7 @@ def test_arguments_and_results_are_shown_with_the_key_alone(keyed: Command) -> N
 
 def test_show_reports_a_row_whose_signature_does_not_fit(keyed: Command, engine: Engine) -> None:
     keyed.shop("enqueue", "shop.send", "7")
-    with engine.begin() as conn:
-        conn.execute(text("UPDATE jobs SET task = 'shop.fail'"))
+    execute(engine, "UPDATE jobs SET task = 'shop.fail'")
     assert "does not fit: it was altered, or is of another task or queue" in keyed.ok("show", "1")
     keyed.work()
     shown = keyed.ok("show", "1")

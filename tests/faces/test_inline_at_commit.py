@@ -20,7 +20,7 @@ from sqlalchemy.pool import QueuePool, StaticPool
 
 import sqlq
 from sqlq.testing import InlineJob, assert_enqueued, assert_not_enqueued, inline
-from tests.kit import needs
+from tests.kit import execute, needs
 from tests.kit.flows import OrderShop
 from tests.kit.postgresql import async_database_url
 from tests.kit.sessions import Caller, Way, common_ways
@@ -361,8 +361,7 @@ class TestConnection:
 @needs("postgresql")
 @pytest.mark.parametrize("kind", ["session", "connection"])
 def test_a_commit_that_fails_runs_nothing(shop: OrderShop, engine: Engine, kind: str) -> None:
-    with engine.begin() as conn:
-        conn.execute(text("CREATE TABLE lines (o int REFERENCES orders DEFERRABLE INITIALLY DEFERRED)"))
+    execute(engine, "CREATE TABLE lines (o int REFERENCES orders DEFERRABLE INITIALLY DEFERRED)")
     with inline(shop.app, at="commit") as ran, engine.connect() as conn, Session(engine) as session:
         caller: Any = session if kind == "session" else conn
         caller.execute(text("INSERT INTO lines VALUES (99)"))

@@ -77,7 +77,7 @@ from sqlq.store.workers import workers as workerss
 from sqlq.testing import drain, tick
 from sqlq.web import User
 from sqlq.web.serve import ByPassword
-from tests.kit import claim_on, needs, working
+from tests.kit import claim_on, execute, needs, working
 from tests.kit.command import grant
 from tests.kit.pages import (
     BLOCK,
@@ -235,10 +235,9 @@ def test_commands(desk: Desk) -> None:
     desk.run(check)
     assert "CREATE TABLE jobs" in desk.run(sql)
     engine = create_engine(f"sqlite:///{desk.directory}/shop.db")
-    with engine.begin() as conn:
-        conn.execute(
-            text("INSERT INTO jobs (queue, task, payload) VALUES ('mail', 'shop.send_receipt', 'not JSON')")
-        )
+    execute(
+        engine, "INSERT INTO jobs (queue, task, payload) VALUES ('mail', 'shop.send_receipt', 'not JSON')"
+    )
     engine.dispose()
     assert "enqueued job 2: shop.send_receipt in queue mail, scheduled" in desk.run(block("sh", "enqueue"))
     desk.run("sqlq --app shop:app work --drain")
@@ -254,8 +253,7 @@ def test_commands(desk: Desk) -> None:
     assert "no worker is running" in desk.run(workers)
     assert "paused mail" in desk.run(pause)
     engine = create_engine(f"sqlite:///{desk.directory}/shop.db")
-    with engine.begin() as conn:
-        conn.execute(text("INSERT INTO jobs (id, queue, task) VALUES (1, 'mail', 'shop.send_receipt')"))
+    execute(engine, "INSERT INTO jobs (id, queue, task) VALUES (1, 'mail', 'shop.send_receipt')")
     engine.dispose()
     assert "its queue is paused" in desk.run(why)
     assert "cancelled 1 job: 1" in desk.run(cancel)

@@ -14,6 +14,7 @@ from sqlalchemy import create_engine, inspect, make_url, text
 
 import sqlq
 from sqlq.testing.database import _into
+from tests.kit import execute
 from tests.kit.beside import Shop, rows
 from tests.kit.databases import DATABASES, sqlite_url
 from tests.kit.mariadb import MariaDB
@@ -327,8 +328,7 @@ def test_the_fixture_refuses_a_file_with_rows_of_sqlq(project: Path, real: str) 
 def test_tables_that_may_be_no_tests_are_not_dropped(project: Path, definition: str, refused: str) -> None:
     url = sqlite_url(project / "own.db")
     engine = create_engine(url)
-    with engine.begin() as conn:
-        conn.execute(text("CREATE TABLE orders (id INTEGER)"))
+    execute(engine, "CREATE TABLE orders (id INTEGER)")
     (project / "conftest.py").write_text(
         f"import pytest, sqlalchemy\nmetadata = sqlalchemy.MetaData()\n{definition}\n"
         "@pytest.fixture\ndef sqlq_metadata():\n    return metadata\n"

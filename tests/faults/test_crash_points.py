@@ -27,7 +27,7 @@ from tests.faults import guard
 from tests.faults.dying import ERROR, OUTCOMES, dying_process
 from tests.faults.points import HOUR, MOST, Die, Points
 from tests.faults.scorecard import record
-from tests.kit import claim_on
+from tests.kit import claim_on, execute
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +61,7 @@ def test_dying_while_ending_a_job_with_a_callback(points: Callable[[str], Points
 def test_dying_while_completing_a_job_with_a_callback(
     points: Callable[[str], Points], engine: Engine
 ) -> None:
-    with engine.begin() as conn:
-        conn.execute(text("CREATE TABLE orders (n INTEGER PRIMARY KEY)"))
+    execute(engine, "CREATE TABLE orders (n INTEGER PRIMARY KEY)")
     crash = points("complete")
     crash.app.task(name="follow")(lambda ended: None)
     crash.all(lambda n: packed(crash.claimed(n, followed=True)))
@@ -71,8 +70,7 @@ def test_dying_while_completing_a_job_with_a_callback(
 
 @pytest.mark.parametrize("step", ["enqueue", "enqueue_in_session"])
 def test_dying_while_enqueueing(points: Callable[[str], Points], engine: Engine, step: str) -> None:
-    with engine.begin() as conn:
-        conn.execute(text("CREATE TABLE orders (n INTEGER PRIMARY KEY)"))
+    execute(engine, "CREATE TABLE orders (n INTEGER PRIMARY KEY)")
     crash = points(step)
     crash.all(lambda n: n)
     crash.finish()
@@ -128,8 +126,7 @@ def test_dying_while_settling(points: Callable[[str], Points], outcome: str) -> 
 def test_dying_while_completing_in_the_handlers_own_transaction(
     points: Callable[[str], Points], engine: Engine
 ) -> None:
-    with engine.begin() as conn:
-        conn.execute(text("CREATE TABLE orders (n INTEGER PRIMARY KEY)"))
+    execute(engine, "CREATE TABLE orders (n INTEGER PRIMARY KEY)")
     crash = points("complete")
     crash.all(lambda n: packed(crash.claimed(n)))
     ended = crash.finish()
@@ -150,8 +147,7 @@ def test_dying_while_completing_in_the_handlers_own_transaction(
 
 @pytest.mark.integration
 def test_dying_while_saving_a_checkpoint(points: Callable[[str], Points], engine: Engine) -> None:
-    with engine.begin() as conn:
-        conn.execute(text("CREATE TABLE slices (job BIGINT, n INTEGER)"))
+    execute(engine, "CREATE TABLE slices (job BIGINT, n INTEGER)")
     crash = points("checkpoint")
     crash.all(lambda n: packed(crash.claimed(n)))
     ended = crash.finish()

@@ -18,7 +18,7 @@ from sqlq.store.flows import flows
 from sqlq.store.jobs import insert, lease, lookup, operate, settle
 from sqlq.store.limits import admit
 from tests.faults import guard
-from tests.kit import NOW, claim_on, needs
+from tests.kit import NOW, claim_on, execute, needs
 
 ERROR = ErrorText("ValueError", "no")
 
@@ -253,12 +253,9 @@ def test_a_job_taken_from_its_owner_may_not_stay_reserved(engine: Engine, scene:
 
 def test_the_guard_rejects_claims_from_a_paused_queue(engine: Engine, scene: dict[str, int]) -> None:
     later = "4102444800000" if engine.dialect.name == "sqlite" else "'2100-01-01'"
-    with engine.begin() as conn:
-        conn.execute(
-            text(
-                "INSERT INTO sqlq_queues (queue, paused_at) SELECT 'default', available_at FROM jobs LIMIT 1"
-            )
-        )
+    execute(
+        engine, "INSERT INTO sqlq_queues (queue, paused_at) SELECT 'default', available_at FROM jobs LIMIT 1"
+    )
     reserve = RESERVE.format(later=later)
     with pytest.raises(DBAPIError, match="paused"), engine.begin() as conn:
         conn.execute(

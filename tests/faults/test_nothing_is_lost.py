@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.database.database import Database
 from tests.faults.scorecard import record
-from tests.kit import needs, wait_until
+from tests.kit import execute, needs, wait_until
 from tests.kit.mariadb import OwnMariaDB
 from tests.kit.postgresql import OwnPostgreSQL
 from tests.kit.processes import Project, worker_process
@@ -68,8 +68,7 @@ def shop_engine(database_url: str) -> Iterator[Engine]:
     engine = create_engine(database_url)
     if engine.dialect.name == "sqlite":
         sqlq.configure_sqlite(engine, immediate=True)
-    with engine.begin() as conn:
-        conn.execute(text("CREATE TABLE orders (n INTEGER PRIMARY KEY)"))
+    execute(engine, "CREATE TABLE orders (n INTEGER PRIMARY KEY)")
     yield engine
     engine.dispose()
 

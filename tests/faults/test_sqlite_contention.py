@@ -20,7 +20,7 @@ from sqlalchemy import Engine, make_url, text
 import sqlq
 from tests.faults import guard
 from tests.faults.scorecard import record
-from tests.kit import needs, wait_until
+from tests.kit import execute, needs, wait_until
 from tests.kit.processes import Crowd
 
 pytestmark = [pytest.mark.integration, needs("one_writer")]
@@ -45,8 +45,7 @@ class FileCrowd(Crowd):
 
 @pytest.fixture
 def crowd(database_url: str, engine: Engine) -> Iterator[FileCrowd]:
-    with engine.begin() as conn:
-        conn.execute(text("CREATE TABLE orders (n INTEGER PRIMARY KEY)"))
+    execute(engine, "CREATE TABLE orders (n INTEGER PRIMARY KEY)")
     guard.install(engine)
     crowd = FileCrowd(database_url)
     yield crowd

@@ -70,8 +70,8 @@ BOOM = failed(trace="Traceback …")
 
 
 def end(app: sqlq.App, outcome: Outcome, limit: int = 1, queue: str = "default") -> list[int]:
-    """Claim and settle jobs of a queue, and return their ids."""
-    claimed = claim(app, limit=limit, queue=queue)
+    """Claim and settle jobs of a queue as the worker w, and return their ids."""
+    claimed = claim(app, "w", limit, queue=queue)
     settle(app, claimed, outcome)
     return [job.id for job in claimed]
 

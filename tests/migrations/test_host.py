@@ -21,7 +21,7 @@ import sqlq.alembic
 from sqlq.database import migrate, standing
 from sqlq.errors import ConfigurationError, SchemaVersionError, UnsupportedDatabaseError
 from sqlq.schema import version
-from tests.kit import needs
+from tests.kit import execute, needs
 from tests.kit.postgresql import async_database_url
 from tests.migrations.catalogue import Catalogue, catalogue, own_names, run_script
 
@@ -195,15 +195,12 @@ def test_a_schema_by_argument_or_by_setting(
 
 
 def test_foreign_and_newer_tables_are_refused(engine: Engine) -> None:
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE jobs (id INTEGER)"))
+    execute(engine, "CREATE TABLE jobs (id INTEGER)")
     with pytest.raises(ConfigurationError, match="holds jobs already, not made by sqlq"):
         in_a_context(engine, sqlq.alembic.upgrade)
-    with engine.begin() as connection:
-        connection.execute(text("DROP TABLE jobs"))
+    execute(engine, "DROP TABLE jobs")
     migrate.upgrade(engine, None)
-    with engine.begin() as connection:
-        connection.execute(text("UPDATE sqlq_version SET version_num = '0099'"))
+    execute(engine, "UPDATE sqlq_version SET version_num = '0099'")
     with pytest.raises(SchemaVersionError, match="newer than"):
         in_a_context(engine, sqlq.alembic.upgrade)
 
@@ -281,8 +278,7 @@ def test_autogenerate_with_include_name_leaves_sqlqs_tables(
     host = make_host(include_name=sqlq.alembic.include_name)
     command.upgrade(host.config, "head")
     command.check(host.config)
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE stray (id INTEGER)"))
+    execute(engine, "CREATE TABLE stray (id INTEGER)")
     proposed = host.autogenerate()
     assert "op.drop_table('stray')" in proposed
     assert proposed.count("op.drop") == 1
@@ -294,8 +290,7 @@ def test_include_name_beside_a_function_of_the_hosts(make_host: Callable[..., Ho
 
     host = make_host(include_name=include_name)
     command.upgrade(host.config, "head")
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE legacy (id INTEGER)"))
+    execute(engine, "CREATE TABLE legacy (id INTEGER)")
     assert "op." not in host.autogenerate()
 
 
@@ -307,8 +302,7 @@ def test_include_name_knows_sqlqs_schema_from_the_hosts(
     host = make_host(up='schema="queueing"', include_schemas=True, include_name=include_name)
     command.upgrade(host.config, "head")
     command.check(host.config)
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE jobs (id INTEGER)"))
+    execute(engine, "CREATE TABLE jobs (id INTEGER)")
     proposed = host.autogenerate()
     assert "op.drop_table('jobs')" in proposed, "the host's own jobs is the host's"
     assert "queueing" not in proposed
@@ -328,8 +322,7 @@ def test_include_name_knows_the_default_schema_by_its_name(
     host = make_host(up=f"schema={given!r}", include_schemas=schemas, include_name=include_name)
     command.upgrade(host.config, "head")
     command.check(host.config)
-    with engine.begin() as connection:
-        connection.execute(text("CREATE TABLE public.jobs (id INTEGER)"))
+    execute(engine, "CREATE TABLE public.jobs (id INTEGER)")
     assert ("op.drop_table('jobs', schema='public')" in host.autogenerate()) is schemas
 
 

@@ -17,7 +17,7 @@ import sqlq
 from sqlq.database import pool
 from sqlq.database.database import Database
 from sqlq.database.values import Execute
-from tests.kit import needs
+from tests.kit import execute, needs
 
 pytestmark = pytest.mark.each_database
 
@@ -151,8 +151,7 @@ def test_an_engine_may_be_configured_twice() -> None:
     sqlq.configure_sqlite(engine, immediate=True)
     begun: list[str] = []
     event.listen(engine, "before_cursor_execute", lambda *args: begun.append(args[2]))
-    with engine.begin() as conn:
-        conn.execute(text("CREATE TABLE t (n INTEGER)"))
+    execute(engine, "CREATE TABLE t (n INTEGER)")
     assert begun == ["BEGIN IMMEDIATE", "CREATE TABLE t (n INTEGER)"], "the last word counts"
     engine.dispose()
 

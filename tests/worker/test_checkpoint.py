@@ -22,7 +22,7 @@ from sqlq.store.jobs import lease, settle
 from sqlq.testing import inline
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.context import JobContext, attempt_of
-from tests.kit import NOW, claim, needs, run_one, wait_until, working
+from tests.kit import NOW, claim, execute, needs, run_one, wait_until, working
 from tests.kit.drivers import Caller, Mode, automatic, common_modes
 from tests.kit.postgresql import async_database_url
 
@@ -52,8 +52,7 @@ async def disposed(engine: AsyncEngine) -> AsyncIterator[AsyncEngine]:
 
 
 def set_row(engine: Engine, changes: str) -> None:
-    with engine.begin() as conn:
-        conn.execute(text(f"UPDATE jobs SET {changes}"))
+    execute(engine, f"UPDATE jobs SET {changes}")
 
 
 def cursor_in(engine: Engine) -> str:

@@ -31,7 +31,7 @@ from sqlq.model.outcome import Finished, Settlement
 from sqlq.store.jobs import lease, settle
 from sqlq.testing import drain
 from sqlq.worker.attempt.context import attempt_of
-from tests.kit import NOW, claim_on, needs, run_one, wait_until, waiting_for_locks
+from tests.kit import NOW, claim_on, execute, needs, run_one, wait_until, waiting_for_locks
 from tests.kit.postgresql import async_database_url
 
 pytestmark = pytest.mark.each_database
@@ -452,8 +452,7 @@ def test_a_running_job_sees_its_cancel_request_and_ends_cancelled(
     thread = threading.Thread(target=worker.run)
     thread.start()
     assert began.wait(10)
-    with engine.begin() as conn:
-        conn.execute(text(f"UPDATE jobs SET cancel_requested_at = {NOW[engine.dialect.name]}"))
+    execute(engine, f"UPDATE jobs SET cancel_requested_at = {NOW[engine.dialect.name]}")
     wait_until(lambda: app.jobs.get(job.id).state == "cancelled", what="the job cancelled")
     worker.stop()
     thread.join(10)
@@ -463,7 +462,6 @@ def test_a_running_job_sees_its_cancel_request_and_ends_cancelled(
 def test_a_waiting_job_with_a_cancel_request_does_not_start(app: sqlq.App, engine: Engine) -> None:
     ran: list[int] = []
     job = app.enqueue(app.task(name="t")(lambda: ran.append(1)).new())
-    with engine.begin() as conn:
-        conn.execute(text(f"UPDATE jobs SET cancel_requested_at = {NOW[engine.dialect.name]}"))
+    execute(engine, f"UPDATE jobs SET cancel_requested_at = {NOW[engine.dialect.name]}")
     app.worker(drain=True).run()
     assert (app.jobs.get(job.id).state, ran) == ("cancelled", [])

@@ -21,7 +21,7 @@ from sqlq.worker.maintain import services
 from sqlq.worker.maintain.control import Control
 from sqlq.worker.maintain.services import PolledService, Service
 from sqlq.worker.wait import poller
-from tests.kit import wait_until, working
+from tests.kit import execute, wait_until, working
 
 OBEYED_SECONDS = 2.0
 BUSY_MACHINE = 6.0
@@ -222,8 +222,7 @@ def test_an_idle_worker_sends_no_extra_query_for_requests(
             wait_until(lambda: turns)
         assert len(read) == before, "nothing was committed, or a lookout tells"
         if app.database.dialect.in_a_file:
-            with engine.begin() as conn:
-                conn.execute(text("UPDATE sqlq_workers SET concurrency = 1"))
+            execute(engine, "UPDATE sqlq_workers SET concurrency = 1")
             wait_until(lambda: len(read) > before, what="the commit of another noticed")
 
 

@@ -14,7 +14,7 @@ import sqlq
 from sqlq.config.constants import UNKNOWN_TASK_MS
 from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Released
 from sqlq.schema.tables import jobs
-from tests.kit import NOW, claim, for_each, settle, span, wait_until, working
+from tests.kit import NOW, claim, execute, for_each, settle, span, wait_until, working
 from tests.kit.command import Command
 from tests.kit.drivers import Caller, Mode, common_modes
 
@@ -29,8 +29,7 @@ def due(job: sqlq.JobDetails) -> datetime:
 def make_late(engine: Engine, where: str = "1 = 1") -> None:
     """Let the time be over in which jobs had to be started."""
     earlier = f"{NOW[engine.dialect.name]} - {span(engine, 1)}"
-    with engine.begin() as conn:
-        conn.execute(text(f"UPDATE jobs SET start_by = {earlier} WHERE {where}"))
+    execute(engine, f"UPDATE jobs SET start_by = {earlier} WHERE {where}")
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from sqlq.worker.maintain import services
 from sqlq.worker.maintain.services import Prune
 from sqlq.worker.options import OPTIONS
 from sqlq.worker.wait import wake
-from tests.kit import NOW, drain, for_each, span, wait_until, working
+from tests.kit import NOW, drain, execute, for_each, span, wait_until, working
 from tests.kit.workers import listening
 
 
@@ -80,8 +80,7 @@ def test_a_paused_queue_is_not_served(app: sqlq.App, engine: Engine) -> None:
     task = app.task(name="t")(lambda: None)
     held, free = app.enqueue(task.new().set(queue="held")), app.enqueue(task.new().set(queue="free"))
     now = NOW[engine.dialect.name]
-    with engine.begin() as conn:
-        conn.execute(text(f"INSERT INTO sqlq_queues (queue, paused_at) VALUES ('held', {now})"))
+    execute(engine, f"INSERT INTO sqlq_queues (queue, paused_at) VALUES ('held', {now})")
     drain(app)
     drain(app, queues=["held", "free"])
     assert (app.jobs.get(held.id).state, app.jobs.get(free.id).state) == ("available", "finished")

@@ -14,7 +14,7 @@ import sqlq
 from sqlq.store.flows import unblock
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.maintain.services import Unblock
-from tests.kit import wait_until
+from tests.kit import execute, wait_until
 from tests.kit.flows import Shop
 
 
@@ -238,8 +238,7 @@ def test_a_missing_result_fails_the_step_with_one_error(shop: Shop, engine: Engi
     wait_until(
         lambda: shop.app.jobs.get(done.jobs[1].id).state == "available", what="the second step being free"
     )
-    with engine.begin() as conn:
-        conn.execute(text("DELETE FROM finished_jobs"))
+    execute(engine, "DELETE FROM finished_jobs")
     assert shop.work() == []
     failed = shop.app.jobs.get(done.jobs[1].id)
     assert failed.reason == "bad_payload"

@@ -35,7 +35,7 @@ from sqlq.schema.tables import CARRIED
 from sqlq.store.jobs import insert as inserting
 from sqlq.store.jobs import settle
 from tests.faults.follow_ups import count_followed
-from tests.kit import claim, span
+from tests.kit import claim, execute, span
 
 ERROR = ErrorText("ValueError", "no")
 LOST = "sqlq.errors.WorkerLostError"
@@ -126,8 +126,7 @@ def test_a_job_past_its_timeout_gets_its_callback(shop: Shop) -> None:
 
 def test_a_job_with_a_bad_payload_gets_its_callback(shop: Shop, engine: Engine) -> None:
     shop.app.enqueue(shop.task(lambda n: n).new(1))
-    with engine.begin() as conn:
-        conn.execute(text("UPDATE jobs SET payload = 'no JSON'"))
+    execute(engine, "UPDATE jobs SET payload = 'no JSON'")
     (ended,) = shop.work()
     assert (ended.reason, ended.exception) == ("bad_payload", "sqlq.errors.ArgumentsError")
 
@@ -138,10 +137,7 @@ def test_a_job_of_a_removed_task_gets_its_callback(shop: Shop, engine: Engine) -
     shop.app.enqueue(gone.new())
     assert shop.work() == []
     day = span(engine, 86_400)
-    with engine.begin() as conn:
-        conn.execute(
-            text(f"UPDATE jobs SET available_at = created_at, unknown_since = unknown_since - {day}")
-        )
+    execute(engine, f"UPDATE jobs SET available_at = created_at, unknown_since = unknown_since - {day}")
     (ended,) = shop.work()
     assert (ended.task, ended.outcome, ended.reason) == ("gone", "failed", "unknown_task")
 
@@ -175,8 +171,7 @@ def test_a_job_lost_for_the_last_time_gets_its_callback(shop: Shop, engine: Engi
     """By whoever takes it: a supervisor, too, which knows no tasks."""
     shop.app.enqueue_many([shop.task(lambda: 1, max_attempts=n, name=f"pay {n}").new() for n in (1, 2)])
     held = shop.claim("dead")
-    with engine.begin() as conn:
-        conn.execute(text("UPDATE jobs SET lease_expires_at = reserved_at"))
+    execute(engine, "UPDATE jobs SET lease_expires_at = reserved_at")
     with shop.app.database.begin() as conn:
         if known_dead:
             lost = settle.lose(conn, [(job.id, job.lease_token) for job in held], "is gone")
@@ -260,8 +255,7 @@ def test_on_cancel_and_on_failure_are_set_apart_from_each_other(shop: Shop) -> N
 
 def test_a_bad_on_cancel_fails_its_job_before_it_runs(shop: Shop, engine: Engine) -> None:
     shop.app.enqueue(shop.task(lambda: 1, on_cancel=shop.thank).new())
-    with engine.begin() as conn:
-        conn.execute(text("""UPDATE jobs SET on_failure = '{"on_cancel": {"task": 7}}'"""))
+    execute(engine, """UPDATE jobs SET on_failure = '{"on_cancel": {"task": 7}}'""")
     assert shop.work() == []
     assert [job.reason for job in shop.app.jobs.list(state="failed")] == ["bad_payload"]
 
@@ -395,16 +389,13 @@ def test_an_id_that_failed_before_does_not_block_other_rescues(
     plain = shop.app.task(name="plain", max_attempts=1)(lambda: 1)
     made = shop.app.enqueue_many([plain.new() for _ in range(5)])
     columns = ", ".join(map(engine.dialect.identifier_preparer.quote, CARRIED))
-    with engine.begin() as conn:
-        conn.execute(
-            text(
-                f"INSERT INTO failed_jobs ({columns}, reason, exception, message) "
-                f"SELECT {columns}, 'worker_lost', 'E', 'm' FROM jobs WHERE id = {made[1].id}"
-            )
-        )
+    execute(
+        engine,
+        f"INSERT INTO failed_jobs ({columns}, reason, exception, message) "
+        f"SELECT {columns}, 'worker_lost', 'E', 'm' FROM jobs WHERE id = {made[1].id}",
+    )
     shop.claim("dead")
-    with engine.begin() as conn:
-        conn.execute(text("UPDATE jobs SET lease_expires_at = reserved_at WHERE reserved_at IS NOT NULL"))
+    execute(engine, "UPDATE jobs SET lease_expires_at = reserved_at WHERE reserved_at IS NOT NULL")
     with shop.app.database.begin() as conn:
         assert [job.id for job in settle.rescue(conn)] == [job.id for job in made if job.id != made[1].id]
     assert f"job {made[1].id} has lost its worker, but the database refuses to store that" in caplog.text
@@ -422,8 +413,7 @@ def test_a_refused_callback_does_not_block_other_rescues(
     )
     shop.claim("dead")
     for _ in range(2):
-        with engine.begin() as conn:
-            conn.execute(text("UPDATE jobs SET lease_expires_at = reserved_at WHERE reserved_at IS NOT NULL"))
+        execute(engine, "UPDATE jobs SET lease_expires_at = reserved_at WHERE reserved_at IS NOT NULL")
         with shop.app.database.begin() as conn:
             settle.rescue(conn)
         states = [str(shop.app.jobs.get(job.id).state) for job in made]
@@ -459,8 +449,7 @@ def test_a_callback_that_cannot_be_made_does_not_block_other_ends(
     made = shop.app.enqueue_many([pay.new(), pay.new().set(on_failure=shop.thank)])
     if lost:
         shop.claim("dead")
-        with engine.begin() as conn:
-            conn.execute(text("UPDATE jobs SET lease_expires_at = reserved_at"))
+        execute(engine, "UPDATE jobs SET lease_expires_at = reserved_at")
         with shop.app.database.begin() as conn:
             assert len(settle.rescue(conn)) == 2
     heard = shop.work()

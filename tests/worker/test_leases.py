@@ -116,8 +116,7 @@ def test_a_job_with_an_expired_lease_is_rescued_and_counted(app: sqlq.App, engin
         assert row.state == ("available" if losses == 0 else "scheduled"), (
             "due at once after the first loss, with backoff after the second"
         )
-        with engine.begin() as conn:
-            conn.execute(text("UPDATE jobs SET available_at = created_at"))
+        execute(engine, "UPDATE jobs SET available_at = created_at")
     claim(app)
     expire(engine)
     assert rescue(app)[0].failed
@@ -445,8 +444,7 @@ def test_a_renewal_by_the_supervisor_extends_trust_and_reveals_lost_jobs(
 def test_a_row_that_was_reserved_by_hand_is_rescued(app: sqlq.App, engine: Engine, columns: str) -> None:
     """SQLite and MariaDB refuse such a row."""
     values = ", ".join({"reserved_at": "now()", "reserved_by": "'me'"}[name] for name in columns.split(", "))
-    with engine.begin() as conn:
-        conn.execute(text(f"INSERT INTO jobs (task, {columns}) VALUES ('t', {values})"))
+    execute(engine, f"INSERT INTO jobs (task, {columns}) VALUES ('t', {values})")
     with app.database.connect(isolation_level="AUTOCOMMIT") as conn:
         assert look.look(
             conn, app.database, look.KnownQueues(), hosts_within_ms=None, maintenance=True

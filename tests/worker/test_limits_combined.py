@@ -15,7 +15,7 @@ from sqlq.store import schedules
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
 from sqlq.testing.database import write_declared
-from tests.kit import claim, settle, span, wait_until
+from tests.kit import claim, execute, settle, span, wait_until
 
 ONE = sqlq.Limit("api", running=1)
 
@@ -132,8 +132,7 @@ def test_looks_at_an_exhausted_rate_leave_one_wake(app: sqlq.App) -> None:
 def test_an_expired_job_releases_its_slot(app: sqlq.App, engine: Engine, limit: Any) -> None:
     task = app.task(name="call", limit=limit)(lambda: None)
     late, then = app.enqueue(task.new().set(start_within="90s")), app.enqueue(task.new())
-    with engine.begin() as conn:
-        conn.execute(text(f"UPDATE jobs SET start_by = created_at WHERE id = {late.id}"))
+    execute(engine, f"UPDATE jobs SET start_by = created_at WHERE id = {late.id}")
     app.worker(drain=True).run()
     assert (state(app, late.id), state(app, then.id)) == ("cancelled", "finished")
 

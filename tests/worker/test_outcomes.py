@@ -19,7 +19,7 @@ from sqlalchemy.exc import IntegrityError, OperationalError
 
 import sqlq
 from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES
-from tests.kit import drain, for_each, needs, span, wait_until, working
+from tests.kit import drain, execute, for_each, needs, span, wait_until, working
 
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 
@@ -433,18 +433,14 @@ def test_a_job_under_an_alias_runs(app: sqlq.App, engine: Engine) -> None:
 def test_an_unknown_task_is_released_with_growing_delay_and_fails_after_a_day(
     app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with engine.begin() as conn:
-        conn.execute(text("INSERT INTO jobs (queue, task) VALUES ('default', 'no.such')"))
+    execute(engine, "INSERT INTO jobs (queue, task) VALUES ('default', 'no.such')")
     assert drain(app).released == 1
     (job,) = app.jobs.list()
     assert (job.attempts, job.releases) == (0, 1)
     assert (job.available_at or job.created_at) > job.created_at
     assert "no task is named 'no.such'" in caplog.text
     day = span(engine, 86_400)
-    with engine.begin() as conn:
-        conn.execute(
-            text(f"UPDATE jobs SET available_at = created_at, unknown_since = unknown_since - {day}")
-        )
+    execute(engine, f"UPDATE jobs SET available_at = created_at, unknown_since = unknown_since - {day}")
     assert drain(app).failed == 1
     assert app.jobs.get(job.id).reason == "unknown_task"
 
@@ -453,8 +449,7 @@ def test_a_job_whose_attempts_were_spent_by_hand_does_not_run_again(app: sqlq.Ap
     ran: list[int] = []
     task = app.task(name="t")(lambda: ran.append(1))
     app.enqueue(task.new())
-    with engine.begin() as conn:
-        conn.execute(text("UPDATE jobs SET attempts = max_attempts"))
+    execute(engine, "UPDATE jobs SET attempts = max_attempts")
     assert drain(app).failed == 1
     assert not ran
 

@@ -45,7 +45,7 @@ from sqlq.worker.wait.poller import (
     looks_for_services,
 )
 from sqlq.worker.wait.wake import Wake
-from tests.kit import claim, for_each, needs, wait_until, working
+from tests.kit import claim, execute, for_each, needs, wait_until, working
 
 # -- lots ----------------------------------------------------------------------------------------------------
 
@@ -128,8 +128,7 @@ def test_the_poller_finds_a_job_without_a_notification(
     with looking_out(app, Seen()) as seen:
         wait_until(lambda: seen.looked, what="the first look")
         assert seen.went == 0, "nothing is due"
-        with engine.begin() as conn:
-            conn.execute(text("INSERT INTO jobs (queue, task, payload) VALUES ('q', 't', '{}')"))
+        execute(engine, "INSERT INTO jobs (queue, task, payload) VALUES ('q', 't', '{}')")
         wait_until(lambda: seen.went, what="a worker sent")
 
 
@@ -213,13 +212,11 @@ def test_the_poller_wakes_a_worker_when_a_job_is_due(
 @needs("listen")
 def test_the_poller_sees_expired_leases(app: sqlq.App, task: Any, engine: Engine) -> None:
     app.enqueue(task.new())
-    with engine.begin() as conn:
-        conn.execute(
-            text(
-                "UPDATE jobs SET reserved_at = now(), reserved_by = 'gone', attempts = 1, lease_token = 1, "
-                "lease_expires_at = now() - interval '1 second'"
-            )
-        )
+    execute(
+        engine,
+        "UPDATE jobs SET reserved_at = now(), reserved_by = 'gone', attempts = 1, lease_token = 1, "
+        "lease_expires_at = now() - interval '1 second'",
+    )
     with looking_out(app, Seen(), lease_ms=400) as seen:
         wait_until(lambda: seen.expired, what="the lease seen")
 
@@ -244,14 +241,12 @@ def test_a_poller_whose_connection_ends_logs_no_mistake(
     with looking_out(app, Seen(), quiet=True) as seen:
         for _ in range(3):
             wait_until(lambda: seen.looked, what="a look")
-            with engine.begin() as conn:
-                conn.execute(
-                    text(
-                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                        "WHERE query LIKE '%AS listens,%' AND datname = current_database() "
-                        "AND pid <> pg_backend_pid()"
-                    )
-                )
+            execute(
+                engine,
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE query LIKE '%AS listens,%' AND datname = current_database() "
+                "AND pid <> pg_backend_pid()",
+            )
             seen.looked = 0
         wait_until(lambda: seen.looked, what="a look")
     assert not [record for record in caplog.records if record.levelname == "ERROR"]
@@ -333,8 +328,7 @@ def test_the_poller_starts_the_rescue_of_an_idle_worker(
     job = app.enqueue(task.new())
     with working(app, queues=["other"]) as worker:
         wait_until(worker._last_look.is_recent, what="a poll")
-        with engine.begin() as conn:
-            conn.execute(text("UPDATE jobs SET reserved_at = now(), lease_expires_at = now(), attempts = 1"))
+        execute(engine, "UPDATE jobs SET reserved_at = now(), lease_expires_at = now(), attempts = 1")
         wait_until(lambda: app.jobs.get(job.id).state == "available", what="the rescue")
 
 
@@ -467,8 +461,7 @@ def test_a_worker_polls_for_itself_when_its_poller_is_silent(
     with working(app) as worker:
         wait_until(lambda: worker._wake.is_resting, what="the worker resting")
         monkeypatch.setattr(workers_look, "look", hangs)
-        with engine.begin() as conn:
-            conn.execute(text("INSERT INTO jobs (queue, task, payload) VALUES ('q', 't', '{}')"))
+        execute(engine, "INSERT INTO jobs (queue, task, payload) VALUES ('q', 't', '{}')")
         try:
             assert ran.wait(30), "the worker looks when its poller has been silent for long"
         finally:

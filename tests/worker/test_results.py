@@ -14,13 +14,13 @@ from typing import Any, cast
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.results import waiter as waiting
-from tests.kit import for_each, needs, wait_until, working
+from tests.kit import execute, for_each, needs, wait_until, working
 from tests.kit.flows import Shop
 from tests.kit.mariadb import OwnMariaDB
 from tests.kit.postgresql import OwnPostgreSQL
@@ -202,8 +202,7 @@ def test_waiting_for_a_job_ends_when_its_row_is_deleted(
     job = app.enqueue(tasks["answer"].new(7))
     waiter = in_a_thread(lambda: app.result(job, timeout="30s"))
     wait_until(lambda: any(each.seen for each in watches(app).get(job.id, ())), what="a first poll")
-    with engine.begin() as conn:
-        conn.execute(text("DELETE FROM jobs"))
+    execute(engine, "DELETE FROM jobs")
     with pytest.raises(sqlq.JobNotFoundError, match=f"^there is no job {job.id}: .* kept no more"):
         waiter.result(60)
 
@@ -505,7 +504,6 @@ def test_an_error_of_the_database_reaches_the_waiter(
     job = app.enqueue(tasks["answer"].new(7))
     waiter = in_a_thread(lambda: app.result(job, timeout="30s"))
     wait_until(lambda: any(each.seen for each in watches(app).get(job.id, ())), what="a first look")
-    with engine.begin() as conn:
-        conn.execute(text("ALTER TABLE failed_jobs RENAME TO others"))
+    execute(engine, "ALTER TABLE failed_jobs RENAME TO others")
     with pytest.raises(DBAPIError, match="failed_jobs"):
         waiter.result(60)

@@ -18,7 +18,7 @@ from sqlq.testing import drain
 from sqlq.worker.ipc.parent import NoParent
 from sqlq.worker.maintain.control import Control
 from sqlq.worker.maintain.services import TAKEN_SECONDS, TICK_SECONDS, Follow, Ticks
-from tests.kit import needs, wait_until, working
+from tests.kit import execute, needs, wait_until, working
 
 SECOND = timedelta(seconds=1)
 
@@ -127,8 +127,7 @@ def test_a_schedule_with_an_unreadable_plan_is_logged(
 ) -> None:
     task = app.task(name="beat")(lambda: None)
     app.schedules.add("broken", task.new(), every="1s")
-    with engine.begin() as conn:
-        conn.execute(text("UPDATE sqlq_schedules SET plan = '?'"))
+    execute(engine, "UPDATE sqlq_schedules SET plan = '?'")
     ticks = Ticks(app.database)
     with caplog.at_level(logging.INFO, logger="sqlq.worker"):
         wait_until(lambda: ticks.run() and "schedule broken" in caplog.text, what="its moment")
@@ -152,8 +151,7 @@ def test_ticks_sleep_until_the_next_run(app: sqlq.App) -> None:
 def test_a_schedule_locked_by_another_tick_is_read_again_soon(app: sqlq.App, engine: Engine) -> None:
     task = app.task(name="beat")(lambda: None)
     app.schedules.add("beat", task.new(), every="1s")
-    with engine.begin() as conn:
-        conn.execute(text("UPDATE sqlq_schedules SET next_at = now()"))
+    execute(engine, "UPDATE sqlq_schedules SET next_at = now()")
     with engine.connect() as conn:
         conn.execute(text("SELECT name FROM sqlq_schedules FOR UPDATE"))
         assert Ticks(app.database).run() == TAKEN_SECONDS

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.errors import ArgumentsError
 from sqlq.testing import assert_enqueued, assert_not_enqueued, inline
-from tests.kit import drain, span
+from tests.kit import drain, execute, span
 
 ID = UUID("0b5e6a2e-7f0c-4d5e-9d0e-6f1f6a1b2c3d")
 AT = datetime(2030, 1, 31, 8, tzinfo=UTC)
@@ -70,8 +70,7 @@ def insert(engine: Engine, *args: Any) -> None:
 def make_due(engine: Engine, *, unknown_for_a_day: bool = False) -> None:
     day = span(engine, 86_400)
     earlier = f", unknown_since = unknown_since - {day}" if unknown_for_a_day else ""
-    with engine.begin() as conn:
-        conn.execute(text(f"UPDATE jobs SET available_at = created_at{earlier}"))
+    execute(engine, f"UPDATE jobs SET available_at = created_at{earlier}")
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])

@@ -11,7 +11,7 @@ from sqlalchemy import create_engine, inspect, text
 
 from sqlq.payload.encryption import HEAD, Key, new_key
 from tests.faces.django.project_of_tests import Project, settings_of
-from tests.kit import needs, wait_until
+from tests.kit import execute, needs, wait_until
 
 DJANGO = tuple(map(int, importlib.metadata.version("django").split(".")[:2]))
 
@@ -246,8 +246,7 @@ class TestMistakes:
 
     def test_tables_of_an_unknown_revision_are_reported_in_one_sentence(self, project: Project) -> None:
         engine = create_engine(project.url)
-        with engine.begin() as conn:
-            conn.execute(text("UPDATE sqlq_version SET version_num = '9999', oldest_code = '9999'"))
+        execute(engine, "UPDATE sqlq_version SET version_num = '9999', oldest_code = '9999'")
         engine.dispose()
         done = project.manage("migrate")
         assert done.code == 1

@@ -23,7 +23,7 @@ from sqlq.store.workers import workers
 from sqlq.testing import drain
 from sqlq.web import Role
 from sqlq.web.outline import outline
-from tests.kit import end, failed, needs
+from tests.kit import end, execute, failed, needs
 from tests.kit.browser import Browser, chromium
 from tests.kit.visitor import Visitor
 
@@ -303,8 +303,7 @@ def test_a_page_names_the_grant_that_its_role_lacks(shop: sqlq.App, engine: Engi
     (id,) = end(shop, failed())
     role = f"web_{uuid4().hex[:12]}"
     url = make_url(str(shop.url)).set(username=role, password=None)
-    with engine.begin() as conn:
-        conn.execute(text(f"CREATE ROLE {role} LOGIN; GRANT SELECT ON sqlq_version TO {role}"))
+    execute(engine, f"CREATE ROLE {role} LOGIN; GRANT SELECT ON sqlq_version TO {role}")
     try:
         with closing(sqlq.App(url)) as poor:
             kinds: dict[Role, str] = {"viewer": "reader", "operator": "operator"}
@@ -320,5 +319,4 @@ def test_a_page_names_the_grant_that_its_role_lacks(shop: sqlq.App, engine: Engi
             page = html.unescape(operator.send("retry", id=str(id)).text)
             assert f"sqlq grants {role} --as operator" in page
     finally:
-        with engine.begin() as conn:
-            conn.execute(text(f"DROP OWNED BY {role}; DROP ROLE {role}"))
+        execute(engine, f"DROP OWNED BY {role}; DROP ROLE {role}")

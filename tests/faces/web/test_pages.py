@@ -24,7 +24,7 @@ from sqlq.model.outcome import Finished
 from sqlq.schema.tables import finished_jobs
 from sqlq.store.limits import admit
 from sqlq.web import Role, pages
-from tests.kit import end, failed, needs, wait_until
+from tests.kit import end, execute, failed, needs, wait_until
 from tests.kit.command import Command
 from tests.kit.visitor import Visitor
 
@@ -305,8 +305,7 @@ def test_the_api_reports_an_incomplete_search_in_a_header(
 
 
 def test_the_api_answers_in_json_whatever_sql_has_stored(shop: sqlq.App, engine: Engine) -> None:
-    with engine.begin() as conn:
-        conn.execute(text("INSERT INTO jobs (queue, task, payload) VALUES ('q', 't', '{\"args\": [NaN]}')"))
+    execute(engine, "INSERT INTO jobs (queue, task, payload) VALUES ('q', 't', '{\"args\": [NaN]}')")
     answer = Visitor(shop).get("/api/v1/jobs/1")
     assert json.loads(answer.text, parse_constant=pytest.fail)["payload"] == {"args": ["nan"]}
 
