@@ -252,9 +252,7 @@ def test_a_mistake_leaves_the_transaction_usable(database_url: str, engine: Engi
     app.close()
 
 
-def test_an_asynchronous_mistake_leaves_the_transaction_usable(
-    app: sqlq.App, database_url: str, engine: Engine
-) -> None:
+def test_an_asynchronous_mistake_leaves_the_transaction_usable(app: sqlq.App, database_url: str) -> None:
     @app.task(name="shop.send")
     async def send(order_id: int) -> None: ...
 

@@ -288,7 +288,7 @@ def test_stricter_isolation_raises_the_databases_error(
 
 @needs("sessions")
 def test_an_enqueue_takes_a_key_that_is_freed_meanwhile(
-    app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, monkeypatch: pytest.MonkeyPatch
+    app: sqlq.App, send: sqlq.Task[..., None], engine: Engine
 ) -> None:
     """The rival's job ends just after the insert met it: it must not be answered with, nor be missed."""
     first = app.enqueue(send.new(1).set(unique_key="k"))

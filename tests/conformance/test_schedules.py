@@ -188,11 +188,11 @@ def test_a_job_that_no_driver_takes_fails_alone(
 def test_a_stored_plan_beyond_all_bounds_hides_no_other(app: sqlq.App, engine: Engine, report: Any) -> None:
     for name in ("a", "b"):
         app.schedules.add(name, report.new(), every="1h", repeats=7)
-    with engine.begin() as conn:
-        conn.execute(
-            text("UPDATE sqlq_schedules SET plan = replace(plan, '7', :many) WHERE name = 'a'"),
-            {"many": str(10**30)},
-        )
+    execute(
+        engine,
+        "UPDATE sqlq_schedules SET plan = replace(plan, '7', :many) WHERE name = 'a'",
+        many=str(10**30),
+    )
     assert [(each.name, each.state) for each in app.schedules.list()] == [("a", "failing"), ("b", "active")]
     assert "from 1 to 1,000,000,000" in str(app.schedules.get("a").error)
 

@@ -28,10 +28,6 @@ def _pids(app: sqlq.App) -> set[int]:
     return {worker.pid for worker in app.workers.list()}
 
 
-def _enqueue(run: Command, *args: str) -> int:
-    return int(run.shop("enqueue", "--json", *args).json()["id"])
-
-
 @pytest.fixture
 def becomes(app: sqlq.App) -> Callable[..., None]:
     def becomes(*states: str) -> None:
@@ -45,12 +41,12 @@ def becomes(app: sqlq.App) -> Callable[..., None]:
 def test_a_signal_pauses_a_worker_and_replacements_of_its_children(
     sqlq_: Command, app: sqlq.App, becomes: Callable[..., None], number: signal.Signals
 ) -> None:
-    running = _enqueue(sqlq_, "wait", "a")
+    running = sqlq_.enqueue("wait", "a")
     with sqlq_.working("-c", "2") as worker:
         sqlq_.wait_for("a.started")
         worker.send_signal(number)
         becomes("paused")
-        waiting = _enqueue(sqlq_, "shop.send", "7")
+        waiting = sqlq_.enqueue("shop.send", "7")
         sqlq_.touch("a.go")
         wait_until(lambda: app.jobs.get(running).state is State.FINISHED, what="what ran going on")
         (pid,) = _pids(app)
@@ -92,7 +88,7 @@ def test_workers_pause_resume_restart_and_stop_by_command(
         becomes("paused", "paused")
         assert f"mail-1 on {host} pid {one}  paused" in sqlq_.ok("workers")
         assert f"mail-1 on {host} pid {one}  paused  all " in sqlq_.ok("status")
-        waiting = _enqueue(sqlq_, "wait", "a")
+        waiting = sqlq_.enqueue("wait", "a")
         assert len(sqlq_("workers", "resume", "mail-1", "--json").json()) == 2
         sqlq_.wait_for("a.started")
         before = _pids(app)
@@ -122,7 +118,7 @@ def test_a_broken_deploy_ends_no_worker_until_a_mended_one_works(
     whole = shop.read_text()
     with sqlq_.working("-p", "2", "-c", "1") as worker:
         becomes("idle", "idle")
-        running = _enqueue(sqlq_, "wait", "a")
+        running = sqlq_.enqueue("wait", "a")
         sqlq_.wait_for("a.started")
         before = _pids(app)
         shop.write_text(f"import nowhere\n{whole}")
@@ -138,7 +134,7 @@ def test_a_broken_deploy_ends_no_worker_until_a_mended_one_works(
         assert _pids(app) == before
         assert sqlq_.log().count("the restart is given up: a new worker process exited with code 1") == 1
         shop.write_text(whole)
-        quick = _enqueue(sqlq_, "shop.send", "7")
+        quick = sqlq_.enqueue("shop.send", "7")
         wait_until(lambda: app.jobs.get(quick).state is State.FINISHED, what="the old ones at work")
         app.workers.restart(all=True)
         wait_until(lambda: len(_pids(app) - before) == 2, what="two new ones: a busy one keeps none")
@@ -193,7 +189,7 @@ def test_errors_at_start_are_json_under_a_log_of_json(sqlq_: Command) -> None:
 
 @needs("cheap")
 def test_an_idle_worker_exits_after_max_idle(sqlq_: Command, app: sqlq.App) -> None:
-    done = _enqueue(sqlq_, "shop.send", "7")
+    done = sqlq_.enqueue("shop.send", "7")
     with sqlq_.working("--max-idle", "1s") as worker:
         assert worker.wait(60) == 0
     assert app.jobs.get(done).state is State.FINISHED
@@ -210,7 +206,7 @@ def test_a_worker_process_that_has_grown_is_replaced_after_its_jobs(sqlq_: Comma
             "    kept.append(b'.' * (megabytes * 1_000_000))\n    return os.getpid()\n"
         )
     with sqlq_.working("-c", "1", "--max-rss", "400MB", anew=True):
-        grown, next_one = _enqueue(sqlq_, "shop.grow", "400"), _enqueue(sqlq_, "shop.grow", "0")
+        grown, next_one = sqlq_.enqueue("shop.grow", "400"), sqlq_.enqueue("shop.grow", "0")
         wait_until(lambda: app.jobs.get(next_one).ended_at, what="the job after the one that took memory")
         said = r"ends \(it has \d+ MB in use, more than 400 MB\); another takes its place"
         wait_until(lambda: re.search(said, sqlq_.log()), what="the process replaced")
@@ -280,7 +276,7 @@ def test_an_unknown_worker_is_reported_in_one_sentence(sqlq_: Command) -> None:
 
 def test_all_queues_are_paused_and_resumed(sqlq_: Command, app: sqlq.App) -> None:
     assert sqlq_.ok("queues", "pause", "--all", "--duration", "10m") == "paused all queues for 10m\n"
-    _enqueue(sqlq_, "shop.send", "7")
+    sqlq_.enqueue("shop.send", "7")
     status = sqlq_.ok("status")
     assert "all queues are paused until " in status
     assert "sqlq queues resume --all" in status

@@ -13,7 +13,7 @@ import termios
 from contextlib import suppress
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 import sqlq
 from sqlq.model.job import State
@@ -36,18 +36,20 @@ def _failed(
     message: str = "boom",
 ) -> int:
     """A failed job, as a worker leaves it."""
-    with engine.begin() as conn:
-        conn.execute(
-            text(
-                "INSERT INTO failed_jobs (id, queue, task, payload, priority, attempts, max_attempts, "
-                "available_at, lease_token, "
-                "unique_key, unique_until, releases, created_at, reason, exception, message) "
-                'SELECT :id, :queue, :task, \'{"args": ["it"]}\', 0, 2, 2, available_at, 2, :key, '
-                "'finish', 0, created_at, "
-                "'error', 'ValueError', :message FROM jobs WHERE task = 'model'"
-            ),
-            {"id": id, "queue": queue, "task": task, "key": key, "message": message},
-        )
+    execute(
+        engine,
+        "INSERT INTO failed_jobs (id, queue, task, payload, priority, attempts, max_attempts, "
+        "available_at, lease_token, "
+        "unique_key, unique_until, releases, created_at, reason, exception, message) "
+        'SELECT :id, :queue, :task, \'{"args": ["it"]}\', 0, 2, 2, available_at, 2, :key, '
+        "'finish', 0, created_at, "
+        "'error', 'ValueError', :message FROM jobs WHERE task = 'model'",
+        id=id,
+        queue=queue,
+        task=task,
+        key=key,
+        message=message,
+    )
     return id
 
 

@@ -229,11 +229,11 @@ def test_show_names_the_callbacks_of_a_job(console: Console, engine: Engine) -> 
 
 
 def test_show_prints_rows_of_other_programs(console: Console, engine: Engine) -> None:
-    with engine.begin() as conn:
-        conn.execute(
-            text("INSERT INTO jobs (id, queue, task, payload, errors) VALUES (1, '', ' ', '{\x1b[2J', :e)"),
-            {"e": '[{"at": "yesterday"}, 7, {"reason": null, "message": "a\\u001b[2Jb"}]'},
-        )
+    execute(
+        engine,
+        "INSERT INTO jobs (id, queue, task, payload, errors) VALUES (1, '', ' ', '{\x1b[2J', :e)",
+        e='[{"at": "yesterday"}, 7, {"reason": null, "message": "a\\u001b[2Jb"}]',
+    )
     said = console("show", "1")
     assert "\x1b" not in said
     assert "\n  queue         ''\n" in said

@@ -80,9 +80,7 @@ def test_an_impossible_plan_is_reported_in_one_sentence(
 
 
 @needs("cheap")
-def test_a_wrong_command_line_of_schedules_is_reported_in_one_sentence(
-    sqlq_: Command, app: sqlq.App, engine: Engine
-) -> None:
+def test_a_wrong_command_line_of_schedules_is_reported_in_one_sentence(sqlq_: Command, app: sqlq.App) -> None:
     add = ("schedules", "add", "nightly", "shop.send")
     assert "no task is named 'shop.sent'" in sqlq_.shop(*add[:3], "shop.sent", *CRON).sentence()
     assert "missing a required argument" in sqlq_.shop(*add, *CRON).sentence()

@@ -6,7 +6,7 @@ import asyncio
 import re
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import text
 
 import sqlq
 from sqlq.store import health
@@ -192,7 +192,7 @@ FORECASTS = {
 
 @for_each("name", FORECASTS)
 def test_why_forecasts_when_a_due_job_begins(
-    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, name: str
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     ended, change, most, said = FORECASTS[name]
     send = app.task(name=f"send: {name}", queue="mail")(lambda: None)

@@ -23,10 +23,6 @@ from tests.kit import needs, wait_until
 from tests.kit.command import Command
 
 
-def _enqueue(run: Command, *args: str) -> int:
-    return int(run.shop("enqueue", "--json", *args).json()["id"])
-
-
 def _lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
@@ -35,10 +31,10 @@ def test_drain_runs_all_available_jobs_and_logs_a_summary(
     sqlq_: Command, app: sqlq.App, database_url: str
 ) -> None:
     done, failing = (
-        _enqueue(sqlq_, "shop.send", "7", "true"),
-        _enqueue(sqlq_, "shop.fail", "lift it", "--max-attempts", "1"),
+        sqlq_.enqueue("shop.send", "7", "true"),
+        sqlq_.enqueue("shop.fail", "lift it", "--max-attempts", "1"),
     )
-    here, later = _enqueue(sqlq_, "shop.where"), _enqueue(sqlq_, "shop.send", "8", "--delay", "1h")
+    here, later = sqlq_.enqueue("shop.where"), sqlq_.enqueue("shop.send", "8", "--delay", "1h")
     worked = sqlq_.work("-c", "3")
     assert worked.out == "", "logs go to stderr"
     lines = worked.err.splitlines()
@@ -72,10 +68,10 @@ def test_a_worker_logs_the_path_of_its_sqlite_file(sqlq_: Command, database_url:
 
 
 def test_work_serves_named_queues_and_max_jobs_by_a_process(sqlq_: Command, app: sqlq.App) -> None:
-    mail = [_enqueue(sqlq_, "shop.send", str(n)) for n in range(2)]
+    mail = [sqlq_.enqueue("shop.send", str(n)) for n in range(2)]
     first, other = (
-        _enqueue(sqlq_, "shop.send", "7", "--queue", "first"),
-        _enqueue(sqlq_, "shop.send", "7", "--queue", "other"),
+        sqlq_.enqueue("shop.send", "7", "--queue", "first"),
+        sqlq_.enqueue("shop.send", "7", "--queue", "other"),
     )
     worked = sqlq_.work("-q", "first", "-q", "mail", "--max-jobs", "2").err
     assert "queues first, mail" in worked
@@ -159,7 +155,7 @@ def test_health_imports_neither_sqlalchemy_nor_asyncio(tmp_path: Path) -> None:
 
 
 def test_json_log_lines_have_the_fields_of_the_event(sqlq_: Command) -> None:
-    done, failing = _enqueue(sqlq_, "shop.send", "7"), _enqueue(sqlq_, "shop.fail", "it")
+    done, failing = sqlq_.enqueue("shop.send", "7"), sqlq_.enqueue("shop.fail", "it")
     worked = _lines(sqlq_.work("--log-format", "json").err)
     assert worked[0]["event"] == "started"
     assert worked[-1]["event"] == "stopped"
@@ -174,7 +170,7 @@ def test_json_log_lines_have_the_fields_of_the_event(sqlq_: Command) -> None:
 
 @needs("cheap")
 def test_the_log_level_is_kept(sqlq_: Command) -> None:
-    _enqueue(sqlq_, "shop.send", "7")
+    sqlq_.enqueue("shop.send", "7")
     assert sqlq_.work("--log-level", "warning").err == ""
 
 
@@ -183,10 +179,10 @@ def test_the_log_level_is_kept(sqlq_: Command) -> None:
 def test_the_first_signal_lets_running_jobs_finish(
     sqlq_: Command, app: sqlq.App, number: signal.Signals
 ) -> None:
-    running = _enqueue(sqlq_, "wait", "a")
+    running = sqlq_.enqueue("wait", "a")
     with sqlq_.working("-c", "1", anew=True) as worker:
         sqlq_.wait_for("a.started")
-        waiting = _enqueue(sqlq_, "shop.send", "7")
+        waiting = sqlq_.enqueue("shop.send", "7")
         worker.send_signal(number)
         wait_until(lambda: "waiting up to" in sqlq_.log(), what="its process told to stop")
         assert worker.poll() is None
@@ -199,7 +195,7 @@ def test_the_first_signal_lets_running_jobs_finish(
 
 
 def test_a_job_with_one_attempt_fails_after_the_grace_time(sqlq_: Command, app: sqlq.App) -> None:
-    running = _enqueue(sqlq_, "wait", "a")
+    running = sqlq_.enqueue("wait", "a")
     with app.database.begin() as conn:
         conn.execute(text("UPDATE jobs SET max_attempts = 1"))
     with sqlq_.working("--grace", "100ms", anew=True) as worker:
@@ -216,7 +212,7 @@ def test_a_job_with_one_attempt_fails_after_the_grace_time(sqlq_: Command, app: 
 def test_the_second_signal_leaves_at_once(
     sqlq_: Command, app: sqlq.App, number: signal.Signals, code: int
 ) -> None:
-    running = _enqueue(sqlq_, "wait", "a")
+    running = sqlq_.enqueue("wait", "a")
     with sqlq_.working(anew=True) as worker:
         sqlq_.wait_for("a.started")
         worker.send_signal(number)
@@ -267,7 +263,7 @@ def test_variables_come_before_pyproject_and_options_before_variables(sqlq_: Com
 @needs("cheap")
 def test_the_bounds_of_variables_replace_worker_processes(sqlq_: Command, app: sqlq.App) -> None:
     for n in range(2):
-        _enqueue(sqlq_, "shop.send", str(n))
+        sqlq_.enqueue("shop.send", str(n))
     sqlq_.environment["SQLQ_MAX_JOBS"] = "1"
     assert "it has had its number of jobs" in sqlq_.work().err
 

@@ -239,7 +239,7 @@ class TestInline:
             assert assert_enqueued(shop.note, args=["a"], session=session).queue == "notes"
             assert_not_enqueued(shop.bad)
 
-    def test_jobs_are_enqueued_again_after_inline(self, shop: Shop, tmp_path: Path) -> None:
+    def test_jobs_are_enqueued_again_after_inline(self, shop: Shop) -> None:
         with inline(shop.app):
             pass
         with pytest.raises(sqlq.errors.ConfigurationError, match="there is no database file"):

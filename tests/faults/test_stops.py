@@ -30,7 +30,7 @@ from sqlq.worker.ipc.parent import ORPHANED_MS
 from sqlq.worker.lifecycle.stop import Grace
 from tests.kit import needs, wait_until
 from tests.kit.databases import SERVERS
-from tests.kit.processes import ROOT, worker_process
+from tests.kit.processes import ROOT, is_alive, worker_process
 from tests.kit.proxy import Proxy
 
 pytestmark = pytest.mark.integration
@@ -176,14 +176,6 @@ def test_worker_processes_end_soon_after_their_grace_time(
         assert took < (ORPHANED_MS / 1000 if dies else GRACE_SECONDS) + SOON_SECONDS + BUSY_SECONDS
         assert worker.said("could not be written before leaving")
         assert not worker.said("did not end in time")
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @needs("server")

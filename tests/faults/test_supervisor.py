@@ -25,7 +25,7 @@ from sqlq.worker.supervise.supervisor import notify
 from tests.faults.play import MODULE, Play
 from tests.faults.scorecard import record
 from tests.kit import needs, wait_until
-from tests.kit.processes import WorkerProcess, reasons
+from tests.kit.processes import WorkerProcess, is_alive, reasons
 
 pytestmark = pytest.mark.integration
 
@@ -34,19 +34,6 @@ pytestmark = pytest.mark.integration
 def play(tmp_path: Path, database_url: str) -> Iterator[Play]:
     with Play(tmp_path / "play", database_url, MODULE) as play:
         yield play
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    if not Path("/proc").exists():
-        return True
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def recover(play: Play, kills: int, *options: str) -> list[float]:

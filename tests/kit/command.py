@@ -139,6 +139,10 @@ class Command:
     def shop(self, *args: str) -> Done:
         return self("--app", "shop:app", *args)
 
+    def enqueue(self, *args: str) -> int:
+        """Enqueue a job, and return its id."""
+        return int(self.shop("enqueue", "--json", *args).json()["id"])
+
     def work(self, *args: str) -> Done:
         done = self.shop("work", "--drain", *args)
         assert done.code == 0, done

@@ -6,7 +6,6 @@ Debian's package galera-4 has the library. It is looked for where distributions 
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from pathlib import Path
 import pymysql
 
 from tests.kit.mariadb import OwnMariaDB
+from tests.kit.postgresql import free_port
 
 
 def library() -> Path | None:
@@ -28,7 +28,7 @@ class Node(OwnMariaDB):
     def __init__(self, *others: Node) -> None:
         provider = library()
         assert provider is not None
-        self.channel, transfer = f"127.0.0.1:{_free_port()}", f"127.0.0.1:{_free_port()}"
+        self.channel, transfer = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
         self._others = list(others)
         for other in others:
             other._others.append(self)
@@ -39,7 +39,7 @@ class Node(OwnMariaDB):
             f"--wsrep-provider-options={options}",
             f"--wsrep-node-address={self.channel}",
             "--wsrep-sst-method=rsync",
-            f"--wsrep-sst-receive-address=127.0.0.1:{_free_port()}",
+            f"--wsrep-sst-receive-address=127.0.0.1:{free_port()}",
             "--binlog-format=ROW",
             "--innodb-autoinc-lock-mode=2",
             account="nobody",  # as which a daemon of rsync's writes that root has started
@@ -72,11 +72,6 @@ class Node(OwnMariaDB):
             return self.status("ready") == "ON"
         except pymysql.Error:
             return False
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

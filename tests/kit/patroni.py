@@ -12,7 +12,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from typing import Any
 import psutil
 import psycopg
 
+from tests.kit.postgresql import free_port
 from tests.kit.waiting import wait_until
 
 TTL_SECONDS = 20
@@ -60,7 +60,7 @@ class Member:
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.name, self._cluster = name, cluster
-        self.port, self.rest = _free_port(), _free_port()
+        self.port, self.rest = free_port(), free_port()
         self.directory = cluster.directory / name
         settings = {
             "scope": "shop",
@@ -120,7 +120,7 @@ class Cluster:
         # stops all of it when the test run has ended, however that ended
         guard = [sys.executable, "-m", "tests.kit.patroni", str(self.directory)]
         self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True)
-        self.etcd_port, self._peers_port = _free_port(), _free_port()
+        self.etcd_port, self._peers_port = free_port(), free_port()
         self.start_etcd()
         self.members = [Member(self, f"node{n}") for n in range(3)]
         self.wait_until_whole()
@@ -241,11 +241,6 @@ def patroni_cluster() -> Iterator[Cluster]:
         yield cluster
     finally:
         cluster.close()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def _running_in(directory: str) -> list[psutil.Process]:

@@ -272,3 +272,9 @@ def async_database_url(url: str) -> str:
     drivers = {"postgresql": "asyncpg", "mariadb": "asyncmy", "sqlite": "aiosqlite"}
     kind = parsed.get_backend_name()
     return parsed.set(drivername=f"{kind}+{drivers[kind]}").render_as_string(hide_password=False)
+
+
+def free_port() -> int:
+    """Return a port of this machine that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

@@ -240,3 +240,17 @@ def play(roles: Mapping[str, Role]) -> None:
     print("ready", flush=True)
     chance = random.Random(f"{seed} {number}")
     print(json.dumps(roles[role](url, Path(folder), int(number), chance, over)), flush=True)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs. One that has ended does not, although nobody has waited for it."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    if not Path("/proc").exists():
+        return True
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -12,10 +12,10 @@ from sqlalchemy import Connection, Engine, event, text
 from sqlq.schema.types import MARIADB_NOW, POSTGRESQL_NOW, SQLITE_NOW
 
 
-def execute(engine: Engine, statement: str) -> Any:
+def execute(engine: Engine, statement: str, **parameters: Any) -> Any:
     """Run a statement in a transaction of its own and return its first value, if it has any."""
     with engine.begin() as connection:
-        result = connection.execute(text(statement))
+        result = connection.execute(text(statement), parameters)
         return result.scalar() if result.returns_rows else None
 
 

@@ -56,9 +56,7 @@ def test_alembic_writes_no_log_lines(empty: Engine, caplog: pytest.LogCaptureFix
     assert [record.message for record in caplog.records if record.name.startswith("alembic")] == []
 
 
-def test_a_failing_revision_leaves_nothing_but_steps_that_can_be_repeated(
-    empty: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_revision_leaves_nothing_but_steps_that_can_be_repeated(empty: Engine) -> None:
     def break_near_the_end(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
         if "VIEW" in statement and "queue_stats" in statement:
             raise RuntimeError("the power went")

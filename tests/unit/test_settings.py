@@ -304,7 +304,7 @@ def test_a_wrong_schema_is_named_with_its_source(monkeypatch: pytest.MonkeyPatch
         sqlq.App("postgresql://localhost/shop")
 
 
-def test_a_schema_means_nothing_on_sqlite(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_schema_means_nothing_on_sqlite(tmp_path: Path) -> None:
     app = sqlq.App(f"sqlite:///{tmp_path}/sqlq.db", schema="queue")
     app.migrate()
     assert app.jobs.list() == []

@@ -157,7 +157,7 @@ def test_a_retry_keeps_its_queue_and_priority_where_its_error_is_refused(
 
 
 def test_an_outcome_that_is_refused_leaves_the_others_of_its_batch_together(
-    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs, ran = 64, threading.Semaphore(0)
     batches: list[int] = []

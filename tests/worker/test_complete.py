@@ -115,7 +115,7 @@ def test_a_rollback_after_complete_is_a_failed_attempt_with_the_reason(app: sqlq
 
 @pytest.mark.parametrize("way", ["complete", "checkpoint", "acomplete", "acheckpoint"])
 def test_a_rollback_on_an_unconfigured_sqlite_engine_keeps_nothing(
-    app: sqlq.App, engine: Engine, database_url: str, way: str
+    app: sqlq.App, database_url: str, way: str
 ) -> None:
     """Nothing was written before that Python's driver for SQLite would have begun a transaction for."""
 

@@ -466,7 +466,7 @@ def test_no_event_is_made_without_listener_and_log_line(
     assert made == []
 
 
-def test_a_process_publishes_its_last_events_at_exit(tmp_path: Path, database_url: str) -> None:
+def test_a_process_publishes_its_last_events_at_exit(database_url: str) -> None:
     program = (
         f"import sqlq; app = sqlq.App({database_url!r})\n"
         "app.on('enqueued')(lambda events: print(len(events), events[0].task, flush=True))\n"

@@ -179,7 +179,7 @@ def test_an_expired_job_of_an_unknown_task_is_cancelled(app: sqlq.App, engine: E
     assert UNKNOWN_TASK_MS > 0
 
 
-def test_a_job_may_expire_while_it_waits_for_a_slot(app: sqlq.App, engine: Engine, ran: list[int]) -> None:
+def test_a_job_may_expire_while_it_waits_for_a_slot(app: sqlq.App, ran: list[int]) -> None:
     """The worker judges by what was left when it claimed the job, and by its own clock since."""
     from sqlq.worker.attempt.attempt import Attempt
     from sqlq.worker.attempt.call import execute

@@ -37,10 +37,7 @@ def test_jobs_start_by_priority_then_when_due_then_id(app: sqlq.App, engine: Eng
     )
     early = app.enqueue(task.new("p0-early"))
     minute = span(engine, 60)
-    with engine.begin() as conn:
-        conn.execute(
-            text(f"UPDATE jobs SET available_at = available_at - {minute} WHERE id = :id"), {"id": early.id}
-        )
+    execute(engine, f"UPDATE jobs SET available_at = available_at - {minute} WHERE id = :id", id=early.id)
     drain(app, concurrency=1)
     assert order == ["p100", "p9", "p0-early", *(f"p0-{i}" for i in range(5)), "p-100"]
 

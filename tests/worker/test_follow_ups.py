@@ -187,8 +187,7 @@ def test_a_job_lost_for_the_last_time_gets_its_callback(shop: Shop, engine: Engi
 def test_a_job_released_for_the_last_time_gets_its_callback(shop: Shop, engine: Engine) -> None:
     """So a supervisor settles what a dead child had not started."""
     shop.app.enqueue(shop.task(lambda: 1, max_attempts=1).new())
-    with engine.begin() as conn:
-        conn.execute(text("UPDATE jobs SET releases = :most"), {"most": MAX_RELEASES})
+    execute(engine, "UPDATE jobs SET releases = :most", most=MAX_RELEASES)
     (job,) = shop.claim()
     with shop.app.database.begin() as conn:
         settle.settle(conn, [settlement(job, given_back(job))])
@@ -639,8 +638,7 @@ def test_a_callback_has_the_headers_and_the_label_of_the_job(shop: Shop, lost: b
 def test_unreadable_headers_are_not_passed_on_to_a_callback(shop: Shop, engine: Engine, headers: str) -> None:
     """The job fails of them, and its alarm would, too."""
     shop.task(lambda: 1, max_attempts=1)
-    with engine.begin() as conn:
-        conn.execute(text("INSERT INTO jobs (task, headers) VALUES ('pay', :h)"), {"h": headers})
+    execute(engine, "INSERT INTO jobs (task, headers) VALUES ('pay', :h)", h=headers)
     (job,) = shop.claim()
     with shop.app.database.begin() as conn:
         assert settle.settle(

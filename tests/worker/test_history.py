@@ -15,7 +15,7 @@ from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES, NOTES_BYTES
 from sqlq.model.history import NOTES, AttemptRecord
 from sqlq.model.outcome import ErrorText, Released, Retried, Settlement
 from sqlq.store.jobs import settle as settling
-from tests.kit import claim_on, drain, needs, wait_until
+from tests.kit import claim_on, drain, execute, needs, wait_until
 
 
 def acting(app: sqlq.App, *acts: Callable[[], object], **options: Any) -> sqlq.Job[Any]:
@@ -227,11 +227,11 @@ def test_a_thousand_snoozes_leave_room_for_errors(app: sqlq.App, engine: Engine)
 
 def test_records_of_another_program_are_read_as_far_as_possible(app: sqlq.App, engine: Engine) -> None:
     job = acting(app, lambda: None)
-    with engine.begin() as conn:
-        conn.execute(
-            text("UPDATE jobs SET errors = :errors"),
-            {"errors": '[7, {"at": "2026-11-22T10:00:00", "attempt": "x", "note": "mine", "worker": 3}]'},
-        )
+    execute(
+        engine,
+        "UPDATE jobs SET errors = :errors",
+        errors='[7, {"at": "2026-11-22T10:00:00", "attempt": "x", "note": "mine", "worker": 3}]',
+    )
     first, second = app.jobs.get(job.id).history
     assert first == AttemptRecord("failed", message="7")
     assert second == AttemptRecord("failed", worker="3"), "a moment without a time zone is none"

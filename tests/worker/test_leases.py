@@ -427,8 +427,7 @@ def test_a_renewal_by_the_supervisor_extends_trust_and_reveals_lost_jobs(
     leases = app.worker()._leases
     leases.hold([kept, lost])
     expire(engine)
-    with engine.begin() as conn:
-        conn.execute(text("UPDATE jobs SET lease_token = lease_token + 1 WHERE id = :id"), {"id": lost.id})
+    execute(engine, "UPDATE jobs SET lease_token = lease_token + 1 WHERE id = :id", id=lost.id)
     leases.renewed_for_us({kept.right: True}, 100.0, entered=True)
     assert (kept.trusted_until, kept.cancel_requested, kept.stop_requested) == (
         leases.trusted_until(100.0),

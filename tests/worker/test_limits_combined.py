@@ -15,7 +15,7 @@ from sqlq.store import schedules
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
 from sqlq.testing.database import write_declared
-from tests.kit import claim, execute, settle, span, wait_until
+from tests.kit import claim, count, execute, settle, span, wait_until
 
 ONE = sqlq.Limit("api", running=1)
 
@@ -23,11 +23,6 @@ ONE = sqlq.Limit("api", running=1)
 def look(app: sqlq.App) -> int:
     """Look at the wakes that are due, as a worker does; return how many jobs were admitted."""
     return admit.look(app.database).number
-
-
-def number(app: sqlq.App, what: str) -> int:
-    with app.database.read() as conn:
-        return int(conn.scalar(text(f"SELECT count(*) FROM {what}")) or 0)
 
 
 def state(app: sqlq.App, id: int) -> str:
@@ -125,7 +120,7 @@ def test_looks_at_an_exhausted_rate_leave_one_wake(app: sqlq.App) -> None:
         app.enqueue(task.new())
         look(app)
         admit.sweep(app.database, "")
-    assert number(app, "sqlq_wakes") == 1
+    assert count(app.database.engine, "sqlq_wakes") == 1
 
 
 @pytest.mark.parametrize("limit", [ONE, sqlq.Serial("api")], ids=["one", "serial"])
@@ -208,7 +203,7 @@ def test_jobs_of_an_unserved_queue_stay_blocked(app: sqlq.App, limit: Any) -> No
     assert state(app, left.id) == "available"
 
 
-def test_a_queue_without_workers_releases_its_slots(app: sqlq.App, engine: Engine) -> None:
+def test_a_queue_without_workers_releases_its_slots(app: sqlq.App) -> None:
     task = app.task(name="call", limit=ONE)(lambda: None)
     left = app.enqueue(task.new().set(queue="soon gone"))
     then = app.enqueue(task.new())

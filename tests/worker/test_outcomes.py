@@ -212,8 +212,7 @@ def test_a_snooze_counts_as_an_attempt_after_too_many_releases(app: sqlq.App, en
         raise sqlq.Snooze("0s")
 
     job = app.enqueue(forever.new())
-    with engine.begin() as conn:
-        conn.execute(text("UPDATE jobs SET releases = :n"), {"n": MAX_RELEASES - 2})
+    execute(engine, "UPDATE jobs SET releases = :n", n=MAX_RELEASES - 2)
     counts = drain(app)
     assert (counts.released, counts.retried, counts.failed) == (2, 1, 1)
     assert app.jobs.get(job.id).state == "failed"
@@ -296,8 +295,7 @@ def test_a_backoff_that_cannot_be_computed_costs_no_slot(
 
     task = app.task(name="t", backoff=backoff)(afails if asynchronous else fails)
     job = app.enqueue(task.new())
-    with engine.begin() as conn:
-        conn.execute(text("UPDATE jobs SET backoff = :stored"), {"stored": stored})
+    execute(engine, "UPDATE jobs SET backoff = :stored", stored=stored)
     app.worker(max_jobs=1, concurrency=1).run()
     row = app.jobs.get(job.id)
     assert (row.attempts, row.errors[-1]["message"]) == (1, "no")
@@ -332,11 +330,9 @@ def test_an_unreadable_payload_fails_on_its_first_attempt_and_blocks_nobody(
     app: sqlq.App, engine: Engine, payload: str
 ) -> None:
     task = app.task(name="t")(lambda: "ok")
-    with engine.begin() as conn:
-        conn.execute(
-            text("INSERT INTO jobs (queue, task, payload) VALUES ('default', 't', :payload)"),
-            {"payload": payload},
-        )
+    execute(
+        engine, "INSERT INTO jobs (queue, task, payload) VALUES ('default', 't', :payload)", payload=payload
+    )
     behind = app.enqueue(task.new())
     counts = drain(app)
     assert (counts.failed, counts.finished) == (1, 1)
@@ -372,11 +368,9 @@ def test_a_job_with_unfitting_arguments_is_released_and_fails_after_a_day(
         ran.append(a)
 
     app.task(name="t", max_attempts=1)(coroutine if asynchronous else plain)
-    with engine.begin() as conn:
-        conn.execute(
-            text("INSERT INTO jobs (task, payload) VALUES ('t', :p)"),
-            {"p": '{"args": [1], "kwargs": {"new": 2}}'},
-        )
+    execute(
+        engine, "INSERT INTO jobs (task, payload) VALUES ('t', :p)", p='{"args": [1], "kwargs": {"new": 2}}'
+    )
     id = app.jobs.list()[0].id
     for released in (1, 2):
         assert drain(app).released == 1
@@ -528,7 +522,7 @@ def test_the_debug_log_has_a_line_for_each_start(app: sqlq.App, caplog: pytest.L
     assert (vars(said)["event"], vars(said)["job_id"]) == ("begun", job.id)
 
 
-def test_errors_of_many_attempts_stay_bounded(app: sqlq.App, engine: Engine) -> None:
+def test_errors_of_many_attempts_stay_bounded(app: sqlq.App) -> None:
     @app.task(name="t", max_attempts=100, backoff="0s")
     def fails() -> None:
         raise ValueError("x" * 5_000)

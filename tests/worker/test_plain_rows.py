@@ -20,7 +20,7 @@ from sqlq.config.durations import FAR
 from sqlq.payload.encryption import HEAD, new_key
 from sqlq.schema.types import milliseconds_since_epoch
 from sqlq.store.jobs import settle
-from tests.kit import claim_on, deaths
+from tests.kit import claim_on, deaths, execute
 
 KEY, OTHER = new_key(), new_key()
 LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
@@ -42,11 +42,6 @@ def make(database_url: str) -> Iterator[Callable[..., sqlq.App]]:
 
 def work(app: sqlq.App) -> Any:
     return app.worker(drain=True).run()
-
-
-def write(engine: Engine, statement: str, **parameters: Any) -> None:
-    with engine.begin() as conn:
-        conn.execute(text(statement), parameters)
 
 
 def _hear(ended: sqlq.JobOutcome) -> None: ...
@@ -85,7 +80,7 @@ def test_a_job_is_released_when_its_key_is_not_here(
     encrypting.enqueue(encrypting.tasks["pay"].new(7))
     for _ in range(3):
         assert (work(without).released, without.jobs.list(state="failed")) == (1, [])
-        write(engine, "UPDATE jobs SET available_at = created_at")
+        execute(engine, "UPDATE jobs SET available_at = created_at")
     warnings = [each for each in caplog.records if each.levelno == logging.WARNING]
     assert len(warnings) == 1, "one for each task, reason and minute"
     assert all("which this App does not have" in each.getMessage() for each in warnings)
@@ -102,7 +97,7 @@ def test_a_job_without_its_key_for_a_day_fails_without_a_callback(
         app.task(name="pay", on_failure=app.task(name="alarm")(print))(print)
     encrypting.enqueue(encrypting.tasks["pay"].new(7))
     work(without)
-    write(engine, f"UPDATE jobs SET unknown_since = {_moment(engine, LONG_AGO)}, available_at = created_at")
+    execute(engine, f"UPDATE jobs SET unknown_since = {_moment(engine, LONG_AGO)}, available_at = created_at")
     assert work(without).failed == 1
     (failed,) = without.jobs.list(state="failed")
     assert (failed.reason, failed.exception) == ("bad_signature", "sqlq.errors.PayloadKeyError")
@@ -124,13 +119,13 @@ def test_a_step_is_released_when_the_key_of_a_result_is_not_here(
     second.enqueue(flow)
     both.worker(drain=True, max_jobs=1).run()
     assert first.database.encryption is not None
-    write(
+    execute(
         engine,
         "UPDATE finished_jobs SET result = :r",
         r=first.database.encryption.protect("result", "one", "default", "1"),
     )
     assert (work(second).released, second.jobs.list(state="failed")) == (1, [])
-    write(engine, "UPDATE jobs SET available_at = created_at")
+    execute(engine, "UPDATE jobs SET available_at = created_at")
     assert work(both).finished == 1
     assert ran == [1]
 
@@ -143,7 +138,7 @@ def test_a_rewritten_signature_fails_at_once(
     for each in (encrypting, app):
         each.task(name="pay")(print)
     encrypting.enqueue(encrypting.tasks["pay"].new(7))
-    write(engine, "UPDATE jobs SET payload = replace(payload, '\": \"', '\":\"')")
+    execute(engine, "UPDATE jobs SET payload = replace(payload, '\": \"', '\":\"')")
     assert work(app).failed == 1
     assert [job.reason for job in app.jobs.list(state="failed")] == ["bad_signature"]
 
@@ -158,7 +153,7 @@ VALUES ('any "thing"', '{"amount": 1000000}', :payload, '{"task": "charge", "que
 
 
 def forge(engine: Engine, payload: str = "{}", *, attempts: int = 0, releases: int = 0) -> None:
-    write(engine, FORGED, payload=payload, attempts=attempts, releases=releases)
+    execute(engine, FORGED, payload=payload, attempts=attempts, releases=releases)
 
 
 @pytest.mark.parametrize("payload", ["{}", f'{HEAD}s1.KEY.{"A" * 44}", "text": {{}}}}'])
@@ -203,7 +198,7 @@ def test_a_forged_row_that_is_cancelled_gets_no_callback(
     then = app.task(name="charge", queue="pay")(print)
     honest = app.enqueue(app.task(name="honest", on_cancel=then)(print).new(1))
     forge(engine)
-    write(engine, """UPDATE jobs SET on_failure = '{"on_cancel": {"task": "charge", "queue": "pay"}}'""")
+    execute(engine, """UPDATE jobs SET on_failure = '{"on_cancel": {"task": "charge", "queue": "pay"}}'""")
     app.jobs.cancel(all=True)
     (follows,) = app.jobs.list(state="available")
     assert follows.payload["args"][0]["id"] == honest.id
@@ -278,7 +273,7 @@ def test_a_plain_row_feeds_no_signed_step(make: Callable[..., sqlq.App], engine:
     with engine.connect() as conn:
         protected = str(conn.scalar(text("SELECT payload FROM jobs WHERE task = :t"), {"t": task}))
     feed(engine, protected)
-    write(engine, "UPDATE jobs SET task = :t WHERE id = (SELECT max(id) FROM jobs)", t=task)
+    execute(engine, "UPDATE jobs SET task = :t WHERE id = (SELECT max(id) FROM jobs)", t=task)
     work(app)
     assert paid == [{"amount": 1} if task == "pay" else [{"amount": 1}]], "what the App has asked for"
     refused = app.jobs.list(state="failed") + app.jobs.list(state="scheduled")

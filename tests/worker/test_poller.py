@@ -285,7 +285,7 @@ def test_a_poller_on_standby_has_no_connection(
 
 
 @needs("postgresql")
-def test_a_worker_counts_the_hosts_by_their_supervisors(app: sqlq.App, engine: Engine) -> None:
+def test_a_worker_counts_the_hosts_by_their_supervisors(app: sqlq.App) -> None:
     entered = [("a", "x", 1), ("bb", "x", 1), ("c", "x", 2), ("d", "y", 1), ("ee", "y", None)]
     with app.database.begin() as conn:
         for id, host, supervisor in entered:
@@ -313,8 +313,7 @@ def test_a_poll_reports_work_for_services(app: sqlq.App, engine: Engine, task: A
     app.enqueue(task.new().set(limit="door"))
     assert found() == (False, True)
     (held, *_) = claim(app)
-    with engine.begin() as conn:
-        conn.execute(text("UPDATE jobs SET lease_expires_at = now() WHERE id = :id"), {"id": held.id})
+    execute(engine, "UPDATE jobs SET lease_expires_at = now() WHERE id = :id", id=held.id)
     assert found()[0] is True
     assert found(maintenance=False) == (None, None)
 
@@ -392,7 +391,7 @@ def test_a_worker_does_not_poll_while_a_poller_does(app: sqlq.App, monkeypatch: 
 
 @needs("postgresql")
 def test_a_resting_worker_keeps_one_connection_beside_that_for_claims(
-    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_module, "IDLE_SECONDS", 0.0)
 
@@ -485,7 +484,7 @@ def test_the_only_worker_of_its_supervisor_looks_from_the_start(
 
 @needs("postgresql")
 def test_a_worker_whose_supervisor_falls_silent_rescues_jobs(
-    app: sqlq.App, task: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    app: sqlq.App, task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the supervisor looks, it also does the maintenance."""
     monkeypatch.setattr(services, "RESCUE_MS", 50)

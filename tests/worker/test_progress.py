@@ -199,7 +199,7 @@ def test_a_locked_row_delays_the_end_and_loses_no_progress(app: sqlq.App, engine
 
 
 def test_progress_that_the_database_refuses_fails_no_job(
-    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     with engine.begin() as conn:  # for example another program's trigger
         if engine.dialect.name == "sqlite":

@@ -687,7 +687,7 @@ def test_the_final_failure_of_a_lost_job_is_logged_with_its_exception(
 
 @needs("file")
 def test_unwritten_outcomes_bound_the_started_jobs_on_sqlite(
-    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A job that has run, and whose outcome is not written, runs again after a crash."""
     monkeypatch.setattr(settling, "MAX_UNWRITTEN_IN_A_FILE", 5)

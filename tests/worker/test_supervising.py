@@ -244,7 +244,7 @@ link.send(ended={})
 
 
 def test_a_heartbeat_starts_its_thread_later_when_it_cannot_now(
-    app: sqlq.App, engine: Engine, keeper: Heartbeat, monkeypatch: pytest.MonkeyPatch
+    app: sqlq.App, keeper: Heartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = Pipe.pair()
     with monkeypatch.context() as patch:

@@ -13,7 +13,7 @@ from unittest.mock import ANY
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 import sqlq
@@ -61,10 +61,7 @@ ORDER_JSON = {"id": str(ID), "placed_at": "2030-01-31T08:00:00Z", "lines": [{"sk
 
 
 def insert(engine: Engine, *args: Any) -> None:
-    with engine.begin() as conn:
-        conn.execute(
-            text("INSERT INTO jobs (task, payload) VALUES ('t', :p)"), {"p": json.dumps({"args": args})}
-        )
+    execute(engine, "INSERT INTO jobs (task, payload) VALUES ('t', :p)", p=json.dumps({"args": args}))
 
 
 def make_due(engine: Engine, *, unknown_for_a_day: bool = False) -> None:
