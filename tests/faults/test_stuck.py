@@ -233,6 +233,7 @@ def test_a_process_is_not_stuck_after_the_machine_slept(play: Play) -> None:
     job = play.enqueue("late", timeout="1s")
     waiting = play.enqueue("waits")
     with play.working("-c", "2") as worker:
+        wait_until(lambda: play.ran(job), what="the job with a timeout running")
         (pid,) = wait_until(lambda: play.ran(waiting), what="the job running")
         for each in (pid, worker.process.pid):
             os.kill(each, signal.SIGSTOP)

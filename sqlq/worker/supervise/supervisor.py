@@ -333,10 +333,10 @@ class Supervisor:
 
     def _has_ended(self, child: Child, counts: dict[str, int]) -> None:
         child.has_reported = True
-        child.counts = Counter(counts)
+        child.counts = +Counter(counts)  # raises for values that are no numbers
 
     def _report(self, child: Child, message: Message) -> None:
-        child.counts = Counter(message["counts"])
+        child.counts = +Counter(message["counts"])
         child.running, child.idle_ms = message["running"], message["idle_ms"]
         limit = self._options.max_idle_ms
         # one idle child among several is no reason
