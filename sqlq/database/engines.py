@@ -31,7 +31,7 @@ def engine_at(url: URL, use: Use) -> Engine:
         options = {"poolclass": NullPool}  # never used, and SQLAlchemy might choose one with a warning
     elif not dialect_at(url).in_a_file:
         ends = dialect_at(url).driver.ends(url, use.connect_seconds)
-        options = {**_AUTOCOMMIT, **_POOL, "connect_args": ends}
+        options = {**_AUTOCOMMIT, **_POOL, "connect_args": ends, "pool_size": use.pool_size}
     try:
         return create_engine(url, **options)
     except ModuleNotFoundError as error:

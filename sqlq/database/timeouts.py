@@ -47,12 +47,15 @@ class Use:
     """Whether prepared statements are planned once, and by indexes alone."""
     read_ms: int | None = None
     """The timeout of a statement that only reads."""
+    pool_size: int = 5
+    """The number of idle connections from a URL that stay open."""
 
 
 ANY = Use(ANSWER_SECONDS, ANSWER_SECONDS, connect_seconds=10, pre_ping=True)
 LOOPS = Use(4.0, 64.0, connect_seconds=3)
 """For a worker's loops, which try again. With the waits between tries they go on within five seconds after a
 network that swallowed packets works again."""
+SUPERVISOR = replace(LOOPS, pool_size=1)
 CLAIMS = replace(LOOPS, plan_once=True)
 LOOKS = Use(5.0, 5.0, connect_seconds=3, pre_ping=True, read_ms=2_000)
 """For pages that people look at."""

@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlq.config.command_hint import escaped, shortened
 from sqlq.database.batch import Right
 from sqlq.database.database import Address, Database
-from sqlq.database.timeouts import LOOPS
+from sqlq.database.timeouts import SUPERVISOR
 from sqlq.errors import SqlqError
 from sqlq.events import JobEvent
 from sqlq.payload.encryption import Encryption
@@ -153,7 +153,7 @@ class Heartbeat(Loop):
         with self._lock:
             if self._database is None:
                 listen = None if facts.listen_url is None else make_url(facts.listen_url)
-                self._database = Address(make_url(facts.url), None, facts.schema, listen).open(use=LOOPS)
+                self._database = Address(make_url(facts.url), None, facts.schema, listen).open(use=SUPERVISOR)
             # guard: supervisor-has-the-keys
             self._database.encryption = None if facts.encryption is None else Encryption(*facts.encryption)
             self._kept[facts.worker] = link
