@@ -18,7 +18,7 @@ from sqlq.cli import context, problems
 from sqlq.cli.terminal import output
 from sqlq.config import command_hint
 from sqlq.model import limit, outcome, retry
-from sqlq.payload import encryption
+from sqlq.payload import conversion, encryption
 from sqlq.schema import qualify
 from sqlq.web import access
 
@@ -81,6 +81,10 @@ KILLERS: dict[str, list[tuple[str, str, str]]] = {
         (f'{encryption.HEAD}s1.00000000.{"A" * 44}", "text": ', "a}", " "),
     ],
     access.SECRET_NAMES: [("", "password", "x"), ("", "api_", ""), ("", "private_", "")],
+    conversion._WHY_AND_WHERE.pattern: [
+        *[("", "a", ""), ("", " - at `", ""), ("", " - at `$", ""), (" - at `$", "a", "")],
+        ("", " - at `key in `$a", ""),
+    ],
     r"[^\0-\x7f]+": [("", "é", ""), ("", "a", "")],
     r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?": [("", "1", "x"), ("1.", "1", "x"), ("1", " ", "x")],
     r"^(?:from|import) flask\b": [("", "from flask", "x"), ("", "from \n", "")],

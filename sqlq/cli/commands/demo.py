@@ -69,7 +69,7 @@ def _play(app: App) -> None:
         conn.exec_driver_sql(INSERT, (ORDERS + 1,))
         app.enqueue(send_receipt.new(ORDERS + 1), session=conn)
         conn.rollback()
-        stored = conn.exec_driver_sql("SELECT count(*) FROM orders").scalar()
+        stored = conn.exec_driver_sql("SELECT count(*) FROM main.orders").scalar()
     jobs = app.jobs.list(limit=1_000)
     click.echo(
         f"  one more order and its job were rolled back: {stored} orders and {len(jobs)} jobs are there"
