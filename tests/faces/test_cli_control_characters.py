@@ -9,8 +9,10 @@ import pytest
 from sqlalchemy import Connection, Engine, MetaData, Table
 
 import sqlq
+from sqlq.cli.terminal.logs import JsonLines, Lines
 from sqlq.cli.terminal.output import show_wrapped
 from sqlq.config.command_hint import escaped, escaped_lines
+from sqlq.model.job import ClaimedJob
 from tests.kit.command import Command, Done
 
 STEERING = "q\x1b]0;pwned\x07\x1b[2J\r\n\x0b\x0c\x85\x9b31m\x7f\u061c\u202e\u2066\u2028z"
@@ -98,6 +100,14 @@ def test_a_worker_prints_no_control_characters(hostile: Command, form: str) -> N
     refused = checked(hostile.shop("work", "--drain", "--log-format", form, "-q", STEERING), "work -q")
     reason = json.loads(refused.err)["message"] if form == "json" else refused.misuse()
     assert "leave out blanks at its ends, line breaks and control characters" in reason
+
+
+@pytest.mark.parametrize("form", [Lines, JsonLines])
+def test_the_line_of_a_finished_job_steers_no_terminal(form: type[Lines | JsonLines]) -> None:
+    job = ClaimedJob(7, 1, STEERING, f"shop.{STEERING}", "{}", 1, 3)
+    line = form().finished(job, 1.0, "2030-01-01 00:00:00.000+00:00")
+    assert "pwned" in line
+    assert steers(line) == [] and "\n" not in line
 
 
 @pytest.mark.integration

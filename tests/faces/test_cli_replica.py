@@ -112,5 +112,7 @@ def test_the_dashboard_reads_the_replica_and_acts_on_the_database(
         visitor = Visitor(app)
         assert f"/jobs/{late.new}" not in visitor.page("/jobs")
         assert "is a standby: nothing" not in visitor.page()
-        visitor.done("cancel", **visitor.asked("cancel", matching="yes", task="shop.send")[1])
+        question, form = visitor.asked("cancel", matching="yes", task="shop.send")
+        assert "2 available jobs" in question, "it counts on the database, too"
+        visitor.done("cancel", **form)
         assert [app.jobs.get(id).state for id in (late.known, late.new)] == ["cancelled"] * 2

@@ -41,7 +41,7 @@ BORDER: Final[list[tuple[str, str | None, str, str]]] = [
     ("unreadable-isolate-is-refused", "strictly:", "False:", "tests/worker/test_subprocesses.py::test_a_subprocess_with_an_unreadable_message_is_killed_and_its_job_lost[no JSON\\n]"),
     ("an-isolate-says-outcomes", "not isinstance(outcome, Outcome)", "False", LINKS + "test_messages_of_a_subprocess_are_an_outcome_or_its_end"),
     ("few-scrape-at-a-time", "CONNECTIONS", "500", METRICS + "test_the_endpoint_bounds_connections_of_strangers[sqlite]"),
-    ("lines-steer-no-terminal", "escaped(", "str(", STEERING + "test_a_worker_prints_no_control_characters[sqlite-text]"),
+    ("lines-steer-no-terminal", "escaped(", "str(", STEERING + "test_the_line_of_a_finished_job_steers_no_terminal[Lines]"),
     ("tracebacks-steer-no-terminal", "escaped_lines(", "str(", STEERING + "test_a_worker_prints_no_control_characters[sqlite-text]"),
     ("looks-steer-no-terminal", "escaped(label), escaped(text)", "label, text", STEERING + "test_wrapped_text_steers_no_terminal"),
     ("labels-steer-no-terminal", "escaped(label)", "label", STEERING + "test_reading_commands_print_no_control_characters[sqlite]"),
