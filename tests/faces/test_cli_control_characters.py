@@ -107,7 +107,8 @@ def test_the_line_of_a_finished_job_steers_no_terminal(form: type[Lines | JsonLi
     job = ClaimedJob(7, 1, STEERING, f"shop.{STEERING}", "{}", 1, 3)
     line = form().finished(job, 1.0, "2030-01-01 00:00:00.000+00:00")
     assert "pwned" in line
-    assert steers(line) == [] and "\n" not in line
+    assert steers(line) == []
+    assert "\n" not in line
 
 
 @pytest.mark.integration
