@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, event, text
 
 from sqlq.schema.types import MARIADB_NOW, POSTGRESQL_NOW, SQLITE_NOW
+from tests.kit.waiting import let_pass
 
 
 def execute(engine: Engine, statement: str, **parameters: Any) -> Any:
@@ -56,7 +56,7 @@ def waiting_for_locks(engine: Engine) -> Any:
         "p ON p.id = t.trx_mysql_thread_id WHERE p.db = database() AND t.trx_state = 'LOCK WAIT'",
     }
     if engine.dialect.name == "mariadb":
-        time.sleep(0.11)  # noqa: TID251 - what is asked for more often is answered from memory
+        let_pass(0.11, "the server answers from memory what is asked for more often")
     return execute(engine, waiting[engine.dialect.name])
 
 

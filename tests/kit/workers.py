@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -74,10 +74,11 @@ def supervising(supervisor: Supervisor) -> Iterator[Future[int]]:
             supervisor.stop()
 
 
-def deaths(*worker: str, started: set[tuple[int, int]] | None = frozenset()) -> Deaths:  # type: ignore[assignment]
+def deaths(*worker: str, started: Collection[tuple[int, int]] | None = ()) -> Deaths:
     """Return the deaths of workers, as their supervisor has them."""
     found = Deaths(Reporter().rescued)
-    found.waiting += [Dead(each, started, "died", time.monotonic() + 60) for each in worker]
+    rights = None if started is None else set(started)
+    found.waiting += [Dead(each, rights, "died", time.monotonic() + 60) for each in worker]
     return found
 
 
