@@ -349,9 +349,9 @@ class Database:
             yield conn
         answers.answered(reads=True)
 
-    def run(self, work: Callable[[Connection], T], *, tries: int = 5) -> T:
-        """Run `work` in a transaction of its own; retry it, with jitter between, when the database undid it
-        whole.
+    def run(self, work: Callable[[Connection], T], *, tries: int = 5, in_one_statement: bool = False) -> T:
+        """Run `work` in a transaction of its own, or as `single_statements`; retry it, with jitter between,
+        when the database undid it whole.
 
         It retries only where certainly nothing was written: the database reported a rollback, or the
         connection broke before COMMIT was sent. It retries only for as long as one answer may take, since the
@@ -361,8 +361,8 @@ class Database:
 
         def transaction() -> T:
             nonlocal committing
-            committing = False
-            with self.begin() as conn:
+            committing = in_one_statement
+            with self.single_statements() if in_one_statement else self.begin() as conn:
                 result = work(conn)
                 committing = True
             return result

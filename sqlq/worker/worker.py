@@ -442,6 +442,7 @@ class Worker(Background):
                     # a busy time has left them open: all workers together would have many
                     self._app.database.close_idle()
                     self._database.close_idle(more_than=1)
+                    self._app.database.for_claims.close_idle(more_than=1)
         return False
 
     def _after_settling(self) -> None:

@@ -321,7 +321,7 @@ GUARDS = [
     Guard("a-row-without-follow-ups-has-its-tasks", None, "pass", FOLLOW_UPS + "test_a_job_inserted_by_sql_gets_its_tasks_callback[postgresql]"),
     # flows
     Guard("a-step-that-waits-is-blocked", "== 1", "== 2", FLOWS + "test_a_step_runs_after_its_parents[postgresql]"),
-    Guard("unblock-waits-for-live-parents", "_id_in(jobs, before)", "_id_in(jobs, -1)", UNBLOCK + "test_a_step_is_unblocked_after_its_last_parent[postgresql]"),
+    Guard("unblock-waits-for-live-parents", "_id_in(parents, before)", "_id_in(parents, -1)", UNBLOCK + "test_a_step_is_unblocked_after_its_last_parent[postgresql]"),
     Guard("blocked-jobs-are-freed-after-the-settle", None, "pass", FLOWS + "test_a_chain_passes_results_on[sqlite]"),
     Guard("who-has-signed-off-stays-away", None, "pass", "tests/worker/test_starting.py::test_a_worker_that_has_left_does_not_register_again[sqlite]"),
     Guard("crowded-worker-claims-later", None, "pass", "tests/worker/test_starting.py::test_jobs_that_wait_for_subprocesses_are_not_claimed_repeatedly[sqlite]"),

@@ -117,8 +117,9 @@ def unblock_two(conn: Connection) -> None:
     )
     edges = "(9000001, 8000001, 'ended'), (9000002, 8000001, 'success')"
     conn.execute(text(f"INSERT INTO sqlq_edges (job_id, depends_on, on_outcome) VALUES {edges}"))
-    ids = conn.scalars(unblock._WAITING_FOR, {"ids": [8000001]}).all()
-    assert unblock._judge_on(conn, ids) == (1, [9000002])
+    judged = unblock._judge_on(conn, [8000001], are_ended=True)
+    assert [row.id for row in judged] == [9000001, 9000002]
+    assert unblock._follow_up(conn, judged) == [9000002]
 
 
 MORE: dict[str, Callable[[Connection, list[Any]], Any]] = {

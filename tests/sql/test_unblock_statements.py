@@ -112,8 +112,8 @@ def test_postgresql_unblocks_by_indexes_beside_tables_without_statistics(
     crowd(engine)
     with database.connect() as conn, conn.begin() as transaction:
         with received(conn) as got:
-            assert conn.scalars(unblock._WAITING_FOR, {"ids": [2]}).all() == [1001]
-            assert unblock._judge_on(conn, [1001]) == (1, [])
+            assert conn.scalars(unblock._WAITING_FOR, {"id": 2}).all() == [1001]
+            assert [row.id for row in unblock._judge_on(conn, [2], are_ended=True)] == [1001]
         transaction.rollback()
     with database.connect() as conn, conn.begin() as transaction:
         for statement, parameters in got:

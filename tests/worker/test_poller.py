@@ -403,9 +403,12 @@ def test_a_resting_worker_keeps_one_connection_beside_that_for_claims(
         with app.database.read(), app.database.for_loops.read(), app.database.for_loops.read():
             pass
         notify.notify(app.database.for_loops)
+        with app.database.for_claims.read(), app.database.for_claims.read():
+            pass
         wait_until(lambda: worker._wake.is_resting, what="the worker resting")
         worker._wake.call()
         wait_until(lambda: open_(app.database.for_loops) <= 1, what="connections closed")
+        wait_until(lambda: open_(app.database.for_claims) <= 1, what="connections of claims closed")
         wait_until(lambda: open_(app.database) == 0, what="the App's connections closed")
 
 

@@ -304,11 +304,12 @@ def locking(query: Select[Any], waits: bool) -> tuple[Select[Any] | None, Select
     key = first_column(query)
     table = key.table
     by_key = query.with_hint(table, "FORCE INDEX (PRIMARY)", "mariadb").with_for_update(skip_locked=not waits)
-    if any(isinstance(source, Subquery) and source.name == "batch" for source in visitors.iterate(query)):
-        # the rows of a batch are in the order of their ids, and find the table's by these
-        return (None, by_key.order_by(None).prefix_with("STRAIGHT_JOIN"), None)
-    if query._limit_clause is None and table not in _LARGE:  # noqa: SLF001 - no public attribute has the limit
-        return (None, by_key, None)
+    if query._limit_clause is None:  # noqa: SLF001 - no public attribute has the limit
+        if any(isinstance(source, Subquery) and source.name == "batch" for source in visitors.iterate(query)):
+            # the rows of a batch are in the order of their ids, and find the table's by these
+            return (None, by_key.order_by(None).prefix_with("STRAIGHT_JOIN"), None)
+        if table not in _LARGE:
+            return (None, by_key, None)
     ids = bindparam("sqlq_ids", expanding=True, type_=key.type)
     locks = by_key.limit(None).order_by(None).where(key.in_(ids)).order_by(key)
     names = [column.name for column in query.selected_columns]

@@ -132,7 +132,17 @@ class PostgreSQLDriver(Driver):
             if conn.info.get(_POOLED) and options.get("isolation_level") == "READ COMMITTED":
                 conn.exec_driver_sql(_BOUND_IDLE)  # guard: idle-transactions-end-behind-a-pooler
 
+        if plans_once:
+            event.listen(engine, "do_execute", _execute)
         _follow_hosts(engine)
+
+
+def _execute(cursor: Any, statement: str, parameters: Any, context: Any) -> bool:
+    """Prepare a statement that is a transaction by itself: on these connections each has one text."""
+    prepares = cursor.connection.autocommit and hasattr(cursor.connection, "prepare_threshold")
+    if prepares:
+        cursor.execute(statement, parameters, prepare=True)
+    return bool(prepares)
 
 
 _HOST = "sqlq_host"

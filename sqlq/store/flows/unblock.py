@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
 from sqlalchemy import (
@@ -18,7 +19,6 @@ from sqlalchemy import (
     Connection,
     Integer,
     Select,
-    Table,
     and_,
     bindparam,
     case,
@@ -29,8 +29,9 @@ from sqlalchemy import (
     union_all,
 )
 
-from sqlq.database.batch import Change, Condition, Expression
+from sqlq.database.batch import Batch, Change, Condition, Expression, Values
 from sqlq.database.database import Database
+from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import IS_UNRESERVED, blocked_by, edges, failed_jobs, finished_jobs, flows, jobs
 from sqlq.schema.types import after as after_ms
@@ -68,78 +69,94 @@ def _unblock(database: Database, ids: Sequence[int], ended: Sequence[int] = ()) 
     steps. A step that the database refuses to change is left to the sweeps."""
     done = Unblocked()
 
-    def judge(some: Sequence[int]) -> None:
-        freed, cancelled = database.run(lambda conn: _judge_on(conn, some))
-        done.free += freed
-        done.cancelled += cancelled
+    def judge(some: Sequence[int], *, are_ended: bool = False) -> None:
+        judged = STEPS_AT_ONCE
+        while judged == STEPS_AT_ONCE:
+            rows = database.run(
+                lambda conn: _judge_on(conn, some, are_ended=are_ended), in_one_statement=True
+            )
+            if rest := [row for row in rows if row.blocked_by is not None]:
+                done.cancelled += database.run(lambda conn: _follow_up(conn, rest))
+            done.free += sum(row.blocked_by != "flow" for row in rows)
+            judged = len(rows)
 
     def refused(id: int, error: Exception) -> None:
         noted(database.engine, "waits for no other step any more")((id,), error)
 
-    while True:
-        before = len(done.cancelled)
+    def judge_steps(ids: Sequence[int]) -> None:
         for some in slices(ids, STEPS_AT_ONCE):
             apart(some, judge, refused, database.dialect)
-        ended = [*ended, *done.cancelled[before:]]
-        if not ended:
-            return done
-        batch, ended = ended[:ENDED_AT_ONCE], ended[ENDED_AT_ONCE:]
+
+    def judge_behind(id: int, error: Exception) -> None:
         with database.read() as conn:
-            ids = sorted(conn.scalars(_WAITING_FOR, {"ids": batch}))
+            waiting = sorted(conn.scalars(_WAITING_FOR, {"id": id}))
+        judge_steps(waiting)
+
+    judge_steps(ids)
+    ended = [*ended, *done.cancelled]
+    while ended:
+        before = len(done.cancelled)
+        batch, ended = ended[:ENDED_AT_ONCE], ended[ENDED_AT_ONCE:]
+        apart(batch, partial(judge, are_ended=True), judge_behind, database.dialect)
+        ended += done.cancelled[before:]
+    return done
 
 
-def _judge_on(conn: Connection, ids: Sequence[int]) -> tuple[int, list[int]]:
-    """Judge these steps. Return the number of those now available, and those that are cancelled.
+def _judge_on(conn: Connection, ids: Sequence[int], *, are_ended: bool) -> Sequence[Any]:
+    """Judge at most `STEPS_AT_ONCE` steps, of these ids or behind these ended jobs. Return those now
+    available, or blocked by their limit, and those that can never run, which stay blocked by their flow.
 
     A step that another transaction has locked is skipped.
     """
-    sql = dialect_of(conn).sql
-    verdicts = conn.execute(_VERDICTS, {"ids": list(ids)}).all()
-    freed: Sequence[Any] = []
-    if free := [id for id, verdict in verdicts if verdict == FREE]:
-        freed = sql.change(conn, _FREE, {"ids": free})
-        wake_lines(conn, freed)
-    cancelled: list[int] = []
-    if never := [id for id, verdict in verdicts if verdict == NEVER]:
-        cancelled = [row.id for row in sql.lock(conn, _BLOCKED, {"ids": never})]
+    dialect = dialect_of(conn)
+    parameters = dialect.sql.batch_parameters(_IDS, [(id,) for id in ids])
+    return dialect.sql.change(conn, _judged(dialect, are_ended=are_ended), parameters)
+
+
+def _follow_up(conn: Connection, judged: Sequence[Any]) -> list[int]:
+    """Have the limits of judged steps looked at, and cancel those that can never run; return their ids. The
+    sweeps do both after a crash."""
+    wake_lines(conn, (row for row in judged if row.blocked_by == "limit"))
+    never = [row.id for row in judged if row.blocked_by == "flow"]
+    cancelled = [row.id for row in dialect_of(conn).sql.lock(conn, _BLOCKED, {"ids": never})] if never else []
     if cancelled:
         settle.finish(conn, jobs, cancelled, "cancelled", REASON)
-    return len(freed), cancelled
+    return cancelled
 
 
 FREE, WAITS, NEVER = 0, 1, 2
 """The verdict on an edge whose job has ended: it holds, it may hold after a retry, it can never hold. A step
 has the highest verdict of its edges."""
-_ids: Any = bindparam("ids", expanding=True, type_=BigInteger)
 
 
-def _id_in(table: Table, id: Expression, *where: Condition) -> Any:
+def _id_in(table: Any, id: Expression, *where: Condition) -> Any:
     """The id where a table has such a row of it: by the primary key, whatever the planner knows of the
     table."""
     return select(table.c.id).where(table.c.id == id, *where).scalar_subquery()
 
 
+_MAY_HOLD = or_(edges.c.on_outcome != "success", _id_in(failed_jobs, edges.c.depends_on).is_(None))
+"""Leaves out the steps that wait for the success of a failed job, since there may be many."""
+
+
 def _waiting(has_ended: Condition) -> Select[Any]:
-    """Choose the blocked steps that wait for ended jobs. Those that wait for the success of a failed one are
-    left out, since there may be many."""
-    may_hold = or_(edges.c.on_outcome != "success", _id_in(failed_jobs, edges.c.depends_on).is_(None))
+    """Choose the blocked steps that wait for ended jobs."""
     is_blocked = _id_in(jobs, edges.c.job_id, blocked_by("flow")).is_not(None)
-    return select(edges.c.job_id).where(has_ended, may_hold, is_blocked).distinct()
+    return select(edges.c.job_id).where(has_ended, _MAY_HOLD, is_blocked).distinct()
 
 
-def _verdicts() -> Select[Any]:
-    """Judge steps by one snapshot, in which each job before them is in exactly one table. The verdict is NULL
+def _verdict(step: Expression) -> Expression:
+    """Judge a step by one snapshot, in which each job before it is in exactly one table. The verdict is NULL
     while one of those is live. A job in no table has ended in an unknown way.
 
     Those before a step are looked up from the youngest on, so that a live one of a wide join is found at
     once.
     """
-    (step,) = select(edges.c.job_id).where(edges.c.job_id.in_(_ids)).distinct().subquery("step").c
-    before, condition = edges.c.depends_on, edges.c.on_outcome
+    parents, before, condition = jobs.alias("parents"), edges.c.depends_on, edges.c.on_outcome
     # guard: unblock-waits-for-live-parents
     live = (
         select(before)
-        .where(edges.c.job_id == step, _id_in(jobs, before).is_not(None))
+        .where(edges.c.job_id == step, _id_in(parents, before).is_not(None))
         .order_by(before.desc())
         .limit(1)
     )
@@ -151,16 +168,34 @@ def _verdicts() -> Select[Any]:
         else_=NEVER,
     )
     highest = select(func.max(verdict)).where(edges.c.job_id == step).scalar_subquery()
-    return select(step, case((live.scalar_subquery().is_(None), highest)))
+    return case((live.scalar_subquery().is_(None), highest))
 
 
-_WAITING_FOR = _waiting(edges.c.depends_on.in_(_ids))
-_VERDICTS = _verdicts()
+@cache
+def _judged(dialect: Dialect, *, are_ended: bool) -> Change:
+    """Choose the steps that wait no longer, of these ids or behind these ended jobs, and make them available.
+    Those that can never run are locked, and stay as they are."""
+    ids: Select[Any] = select(dialect.sql.batch_table(_IDS).c.id)
+    if are_ended:
+        ids = select(edges.c.job_id).where(dialect.sql.among(edges.c.depends_on, ids), _MAY_HOLD)
+    verdict = _verdict(jobs.c.id).label("verdict")
+    is_judged = and_(dialect.sql.among(jobs.c.id, ids), blocked_by("flow"), IS_UNRESERVED, verdict != WAITS)
+    query = select(jobs.c.id, verdict).where(is_judged).order_by(jobs.c.id).limit(STEPS_AT_ONCE)
+
+    def values(rows: Any) -> Values:
+        due_at = case((jobs.c.due_at > now(), jobs.c.due_at), else_=now())
+        free = in_line(jobs.c.limit_key.is_not(None), due_at)
+        return {
+            name: case((rows.c.verdict == FREE, value), else_=jobs.c[name]) for name, value in free.items()
+        }
+
+    return Change(query, values, returning=(jobs.c.id, jobs.c.limit_key, jobs.c.blocked_by))
+
+
+_IDS = Batch(id=BigInteger)
+_ids: Any = bindparam("ids", expanding=True, type_=BigInteger)
 _BLOCKED = select(jobs.c.id).where(jobs.c.id.in_(_ids), blocked_by("flow"), IS_UNRESERVED).order_by(jobs.c.id)
-_due_at = case((jobs.c.due_at > now(), jobs.c.due_at), else_=now())
-_FREE = Change(
-    _BLOCKED, in_line(jobs.c.limit_key.is_not(None), _due_at), returning=(jobs.c.id, jobs.c.limit_key)
-)
+_WAITING_FOR = _waiting(edges.c.depends_on == bindparam("id", type_=BigInteger))
 
 
 # -- sweeps --------------------------------------------------------------------------------------------------

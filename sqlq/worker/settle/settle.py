@@ -244,9 +244,12 @@ class Settler(Loop):
 
         One transaction writes them if a job follows one of them, or joins a waiting list. Otherwise each
         statement commits by itself, since each job is in one of them only."""
+        # a move joins nothing, so that its plan suits tables of any size
+        moves = not any(isinstance(settlement.outcome, CONTINUES) for settlement in settlements)
+        database = self._database.for_claims if moves else self._database
         # guard: callback-commits-with-the-settle
-        followed = [settlement for settlement in settlements if settlement.is_one]
-        with self._database.begin() if followed else self._database.single_statements() as conn:
+        followed = any(settlement.is_one for settlement in settlements)
+        with database.begin() if followed else database.single_statements() as conn:
             return settling.settle(conn, settlements)
 
     def _verify_completed(self) -> None:
