@@ -295,7 +295,7 @@ class Supervisor:
 
     def _ready(self, child: Child, message: Message) -> None:
         facts = Facts(**message)
-        child.slots, child.worker = facts.options["concurrency"], facts.worker
+        child.slots, child.worker = int(facts.options["concurrency"]), facts.worker
         if child.stage is Stage.STARTING:
             child.stage = Stage.WORKING
         self.ready_since = self.ready_since or monotonic()
@@ -337,7 +337,7 @@ class Supervisor:
 
     def _report(self, child: Child, message: Message) -> None:
         child.counts = +Counter(message["counts"])
-        child.running, child.idle_ms = message["running"], message["idle_ms"]
+        child.running, child.idle_ms = int(message["running"]), message["idle_ms"]
         limit = self._options.max_idle_ms
         # one idle child among several is no reason
         if limit is not None and self.idle_ms >= limit and not self._stops:
