@@ -600,7 +600,7 @@ GUARDS = [
     Guard("prints-fail-no-job", "except OSError as error:", "except KeyError as error:", HABITS + "test_prints_to_a_broken_output_fail_no_job[a full disk-sqlite]"),
     Guard("files-keep-their-directory", "below(Path.cwd(), where)", "where", HABITS + "test_a_relative_file_is_found_when_a_handler_has_changed_the_directory[sqlite:///shop.db-sqlite]"),
     Guard("replaced-file-is-reopened", "self.close()", "pass", HABITS + "test_a_database_file_made_anew_gets_no_outcome_of_jobs_in_the_old_one[sqlite]"),
-    Guard("outcomes-stay-with-their-file", None, "pass", HABITS + "test_a_database_file_made_anew_is_worked_on_by_all[removed and made anew-sqlite]"),
+    Guard("outcomes-stay-with-their-file", None, "pass", HABITS + "test_a_database_file_made_anew_gets_no_outcome_of_jobs_in_the_old_one[sqlite]"),
     Guard("exits-have-an-end", None, "last = threading.Timer(1e6, leave, (code,))", LINK + "test_a_process_ends_when_its_exit_functions_do_not"),
     Guard("outage-is-logged-once", "if self._outage_number != self._shared.number:", "if False:", "tests/worker/test_outage.py::test_a_stale_connection_after_an_outage_is_no_second_outage[postgresql]"),
     Guard("job-without-its-hint", None, "if True:", SMALL + "test_a_job_is_enqueued_when_its_notification_cannot_be_sent"),

@@ -32,7 +32,7 @@ def full_sqlite(app: sqlq.App, engine: Engine, table: str) -> Iterator[None]:
     def _limited(dbapi_connection: Any, record: Any, proxy: Any) -> None:
         dbapi_connection.execute(f"PRAGMA max_page_count = {limit[0]}").fetchall()
 
-    app.database.engine.dispose()
+    app.database.close()
     yield
     limit[0] = 1_000_000
 
