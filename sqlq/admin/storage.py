@@ -59,7 +59,7 @@ def storage(database: Database) -> Storage:
                 rows = query(conn)
             value = write(rows)
         except (SQLAlchemyError, SqlqError) as error:
-            rows, value = None, str(unanswered(database, error))
+            rows, value = None, unanswered(database, error).text
         tables = tuple(rows or ()) if name == "tables" else tables
         statement = rows[0].query if rows and name == "oldest transaction" else None
         number_alone = rows if isinstance(rows, int | float) else None

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy.exc import SQLAlchemyError
 from werkzeug import Response
 
-from sqlq.admin.doctor.doctor import by_harm, examine_queue, examine_server
+from sqlq.admin.doctor.doctor import by_verdict, examine_queue, examine_server
 from sqlq.admin.jobs import SEARCH_LIMIT
 from sqlq.admin.storage import Storage, storage
 from sqlq.admin.verb import whole
@@ -121,7 +121,7 @@ def _findings(view: View) -> Values:
     queue = part(view, "queue", lambda _: examine_queue(own, **known), 3.0)
     server = part(view, "server", lambda _: (datetime.now(UTC), examine_server(own)), 60.0)
     unseen = next((answer for answer in (queue, server) if isinstance(answer, str)), None)
-    at, rows = (None, []) if unseen else (server[0], by_harm([*queue, *server[1]]))
+    at, rows = (None, []) if unseen else (server[0], by_verdict([*queue, *server[1]]))
     return {"findings": rows, "unseen": unseen, "examined_at": at}
 
 

@@ -17,7 +17,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 import sqlq
 from sqlq.admin.doctor import finding, postgresql, queue, sqlite
-from sqlq.admin.doctor.doctor import HARM, by_harm, examine
+from sqlq.admin.doctor.doctor import by_verdict, examine
 from sqlq.admin.doctor.finding import Case, Finding, Verdict, check, ok, to_do
 from sqlq.admin.doctor.sqlite import filesystem
 from sqlq.config.durations import written
@@ -230,38 +230,27 @@ def test_the_doctor_finds_hosts_that_cannot_load_the_app(patient: Patient) -> No
     assert patient.about("imports").verdict is Verdict.OK
 
 
-ORDER = {
-    "no worker beats an overdue schedule": (
-        [to_do("late", check="schedules"), to_do("none", check="workers")],
-        ["workers", "schedules"],
-    ),
-    "an overdue schedule beats a queue that nobody serves": (
-        [to_do("unserved", check="queues"), to_do("late", check="schedules")],
-        ["schedules", "queues"],
-    ),
-    "an unserved queue beats an old wait, which beats the rest": (
-        [check("failed", check="failed"), check("old", check="queues"), to_do("unserved", check="queues")],
-        ["queues", "queues", "failed"],
-    ),
-    "red beats amber, and amber grey": (
-        [ok("fine", check="workers"), check("old", check="queues"), to_do("off", check="durability")],
-        ["durability", "queues", "workers"],
-    ),
-    "an old wait beats what the server is set to": (
-        [check("idle", check="transactions"), check("dead", check="dead rows"), check("old", check="queues")],
-        ["queues", "transactions", "dead rows"],
-    ),
-}
+def test_the_worst_verdicts_come_first_and_keep_their_order() -> None:
+    rows = [ok("fine", check="workers"), check("old", check="queues"), to_do("off", check="durability")]
+    rows += [to_do("late", check="standbys"), check("failed", check="failed")]
+    assert [row.check for row in by_verdict(rows)] == [
+        *("durability", "standbys"),
+        *("queues", "failed"),
+        "workers",
+    ]
 
 
-@for_each("name", ORDER)
-def test_findings_are_ordered_by_their_harm(name: str) -> None:
-    rows, checks = ORDER[name]
-    assert [row.check for row in by_harm(rows)] == checks
+def test_checks_of_the_queue_are_ordered_by_their_harm() -> None:
+    """No worker beats an overdue schedule, which beats a queue that nobody serves."""
+    names = [each.name for each in queue.CHECKS]
+    assert names[:3] == ["workers", "schedules", "queues"]
+    assert names.index("queues") < names.index("failed")
 
 
-def test_each_rank_of_harm_is_that_of_a_check() -> None:
-    assert set(HARM) - {each.name for each in queue.CHECKS} == {"connection", "migrations", "primary"}
+def test_findings_of_the_queue_come_before_those_of_the_server(patient: Patient) -> None:
+    rows = [row.check for row in examine(patient.app.database) if row.verdict is Verdict.OK]
+    assert rows[:2] == ["connection", "migrations"]
+    assert rows.index("schedules") < rows.index("file" if "file" in rows else "transactions")
 
 
 def test_the_doctor_finds_expired_leases(patient: Patient) -> None:

@@ -36,24 +36,17 @@ from sqlq.model.job import JobDetails, State
 from sqlq.schema import version
 from sqlq.store.health import reading
 
-HARM = (
-    *("connection", "migrations", "primary", "workers", "schedules", "queues", "imports", "leases"),
-    *("tasks", "stuck", "paused", "limits", "flows", "failed", "clocks"),
-)
-"""The checks whose findings harm most, before the others."""
-
 
 def examine(database: Database) -> list[Finding]:
     """Return the findings, those that harm most first. Raises whatever keeps from connecting at all."""
-    return by_harm([*examine_server(database), *examine_queue(database)])
+    connection, *server = examine_server(database)
+    return by_verdict([connection, *examine_queue(database), *server])
 
 
-def by_harm(rows: Sequence[Finding]) -> list[Finding]:
-    """Return findings in the order of their verdicts, and of the harm that each does."""
-    names, verdicts = (*HARM, *(row.check for row in rows)), [*Verdict]
-    return sorted(
-        rows, key=lambda row: (-verdicts.index(row.verdict), min(names.index(row.check), len(HARM)))
-    )
+def by_verdict(rows: Sequence[Finding]) -> list[Finding]:
+    """Return findings in the order of their verdicts; those of one verdict stay in the order of the checks,
+    by the harm that each does."""
+    return sorted(rows, key=lambda row: [*Verdict].index(row.verdict), reverse=True)
 
 
 def examine_server(database: Database) -> list[Finding]:

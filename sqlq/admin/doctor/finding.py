@@ -44,9 +44,6 @@ class Finding(AsJson):
 
     @property
     def text(self) -> str:
-        return str(self)
-
-    def __str__(self) -> str:
         return self.said + (f" → {self.remedy}" if self.remedy else "")
 
 

@@ -202,24 +202,25 @@ def failed(case: Case) -> Answers:
 
 
 CHECKS = (
-    Check("indexes", indexes, "all are there and valid"),
     Check("workers", workers),
-    Check("stuck", stuck),
+    Check("schedules", schedules, "none is late, and none fails"),
     Check("queues", queues, "nothing waits to be run"),
-    Check("paused", paused, "no queue and no worker is paused"),
     Check("imports", imports, "no worker process has failed to start beside those at work"),
+    Check("leases", leases, "no running job is without its worker"),
+    Check("tasks", tasks, "workers knew the task of every job they met"),
+    Check("stuck", stuck),
+    Check("paused", paused, "no queue and no worker is paused"),
+    Check("limits", limits, "no job has waited long for a limit"),
+    Check("flows", flows, "no flow is blocked by a failed step"),
+    Check("failed", failed, "no job has failed for good"),
     Check(
         "clocks",
         clocks,
         f"those of the workers' hosts differ from the database's by {CLOCK_SECONDS:g} s at most",
     ),
-    Check("leases", leases, "no running job is without its worker"),
-    Check("tasks", tasks, "workers knew the task of every job they met"),
-    Check("schedules", schedules, "none is late, and none fails"),
-    Check("limits", limits, "no job has waited long for a limit"),
-    Check("flows", flows, "no flow is blocked by a failed step"),
-    Check("failed", failed, "no job has failed for good"),
+    Check("indexes", indexes, "all are there and valid"),
 )
+"""The checks, those whose findings harm most first."""
 
 
 def _number_in(queues: Sequence[QueueStatus], names: Sequence[str], one: str, many: str) -> str:

@@ -64,7 +64,7 @@ def why(context: Context, id: int, as_json: bool) -> None:
     if problems:
         show_part("doctor")
     for finding in problems:
-        show_wrapped("", plain(str(finding)), before="  ")
+        show_wrapped("", plain(finding.text), before="  ")
 
 
 def show_reasons(reasons: Sequence[Any]) -> None:

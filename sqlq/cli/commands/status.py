@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from sqlq.admin.doctor.doctor import by_harm, examine_queue
+from sqlq.admin.doctor.doctor import by_verdict, examine_queue
 from sqlq.admin.doctor.finding import Verdict
 from sqlq.admin.queues import QueueStatuses
 from sqlq.app.app import App
@@ -54,8 +54,8 @@ def status(context: Context, exact: bool, as_json: bool) -> None:
 
 def _show(context: Context, app: App, **known: Any) -> None:
     """Print what is wrong, and then what each queue holds."""
-    findings = by_harm(examine_queue(app.database, **known))
-    lines = [plain(f"{each.verdict}: {each}") for each in findings if each.verdict != Verdict.OK]
+    findings = by_verdict(examine_queue(app.database, **known))
+    lines = [plain(f"{each.verdict}: {each.text}") for each in findings if each.verdict != Verdict.OK]
     click.echo("\n".join([*lines, ""]), nl=bool(lines))
     show_queues(context, known["queues"])
 
