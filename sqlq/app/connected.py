@@ -86,13 +86,10 @@ class Connected:
     def for_looking(self, url: URL | None, use: Use = LOOKS) -> Connected:
         """Return the same beside this one, for pages that people look at: its statements end in time. With a
         `url` it reads from a replica. Closed with this one."""
-        if (url, use) not in self._looking:
-            address = self.address
-            if url is not None:
-                url_there = below(Path.cwd(), database_url(url))
-                address = replace(address, url=url_there, engine=None, listen_url=None)
-            self._looking[url, use] = Connected(address, self._app, use)
-        return self._looking[url, use]
+        address = self.address
+        if url is not None:
+            address = replace(address, url=below(Path.cwd(), database_url(url)), engine=None, listen_url=None)
+        return self._looking.setdefault((url, use), Connected(address, self._app, use))
 
     def close(self) -> None:
         """Close the parts that were used."""

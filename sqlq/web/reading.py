@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable
+from functools import cache, partial
 from typing import Any
 
 from sqlalchemy import URL
@@ -34,24 +35,16 @@ class Reading:
 
     def __init__(self, app: App, url: str | URL | None = None) -> None:
         self._app = app
-        self._url = url
-        self._connected: Any = None
-        self._reader = app
-        read_url(url, of=app.url)  # one that is none is refused now
+        self._url = cache(partial(read_url, url))
+        self._url(of=app.url)  # one that is none is refused now
         self._lock = threading.Lock()
-        self._kept: dict[Hashable, tuple[float, float, Any]] = {}
+        self._kept: dict[Any, tuple[float, float, Any]] = {}
         self._turns = [threading.Lock() for _ in range(64)]
 
     @property
     def app(self) -> App:
         """An App beside the host's own, on the same database or its replica. Its statements end in time."""
-        connected = self._app._connected
-        with self._lock:
-            if self._connected is not connected:  # the host has moved its App
-                self._reader = self._app._for_looking(read_url(self._url, of=self._app.url))
-                self._connected = connected
-                self._kept.clear()
-            return self._reader
+        return self._app._for_looking(self._url(of=self._app.url))
 
     @property
     def own(self) -> App:
@@ -62,6 +55,7 @@ class Reading:
         """Return what `read` returned within the last seconds, for whomever, or read now. An answer that took
         long is kept longer."""
         app = self.app
+        key = app._connected, key  # the host may move its App
         with self._turns[hash(key) % len(self._turns)]:
             began = time.monotonic()
             is_first = key not in self._kept
