@@ -67,10 +67,6 @@ class Blocker:
         """Free jobs after a commit: those of these keys, and those of wakes that are due."""
         raise NotImplementedError
 
-    def next_ms(self, database: Database) -> float | None:
-        """Return the milliseconds until the next wake is due; None where there is none."""
-        return None
-
     def sweep(self, database: Database) -> FreedJobs | None:
         """Free some of the jobs that a dead process has left blocked; None where no job waits."""
         raise NotImplementedError
@@ -146,9 +142,6 @@ class LimitBlocker(Blocker):
 
     def free(self, database: Database, keys: Collection[str]) -> FreedJobs:
         return admit.look(database, keys)
-
-    def next_ms(self, database: Database) -> float | None:
-        return admit.next_wake_ms(database)
 
     def sweep(self, database: Database) -> FreedJobs | None:
         if not admit.are_in_use(database):

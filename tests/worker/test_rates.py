@@ -68,10 +68,10 @@ def test_a_key_without_free_starts_has_a_next_wake(app: sqlq.App) -> None:
     def call() -> None: ...
 
     app.enqueue_many([call.new() for _ in range(9)])
-    assert admit.look(app.database).number == 3  # at 0, 50 and 100 ms
-    due_ms = admit.next_wake_ms(app.database)
-    assert due_ms is not None
-    assert due_ms <= 100  # half of what is granted ahead before the next is free
+    done = admit.look(app.database)
+    assert done.number == 3  # at 0, 50 and 100 ms
+    assert done.next_ms is not None
+    assert done.next_ms <= 100  # half of what is granted ahead before the next is free
 
 
 def test_workers_keep_a_rate(app: sqlq.App) -> None:

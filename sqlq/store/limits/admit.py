@@ -68,11 +68,12 @@ ONE_BY_ONE = Rule(max_running=1, in_order=True)
 @dataclass
 class FreedJobs:
     """The effect of a call that frees jobs: their number, and the delays in milliseconds of those that start
-    later. With `has_more` it is to be called again at once."""
+    later. With `has_more` it is to be called again at once, else in `next_ms`, when the next wake is due."""
 
     number: int = 0
     starts_ms: list[float] = field(default_factory=list)
     has_more: bool = False
+    next_ms: float | None = None
 
 
 def look(database: Database, keys: Collection[str] = (), *, limit: int = WAKES_AT_ONCE) -> FreedJobs:
@@ -83,7 +84,10 @@ def look(database: Database, keys: Collection[str] = (), *, limit: int = WAKES_A
     serves, stay in line.
     """
     with database.begin() as conn:
-        return look_on(conn, keys, limit=limit)
+        done = look_on(conn, keys, limit=limit)
+        if not done.has_more and (since := conn.scalar(_NEXT_WAKE)) is not None:
+            done.next_ms = -float(since)
+    return done
 
 
 def look_on(conn: Connection, keys: Collection[str], *, limit: int) -> FreedJobs:
@@ -103,13 +107,6 @@ def look_on(conn: Connection, keys: Collection[str], *, limit: int) -> FreedJobs
 
 
 _LIMIT = bindparam("most", type_=Integer)
-
-
-def next_wake_ms(database: Database) -> float | None:
-    """Return the milliseconds until the next wake is due; None where there is none."""
-    with database.single_statements() as conn:
-        since = conn.scalar(_NEXT_WAKE)
-    return None if since is None else -float(since)
 
 
 _is_due = wakes.c.at <= now()

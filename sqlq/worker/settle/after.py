@@ -118,8 +118,7 @@ class Unblocker(Loop):
         elif not self.blocker.has_wakes:
             self._look_at = float("inf")
         elif not self._keys:
-            due_ms = self.blocker.next_ms(self._database)
-            wait_ms = POLL_MS if due_ms is None else min(max(0.0, due_ms), POLL_MS)
+            wait_ms = POLL_MS if done.next_ms is None else min(max(0.0, done.next_ms), POLL_MS)
             self._look_at = monotonic() + wait_ms / 1000
 
 
