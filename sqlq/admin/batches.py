@@ -97,11 +97,6 @@ def cancel(
         }
 
     effects = _apply(database, selections, partial(operate.cancel, force=force, reason=reason), effects_of)
-    locked = [id for id, effect in effects.items() if effect is None]
-    with database.read() as conn:
-        live = {job.id for job in lookup.of_ids(conn, locked) if job.state not in OVER}
-    for id in {*locked}.difference(live, *(each.ids for each in selections)):
-        del effects[id]  # it has ended meanwhile, and nobody named it
     for selection in selections:
         if left := tuple(id for id in selection.ids if id not in effects):
             with database.read() as conn:

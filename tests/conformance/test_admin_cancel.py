@@ -7,8 +7,6 @@ import asyncio
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-from contextvars import Context
 from typing import Any
 
 import pytest
@@ -400,24 +398,6 @@ def test_cancel_reports_rows_that_stay_locked(
         }
     assert hand.states([held, other, free]) == ["available", "available", "cancelled"]
     assert hand.app.jobs.cancel([held]) == {held: "cancelled"}
-
-
-@needs("sessions")
-def test_cancel_by_queue_leaves_out_jobs_that_ended_while_they_were_locked(
-    hand: Hand, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(batches, "LOCK_TIMEOUT_SECONDS", 0.05)
-    ended, held = hand.enqueue(2)
-    with locked(engine, held), ExitStack() as of_ended:
-        of_ended.enter_context(locked(engine, ended))
-
-        def end(changed: int) -> bool:
-            of_ended.close()
-            assert Context().run(hand.app.jobs.cancel, [ended]) == {ended: "cancelled"}
-            return True
-
-        with batches.watched(end):
-            assert hand.app.jobs.cancel(queue="default") == {held: "locked"}
 
 
 @needs("one_writer")
