@@ -125,10 +125,6 @@ def _checked(options: Any, source: str, known: Mapping[str, Check] = OPTIONS) ->
 DirectCalls = Literal["allow", "warn", "refuse"]
 """How a task takes a call as a function: in silence, with a warning, or not at all."""
 checked_eager = partial(checked_bool, more=", as a variable 1 or 0")
-_BOOLEANS = {
-    **dict.fromkeys(("0", "false", "no", "off"), False),
-    **dict.fromkeys(("1", "true", "yes", "on"), True),
-}
 
 
 def is_eager(argument: bool | None = None) -> bool:
@@ -136,7 +132,7 @@ def is_eager(argument: bool | None = None) -> bool:
     in [tool.sqlq], else not. Raises `ConfigurationError` for any other value."""
     source, value = pyproject.setting(argument, "eager", "SQLQ_EAGER", "eager")
     if source == "SQLQ_EAGER" and isinstance(value, str):
-        value = _BOOLEANS.get(value.strip().lower(), value)
+        value = {"1": True, "0": False}.get(value, value)
     return value is not None and checked_eager(value, source)
 
 

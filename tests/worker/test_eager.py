@@ -218,7 +218,7 @@ def test_eager_of_a_call_comes_before_app_and_environment(
     ran: list[int] = []
     for said, given, expected in (
         ("1", None, True),
-        ("no", None, False),
+        ("0", None, False),
         ("1", False, False),
         ("", None, False),
         ("0", True, True),

@@ -236,7 +236,7 @@ def test_argument_variable_and_pyproject_set_eager(
         options["eager"] = True
         monkeypatch.setenv("SQLQ_EAGER", "0")
     elif how == "variable":
-        monkeypatch.setenv("SQLQ_EAGER", " True")
+        monkeypatch.setenv("SQLQ_EAGER", "1")
         (tmp_path / "pyproject.toml").write_text("[tool.sqlq]\neager = false\n")
     else:
         (tmp_path / "pyproject.toml").write_text("[tool.sqlq]\neager = true\n")
