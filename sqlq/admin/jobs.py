@@ -236,7 +236,7 @@ class Jobs(Facet):
 
     # -- cancel ----------------------------------------------------------------------------------------------
 
-    def _meant(self, ids: AnyJobs, noun: str, **chosen: Unpack[Chosen]) -> Sequence[Selection]:
+    def _meant(self, ids: AnyJob | AnyJobs, noun: str, **chosen: Unpack[Chosen]) -> Sequence[Selection]:
         """Return the jobs that a call means, without those that are enqueued from now on: it ends however
         fast they arrive."""
         meant = selections(ids_of(ids, self._read), noun, **chosen)
@@ -372,9 +372,8 @@ class Jobs(Facet):
         >>> app.jobs.replay(task="shop.send_receipt", since="2h")  # doctest: +SKIP
         {42: 97, 43: 98}
         """
-        jobs = [ids] if isinstance(ids, int | Handle) else ids
         new: dict[int, int] = {}
-        for copies in replay(self._database, self._meant(jobs, "ended jobs", **chosen)):
+        for copies in replay(self._database, self._meant(ids, "ended jobs", **chosen)):
             self._database.after_commit(partial(self._events.replayed, copies))  # guard: replays-are-told
             new |= {each.replay_of: each.id for each in copies}
         return new

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sqlq.config.durations import counted
@@ -21,7 +20,7 @@ class Outcome(NamedTuple):
     value: Any
     lines: Sequence[str]
     unchanged: Sequence[int] = ()
-    reasons: Mapping[int, str] = MappingProxyType({})
+    reasons: Mapping[int, str] = {}
 
     def sentence(self, also_unchanged: int = 0) -> str:
         """Return the answer as one sentence; `also_unchanged` other jobs had changed before."""

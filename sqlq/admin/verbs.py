@@ -7,7 +7,6 @@ are made from these.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from sqlq.admin.verb import Option, Outcome, Verb, whole
@@ -89,7 +88,7 @@ def on_jobs(
     options: Mapping[str, Any],
     *,
     line: str = "",
-    reasons: Mapping[int, str] = MappingProxyType({}),
+    reasons: Mapping[int, str] = {},
     **values: Any,
 ) -> Outcome:
     """Return the answer where some of these ids, or of the jobs that the options choose, were changed.

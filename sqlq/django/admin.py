@@ -260,7 +260,6 @@ class WorkerAdmin(RowAdmin):
             yield Worker.of(
                 each,
                 name=each.name or f"{each.host}:{each.pid}",
-                state=each.state if each.alive else "silent",
-                queues="all" if each.queues is None else ", ".join(each.queues),
+                queues=each.served,
                 jobs="\n".join(f"{job.id}: {job.task}" for job in each.jobs),
             )

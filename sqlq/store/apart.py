@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -80,21 +79,22 @@ might be refused, too."""
 def noted(conn: Connection | Engine, why: str) -> Callable[[Any, Exception], None]:
     """Return the `refused` for `apart` that logs a refusal once, and has `lately` leave the row out. An
     item begins with the id of a job. `why` ends the sentence "job 7 …", as in "has lost its worker"."""
-    return partial(_note, _refused.setdefault(conn.engine, {}), why)
+    rows = _refused.setdefault(conn.engine, {})
 
+    def note(item: Any, error: Exception) -> None:
+        if (why, item[0]) not in rows:  # guard: a-refusal-is-logged-once
+            log.error(
+                "job %s %s, but the database refuses to store that: %s",
+                item[0],
+                why,
+                refusal(error),
+                extra={"job_id": item[0], "event": "unstorable"},
+            )
+        rows[why, item[0]] = time.monotonic() + LATELY_SECONDS
+        if len(rows) > REMEMBERED_ROWS:
+            del rows[next(iter(rows))]
 
-def _note(rows: dict[tuple[str, Any], float], why: str, item: Any, error: Exception) -> None:
-    if (why, item[0]) not in rows:  # guard: a-refusal-is-logged-once
-        log.error(
-            "job %s %s, but the database refuses to store that: %s",
-            item[0],
-            why,
-            refusal(error),
-            extra={"job_id": item[0], "event": "unstorable"},
-        )
-    rows[why, item[0]] = time.monotonic() + LATELY_SECONDS
-    if len(rows) > REMEMBERED_ROWS:
-        del rows[next(iter(rows))]
+    return note
 
 
 def lately(conn: Connection, why: str) -> dict[str, list[Any]]:

@@ -109,8 +109,10 @@ def capped(conn: Connection, preferred: Collection[str] = ()) -> tuple[list[Queu
     """
     rows = run_text(conn, dialect_of(conn).sql.levels).all()
     # in the order of an index, which the planner takes then for a table without statistics, too
-    running = select(jobs.c.queue).where(IS_RESERVED).order_by(jobs.c.reserved_by, jobs.c.id)
-    runs, failing = _by_value(conn, running), failed.queues(conn, QUEUE_LIMIT + 1)
+    reserved = select(jobs.c.queue).where(IS_RESERVED).order_by(jobs.c.reserved_by, jobs.c.id)
+    running = reserved.limit(COUNT_LIMIT).subquery().c.queue
+    runs = conn.execute(select(running, func.count()).group_by(running).order_by(running)).all()
+    failing = failed.queues(conn, QUEUE_LIMIT + 1)
     names = {level.queue for level in rows} | {queue for queue, _ in runs} | {*failing}
     shown = set(sorted(names, key=lambda name: (name not in preferred, name))[:QUEUE_LIMIT])
     failures = failed.numbers(conn, failed.QUEUE, [(name,) for name in failing if name in shown])
@@ -172,12 +174,6 @@ def _waiting(level: Any) -> Select[Any]:
         number(jobs.c.available_at >= far()),
         at_level.limit(1).scalar_subquery(),
     )
-
-
-def _by_value(conn: Connection, column: Select[Any]) -> Sequence[Any]:
-    """Count the first rows of a query of one column by their values."""
-    (value,) = column.limit(COUNT_LIMIT).subquery().c
-    return conn.execute(select(value, func.count()).group_by(value).order_by(value)).all()
 
 
 # -- the pace of jobs ----------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from sqlq.errors import ConfigurationError, ScheduleNotFoundError
 from sqlq.model import schedule
 from sqlq.model.job import Job, NewJob
 from sqlq.model.schedule import MENDED_LOOK, Declared, Schedule, Turn, options_text, template
+from sqlq.payload.codec import decoded
 from sqlq.payload.encryption import Encryption, readable
 from sqlq.schema.tables import MAX_COUNT, jobs, schedules
 from sqlq.schema.types import Moment, ago, epoch_ms, now
@@ -202,10 +203,7 @@ def _write(conn: Connection, turns: Sequence[_Done], inserted: _Pairs) -> None:
 
 def recent(text: str) -> list[int]:
     """Return the last jobs in a schedule's row; SQL may have written anything there."""
-    try:
-        ids = json.loads(text)
-    except (ValueError, TypeError, RecursionError):
-        return []
+    ids = decoded(text)
     return [id for id in ids if isinstance(id, int) and 0 < id <= LAST_ID] if isinstance(ids, list) else []
 
 

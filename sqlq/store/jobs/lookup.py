@@ -215,7 +215,7 @@ def of_ids(conn: Connection, ids: Iterable[int]) -> list[JobDetails]:
     return rows
 
 
-def position_of(conn: Connection, source: Table, position: int, selection: Selection = EVERY) -> int | None:
+def position_of(conn: Connection, source: Table, position: int, selection: Selection) -> int | None:
     """Return the id of the job at a position, counted from the newest as 0; None if there are fewer jobs."""
     ids = select(source.c.id).where(*selection.bound(source))
     id: int | None = conn.scalar(ids.order_by(source.c.id.desc()).offset(position).limit(1))

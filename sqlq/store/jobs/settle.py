@@ -366,7 +366,7 @@ def give_back(conn: Connection, claims: Iterable[Right]) -> set[Right]:
 LOST = "has lost its worker"
 
 
-def _lose(conn: Connection, revoked: Sequence[Any], why: str, late: Collection[int] = ()) -> list[Rescued]:
+def _lose(conn: Connection, revoked: Sequence[Any], why: str, late: Collection[int]) -> list[Rescued]:
     taken: list[Rescued] = []
     again: list[Row] = []
     over: list[tuple[Any, Failed]] = []

@@ -27,6 +27,7 @@ from sqlalchemy import (
 from sqlq.config.constants import LEASE_MS
 from sqlq.database.batch import RIGHT, Change, Key, Right, rights
 from sqlq.database.dialects import dialect_of
+from sqlq.payload.codec import decoded
 from sqlq.schema.tables import IS_RESERVED, jobs, queues, workers
 from sqlq.schema.types import after, ago, now
 from sqlq.store.workers.notify import wake_others
@@ -133,10 +134,7 @@ def queues_of(text: str | None) -> tuple[str, ...] | None:
     them."""
     if text is None:
         return None
-    try:
-        names = json.loads(text)
-    except (ValueError, TypeError, RecursionError):
-        return ()
+    names = decoded(text)
     is_list = isinstance(names, list) and all(isinstance(name, str) for name in names)
     return tuple(names) if is_list else ()
 
