@@ -77,7 +77,7 @@ class Address:
 
     def open(self, *, create: bool = False, use: Use = ANY) -> Database:
         """Return the database, connected to nothing yet."""
-        database = Database.open(self.url, self.schema, self.engine, create=create, use=use)
+        database = Database(self.url, self.schema, self.engine, create=create, use=use)
         database.address = self
         database.encryption = self.encryption
         return database
@@ -93,13 +93,23 @@ class Database:
 
     def __init__(
         self,
-        engine: Engine,
-        schema: str | None,
+        url: URL,
+        schema: str | None = None,
+        engine: Engine | AsyncEngine | None = None,
         *,
-        create: bool,
-        use: Use,
+        create: bool = False,
+        use: Use = ANY,
     ) -> None:
-        self.engine = engine
+        """Connects to nothing yet. `urls.database_url` has accepted the URL.
+
+        With a caller's `engine`, to which the URL belongs, it has a pool beside the caller's. The pool
+        connects as that does, so that certificates, generated passwords and other hooks keep working. It
+        cannot use an asynchronous driver's connections, nor the caller's to a read-only file. There it opens
+        the URL anew, with psycopg or sqlite3.
+        """
+        callers: Any = getattr(engine, "sync_engine", engine)
+        beside = None if callers is None else engine_beside(callers, url)
+        self.engine = engine = beside or engine_at(url, use)
         self._use = use
         self.answer_timeout = AnswerTimeout(use.answer_seconds, use.max_answer_seconds)
         """The timeout of an answer: in `begin`, `read` and `run`, and for callers that connect within it."""
@@ -109,7 +119,8 @@ class Database:
         """The requested schema; None means the connection's default one."""
         self._create = create
         self._file_seen: tuple[int, int] | None = None
-        self._on_another_file: Callable[[], None] = lambda: None
+        self.on_another_file: Callable[[], None] = lambda: None
+        """Called when the file of the URL is another one than before."""
         _FORKABLE.add(self)
         # its threads may have opened connections after `close`; guard: collected-database-closes-its-pool
         weakref.finalize(self, dispose, engine).atexit = False
@@ -124,27 +135,6 @@ class Database:
             look_at_errors(dialect.driver, engine, self.answer_timeout)
             if use.pre_ping:
                 look_at_idle(dialect.driver, engine)
-
-    @classmethod
-    def open(
-        cls,
-        url: URL,
-        schema: str | None = None,
-        engine: Engine | AsyncEngine | None = None,
-        *,
-        create: bool = False,
-        use: Use = ANY,
-    ) -> Database:
-        """Return the database at a URL that `urls.database_url` has accepted. Connects to nothing yet.
-
-        With a caller's `engine`, to which the URL belongs, it has a pool beside the caller's. The pool
-        connects as that does, so that certificates, generated passwords and other hooks keep working. It
-        cannot use an asynchronous driver's connections, nor the caller's to a read-only file. There it opens
-        the URL anew, with psycopg or sqlite3.
-        """
-        sync: Any = getattr(engine, "sync_engine", engine)
-        beside = None if sync is None else engine_beside(sync, url)
-        return cls(beside or engine_at(url, use), schema, create=create, use=use)
 
     @cached_property
     def for_loops(self) -> Database:
@@ -163,7 +153,7 @@ class Database:
         LISTEN. The caller closes it."""
         url = None if self.address is None else self.address.listen_url
         database = (
-            self._for(LISTENING) if url is None else Database.open(url, self.requested_schema, use=LISTENING)
+            self._for(LISTENING) if url is None else Database(url, self.requested_schema, use=LISTENING)
         )
         database.schema = self.schema  # queried once, on a connection that has other uses
         return database
@@ -282,22 +272,13 @@ class Database:
         if self.dialect.in_a_file:
             self.mind_the_file()
 
-    @contextmanager
-    def watching_its_file(self, replaced: Callable[[], None]) -> Iterator[None]:
-        """Within the block call `replaced` when the file of the URL is another one than before."""
-        self._on_another_file = replaced
-        try:
-            yield
-        finally:
-            self._on_another_file = lambda: None
-
     def mind_the_file(self) -> None:
         """Raise an error where the file is missing. Where another one has taken its place, go over to that.
         Nobody would read what connections to the old one write."""
         file = mind_the_file(self.engine.url, self._create)
         if file != self._file_seen:
             if self._file_seen is not None:
-                self._on_another_file()
+                self.on_another_file()
                 self.close()  # guard: replaced-file-is-reopened
             self._file_seen = file
 
@@ -345,7 +326,7 @@ class Database:
         with self.answer_timeout, self.connect(**{READ_ONLY: True}) as conn, conn.begin():
             limit_ms = self._use.read_ms or within_ms
             if limit_ms is not None:
-                self.dialect.driver.limit_time(conn, statement_ms=limit_ms)
+                self.dialect.driver.limit_time(conn, "statement", limit_ms)
             yield conn
         answers.answered(reads=True)
 

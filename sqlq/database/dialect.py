@@ -82,11 +82,9 @@ class Driver:
         and begins none."""
         raise NotImplementedError
 
-    def limit_time(
-        self, conn: Connection, *, lock_ms: int | None = None, statement_ms: int | None = None
-    ) -> None:
-        """Limit the time of this transaction's waits for locked rows, and of its statements, if the database
-        can do so."""
+    def limit_time(self, conn: Connection, of: str, ms: int) -> None:
+        """Limit the time of this transaction's waits for locked rows ("lock"), or of its statements
+        ("statement"), if the database can do so."""
 
 
 class Migrations:

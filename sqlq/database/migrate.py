@@ -119,7 +119,7 @@ def _limit_waits(connection: Connection) -> None:
     dialect = dialect_of(connection)
     if not dialect.in_a_file:
         connection.detach()  # no pool gets a session with these settings
-    dialect.driver.limit_time(connection, lock_ms=online.LOCK_TIMEOUT_MS)
+    dialect.driver.limit_time(connection, "lock", online.LOCK_TIMEOUT_MS)
 
 
 def _patiently(engine: Engine, step: Callable[[], T]) -> T:
@@ -395,7 +395,7 @@ def _lock_tables(connection: Connection, schema: str | None) -> None:
     dialect = dialect_of(connection)
     _limit_waits(connection)
     # on MariaDB a session that has locked some tables may use no others
-    names = _JOB_TABLES if dialect.migrations.in_transactions else (*_TABLES, version.TABLE)
+    names = _JOB_TABLES if dialect.migrations.in_transactions else (*tables.TABLE_NAMES, version.TABLE)
     present = standing.present(connection, schema, names)
     if len(present) == len(names):  # else a downgrade was broken off on MariaDB, and goes on
         dialect.migrations.lock_tables(connection, present)
@@ -414,4 +414,3 @@ def _refuse_jobs(connection: Connection, schema: str | None) -> None:
 
 
 _JOB_TABLES = ("jobs", "finished_jobs", "failed_jobs")
-_TABLES = [table.name for table in tables.metadata.tables.values()]

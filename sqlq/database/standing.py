@@ -13,7 +13,7 @@ from sqlq.config import urls
 from sqlq.database.dialects import dialect_of
 from sqlq.schema import tables, version
 
-OWN_NAMES = frozenset(table.name for table in tables.metadata.tables.values()) | set(tables.VIEWS)
+OWN_NAMES = {*tables.TABLE_NAMES, *tables.VIEWS}
 """The tables and views of sqlq, without the version table: one of them without a version table is not
 sqlq's."""
 

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, TypeVar, cast
 
 from sqlalchemy.exc import OperationalError
@@ -83,8 +84,8 @@ class AnswerTimeout:
     def seconds(self) -> float:
         """Return the timeout for an answer that the thread begins to wait for now."""
         if not getattr(self._thread, "depth", 0):
-            return float("inf")
-        if time.monotonic() - getattr(self._thread, "gave_up_at", float("-inf")) > CALM_SECONDS:
+            return inf
+        if time.monotonic() - getattr(self._thread, "gave_up_at", -inf) > CALM_SECONDS:
             self._thread.now = self._min_seconds
         return cast("float", self._thread.now)
 
@@ -95,7 +96,7 @@ class AnswerTimeout:
 
     def start_over(self) -> None:
         """Start over with the shortest timeout, since this thread could not even connect."""
-        self._thread.gave_up_at = float("-inf")
+        self._thread.gave_up_at = -inf
 
 
 class Answers(threading.local):

@@ -15,9 +15,7 @@ from sqlq.database import migrate
 from sqlq.django.application import project_app
 from sqlq.django.configuration import is_testing
 from sqlq.errors import SchemaVersionError, SqlqError
-from sqlq.schema.tables import metadata
-
-_NAMES = {table.name for table in metadata.tables.values()}
+from sqlq.schema.tables import TABLE_NAMES
 
 
 def after_migrate(sender: Any, using: str, verbosity: int = 1, stdout: Any = None, **options: Any) -> None:
@@ -50,14 +48,14 @@ def before_flush(using: str) -> None:
     schema = None if in_memory(app.url) else app.database.schema
     before = "" if schema is None else f"{quote(schema)}."
     with transaction.atomic(using), connections[using].cursor() as cursor:
-        for name in sorted(_NAMES - {"sqlq_workers"}):  # which has the workers that run
+        for name in sorted({*TABLE_NAMES} - {"sqlq_workers"}):  # which has the workers that run
             cursor.execute(f"DELETE FROM {before}{quote(name)}")  # noqa: S608 - names of our own tables
 
 
 def _are_there(app: App, alias: str) -> bool:
     """Whether the tables are there, without the half second that Alembic takes."""
     if in_memory(app.url):  # where only Django's own connection can look
-        return set(connections[alias].introspection.table_names()) >= _NAMES
+        return set(connections[alias].introspection.table_names()) >= {*TABLE_NAMES}
     try:
         app.database.require_tables()
     except SchemaVersionError:

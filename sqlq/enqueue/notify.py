@@ -38,7 +38,6 @@ QUIET_SECONDS = 3 * DEBOUNCE_SECONDS
 WATCH_SECONDS, FIRST_WATCH_SECONDS, MAX_WATCH_SECONDS = 1.0, 0.001, 0.02
 """For how long a driver's connection is looked at, until its transaction is over, and with which pauses.
 After that the workers' own looks have to do, which are as far apart."""
-MAX_WATCHED = 100
 LAST_WORDS_SECONDS = 0.5
 """How long a process that ends waits for its last notification to leave."""
 CLOSE_SECONDS = 5.0
@@ -79,7 +78,7 @@ class Notifier(Background):
 
     def connect(self) -> None:
         """Begin the thread, which takes a connection, before there is anything to send."""
-        if self._thread is None and self.are_needed:
+        if self._thread is None:
             with self._changed:
                 self._begin()
 
@@ -90,9 +89,8 @@ class Notifier(Background):
             return
         with self._changed:
             known = bool(self._watched)
-            if len(self._watched) < MAX_WATCHED:
-                self._watched[id(driver)] = (driver, time.monotonic() + WATCH_SECONDS)
-                self._pause = FIRST_WATCH_SECONDS
+            self._watched[id(driver)] = (driver, time.monotonic() + WATCH_SECONDS)
+            self._pause = FIRST_WATCH_SECONDS
             self._begin()
             if not known:  # else it looks by itself, soon
                 self._changed.notify_all()

@@ -80,7 +80,7 @@ class Flow(AnyFlow):
         self._edges: list[Edge] = []
         self._of: _Laid | None = None
         """The chain or group that the flow is."""
-        self._laid: dict[int, tuple[Group, _Laid]] = {}
+        self._laid: dict[Group, _Laid] = {}
         self._is_closed = False
 
     @overload
@@ -129,7 +129,7 @@ class Flow(AnyFlow):
             ends = [end for each in part._parts for end in self._lay(each, waits, arguments).ends]
             gate: dict[int, When] = {end.number: "success" for end in ends}
             laid = _Laid(ends, gate or dict(waits), is_list=True)
-            self._laid[id(part)] = (part, laid)
+            self._laid[part] = laid
             return laid
         try:
             job = part if isinstance(part, NewJob) else part.new(*arguments)
@@ -225,13 +225,13 @@ class Flow(AnyFlow):
         """Return the numbers of the steps whose results an argument is."""
         source = result.source
         if isinstance(source, Group):
-            laid = self._laid.get(id(source))
+            laid = self._laid.get(source)
             if laid is None:
                 raise EnqueueError(
                     f"{job.task} takes the results of a group that does not come before it in {self!r}: "
                     "add the group first, as in group.then(…)"
                 )
-            steps = laid[1].ends
+            steps = laid.ends
         else:
             steps = [source] if isinstance(source, Step) else list(source)
         return [self._own(step).number for step in steps]

@@ -188,10 +188,10 @@ class Task(Generic[P, R]):
 AnyTask = Task[..., Any]
 
 
-def new_from_json(task: AnyTask, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> NewJob:
+def new_from_json(task: AnyTask, args: Sequence[Any], kwargs: Mapping[str, Any] = {}) -> NewJob:
     """Return a job from arguments as JSON has them, as a command line or a web page knows them. A UUID or a
     time is text, a dataclass an object. Otherwise as `Task.new`."""
-    args, kwargs = task._interface.from_json([*args], {**(kwargs or {})})
+    args, kwargs = task._interface.from_json([*args], {**kwargs})
     return task.new(*args, **kwargs)
 
 

@@ -58,9 +58,6 @@ class Key:
         self._signing = _derived(raw, "sign")
         self._encrypting = _derived(raw, "encrypt")
 
-    def __repr__(self) -> str:
-        return f"Key({self.id})"
-
     def signed(self, mark: str, kind: Kind, task: str, queue: str, text: str) -> str:
         """Return a JSON text with its signature for this task and queue."""
         signed = f"{_context(mark, kind, task, queue)}\n{text}".encode()

@@ -76,8 +76,7 @@ class AsCompleted(Generic[R]):
         """`whole` is whether more than their states is wanted."""
         self._results = results
         self._jobs = jobs
-        self._ms = None if timeout is None else milliseconds(timeout, "timeout")
-        self._seconds = None if self._ms is None else self._ms / 1000
+        self._seconds = None if timeout is None else milliseconds(timeout, "timeout") / 1000
         self._whole = whole
         self.seen: dict[int, Seen] = {}
         """The last known state of each job."""
@@ -138,7 +137,7 @@ class AsCompleted(Generic[R]):
     @contextmanager
     def _watch(self, ids: list[int]) -> Iterator[list[Future[End]]]:
         """Have the waiter look for these jobs in the block. Yield the futures of their ends."""
-        if not ids or self._ms == 0:
+        if not ids or self._seconds == 0:
             yield []
             return
         watch = Watch(ids, whole=self._whole)
@@ -154,7 +153,7 @@ class AsCompleted(Generic[R]):
         """Look at the jobs that the waiter never looked at: there was no timeout, or its first connection
         took longer. Return those that have ended."""
         unseen = [id for id in ids if id not in self.seen]
-        if not unseen or (self._ms != 0 and self._results.waiter.is_away):
+        if not unseen or (self._seconds != 0 and self._results.waiter.is_away):
             return []
         database = self._results.database()
         try:
@@ -162,7 +161,7 @@ class AsCompleted(Generic[R]):
             with database.read() as conn:
                 rows = lookup.look(conn, dict.fromkeys(unseen, self._whole))
         except DBAPIError as error:
-            if self._ms == 0 or not self._results.waiter.may_mend(error):
+            if self._seconds == 0 or not self._results.waiter.may_mend(error):
                 raise
             return []
         for id in unseen:
@@ -195,7 +194,7 @@ class AsCompleted(Generic[R]):
     def _timeout_of(self, pending: list[int]) -> WaitTimeoutError:
         seen = self.seen.get(pending[0])
         state = "has not been seen" if seen is None else f"is {seen.state}"
-        after = f" after {readable(self._ms)}" if self._ms else ""
+        after = f" after {readable(self._seconds * 1000)}" if self._seconds else ""
         if isinstance(self._jobs[pending[0]], JobRunHere):
             after = ": it runs in this process when its transaction commits"
         if len(self._jobs) == 1:

@@ -338,6 +338,7 @@ wakes = Table(
 """Which key to look at, and when. The transaction that blocks a job by its limit writes it. Without running
 jobs, nothing else would ever look at the key."""
 
+TABLE_NAMES = [table.name for table in metadata.tables.values()]
 VIEWS = ("queue_stats", "job_states")
 """The stable read contract over tables that may change, in an order in which they can be dropped.
 

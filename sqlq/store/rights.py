@@ -12,11 +12,11 @@ from sqlalchemy.dialects.postgresql.base import PGDialect
 from sqlq.errors import ConfigurationError
 from sqlq.schema import version
 from sqlq.schema.qualify import in_catalog
-from sqlq.schema.tables import VIEWS, metadata, names_of
+from sqlq.schema.tables import TABLE_NAMES, VIEWS, names_of
 from sqlq.store.jobs.insert import REPLACED
 
 QUOTER = PGDialect(paramstyle="named").identifier_preparer  # type: ignore[no-untyped-call]  # SQLAlchemy's own
-TABLES = (*(table.name for table in metadata.tables.values()), *VIEWS, version.TABLE)
+TABLES = (*TABLE_NAMES, *VIEWS, version.TABLE)
 
 _PLAIN = ", ".join(names_of("plain"))
 _ENQUEUED = ", ".join(names_of("option", "written"))

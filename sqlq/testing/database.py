@@ -263,7 +263,7 @@ def own_tables(test_app: App, own: MetaData | None) -> Iterator[None]:
     finally:
         with engine.begin() as conn:
             # a test may have left a transaction open
-            test_app.database.dialect.driver.limit_time(conn, lock_ms=10_000)
+            test_app.database.dialect.driver.limit_time(conn, "lock", 10_000)
             own.drop_all(conn)
 
 

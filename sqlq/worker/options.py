@@ -62,7 +62,7 @@ def _between(min_ms: int, max_ms: int, value: Any, name: str) -> int:
 
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
-_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_UNITS = ("", "K", "M", "G", "T")
 
 
 def checked_bytes(value: str | int, name: str) -> int:
@@ -76,7 +76,7 @@ def checked_bytes(value: str | int, name: str) -> int:
     number = value if isinstance(value, int) and not isinstance(value, bool) else None
     if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
         digits, unit, binary = match.groups()
-        number = round(float(digits) * (1024 if binary else 1000) ** _POWERS[unit.upper()])
+        number = round(float(digits) * (1024 if binary else 1000) ** _UNITS.index(unit.upper()))
     if number is None or number <= 0:
         raise ConfigurationError(f'{name} is {value!r}: give a size such as "400MB" or "1.5GB"')
     return number

@@ -54,7 +54,7 @@ from sqlq.worker.settle.after import Unblocker
 from sqlq.worker.settle.settle import Counts, Settler
 from sqlq.worker.threads.log import log
 from sqlq.worker.threads.loop import Outage, begins, passing_over
-from sqlq.worker.wait.poller import NEVER, LastLook, Poller, look_seconds
+from sqlq.worker.wait.poller import LastLook, Poller, look_seconds
 from sqlq.worker.wait.wake import wake_for
 
 IDLE_SECONDS = 10.0
@@ -237,11 +237,12 @@ class Worker(Background):
         self._supervision.ready(Facts.of(self.id, self._database, self._options))
         self._control.ready()
         self._is_ready.set()
-        with self._database.watching_its_file(self._another_file):
-            try:
-                self._work()
-            finally:
-                self._shut_down()
+        self._database.on_another_file = self._another_file
+        try:
+            self._work()
+        finally:
+            self._shut_down()
+            self._database.on_another_file = lambda: None
 
     def _report(self) -> dict[str, Any]:
         return {
@@ -425,7 +426,7 @@ class Worker(Background):
         short while jobs wait for slots: no other thread sees when they have waited for too long."""
         # only this worker knows jobs that are due before the poller can see them
         seen_by = monotonic() + look_seconds(self._options.poll_ms)
-        due = self._claimer.next_due if self._claimer.next_due < seen_by else NEVER
+        due = self._claimer.next_due if self._claimer.next_due < seen_by else inf
         began = rested_since = monotonic()
         while self._wake.is_resting and not self._ends:
             self._supervision.pulse()

@@ -113,7 +113,7 @@ def test_no_message_stops_a_worker_from_receiving(said: list[dict[str, Any]]) ->
 
 @pytest.fixture
 def child() -> Iterator[Child]:
-    child = Child([sys.executable, "-c", "import signal; signal.pause()"], lambda child, message: None)
+    child = Child([sys.executable, "-c", "import signal; signal.pause()"], lambda child, message: None, {})
     yield child
     child.process.kill()
     wait_until(lambda: child.end() is not None, what="its process ending")
@@ -121,7 +121,7 @@ def child() -> Iterator[Child]:
 
 
 def test_counts_that_are_no_numbers_are_dropped_by_a_supervisor(child: Child) -> None:
-    supervisor = Supervisor([sys.executable, "-c", ""], WorkerOptions())
+    supervisor = Supervisor([sys.executable, "-c", ""], WorkerOptions(), {})
     supervisor._children = [child]
     for counts in ({"finished": 3}, {"finished": "3"}, {"finished": None}):
         supervisor._receive(child, {"ended": counts})
@@ -134,7 +134,7 @@ def test_no_message_ends_a_supervisor(child: Child) -> None:
 
     @fuzzed(st.lists(messages(said_to_a_supervisor), max_size=6))
     def fuzz(said: list[dict[str, Any]]) -> None:
-        supervisor = Supervisor([sys.executable, "-c", ""], options)
+        supervisor = Supervisor([sys.executable, "-c", ""], options, {})
         supervisor._children = [child]
         kept: Any = SimpleNamespace(keep=lambda *what: None, deaths=supervisor._heartbeat.deaths)
         supervisor._heartbeat = kept

@@ -100,7 +100,7 @@ def test_a_claim_recovers_after_a_change_of_a_column_type(
     task = app.task(name="t")(lambda: None)
     app.enqueue_many([task.new(), task.new()])
     callers = create_engine(database_url, pool_size=1, max_overflow=0)
-    with closing(Database.open(callers.url, engine=callers)) as one_connection:
+    with closing(Database(callers.url, engine=callers)) as one_connection:
         claimer = Claimer(one_connection, "me", WorkerOptions(("default",), 1, 60_000))
         monkeypatch.setattr(
             "sqlq.worker.claim.claimer.DEAR_SECONDS", 60.0
@@ -152,7 +152,7 @@ def test_final_states_are_not_read_from_a_standby(restartable_postgresql: OwnPos
     try:
         with (
             standby_of(restartable_postgresql) as standby,
-            Database.open(make_url(standby.url(make_url(url).database or ""))) as database,
+            Database(make_url(standby.url(make_url(url).database or ""))) as database,
             pytest.raises(DBAPIError, match="the server is read-only"),
             database.read() as conn,
         ):
@@ -186,7 +186,7 @@ def test_an_interrupted_claim_keeps_no_lock(
     """Even where the pool, being made as the caller's is, does not roll back."""
     app.enqueue(app.task(name="t")(lambda: None).new())
     engine = create_engine(database_url, pool_reset_on_return=None)
-    with closing(Database.open(engine.url, engine=engine)) as database:
+    with closing(Database(engine.url, engine=engine)) as database:
         claimer = Claimer(database, "me", WorkerOptions(("default",), 1, 60_000))
         with monkeypatch.context() as patched:
             patched.setattr("sqlq.store.jobs.lease.ClaimedJob._make", lambda *_, **__: 1 // 0)

@@ -181,7 +181,7 @@ def test_worker_processes_end_soon_after_their_grace_time(
 @needs("server")
 def test_a_stopping_thread_waits_no_longer_for_the_database(database_url: str) -> None:
     sleep = "sleep" if database_url.startswith("mariadb") else "pg_sleep"
-    with closing(Database.open(make_url(database_url))) as database:
+    with closing(Database(make_url(database_url))) as database:
         ends_at = time.monotonic() + 0.5
         with waits_while(lambda: ends_at - time.monotonic()):
             with pytest.raises(DBAPIError, match="no answer"), database.begin() as conn:

@@ -214,7 +214,7 @@ def test_connections_are_pooled_after_two_closes_at_once(
 
 
 def test_connections_are_closed_when_their_database_is_collected(database_url: str, app: sqlq.App) -> None:
-    database = Database.open(make_url(database_url))
+    database = Database(make_url(database_url))
     error = database.engine.dialect.loaded_dbapi.Error
     made = counting(database.engine, "connect")
     with database.begin() as conn:

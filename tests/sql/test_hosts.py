@@ -27,7 +27,7 @@ def hosts(app: sqlq.App, database_url: str) -> Iterator[list[Proxy]]:
 def opened(hosts: list[Proxy], database_url: str) -> Database:
     given = make_url(database_url)
     query = {"host": [f"127.0.0.1:{each.port}" for each in hosts]}
-    return Database.open(URL.create(given.drivername, given.username, database=given.database, query=query))
+    return Database(URL.create(given.drivername, given.username, database=given.database, query=query))
 
 
 def query(database: Database) -> None:
@@ -79,7 +79,7 @@ def test_the_port_of_hosts_is_for_libpq_to_find_when_the_url_has_none(
     given = make_url(database_url)
     monkeypatch.setenv("PGPORT", str(hosts[0].port))
     url = URL.create(given.drivername, given.username, host="127.0.0.1,localhost", database=given.database)
-    with Database.open(url) as database, database.read() as conn:
+    with Database(url) as database, database.read() as conn:
         assert conn.connection.driver_connection.info.port == hosts[0].port  # type: ignore[union-attr]
 
 

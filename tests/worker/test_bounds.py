@@ -204,9 +204,8 @@ while (message := link.receive()) is not None and "stop" not in message:
 def test_a_supervisor_stops_when_none_of_its_children_has_work(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "sqlq.worker")
     command = [sys.executable, "-c", REPORTS]
-    supervisor = Supervisor(
-        command, WorkerOptions(processes=2, lease_ms=30_000, grace_ms=0, max_idle_ms=1_000)
-    )
+    options = WorkerOptions(processes=2, lease_ms=30_000, grace_ms=0, max_idle_ms=1_000)
+    supervisor = Supervisor(command, options, {})
     with supervising(supervisor) as code:
         wait_until(lambda: supervisor.running == 2, what="both reporting")
         assert supervisor.idle_ms == 10

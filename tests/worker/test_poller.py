@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,7 +35,6 @@ from sqlq.worker.supervise.heartbeat import HELPERS, Dispatcher
 from sqlq.worker.wait import poller, wake
 from sqlq.worker.wait.poller import (
     IDLE_POLL_SECONDS,
-    NEVER,
     STAND_BY_SECONDS,
     TRUSTED_SECONDS,
     WINNERS,
@@ -77,7 +77,7 @@ class Supervised(NoParent):
     looks = True
 
     def last_poll(self) -> float:
-        return time.monotonic() if self.looks else -NEVER
+        return time.monotonic() if self.looks else -inf
 
 
 @dataclass
@@ -148,11 +148,11 @@ HINTS: dict[str, tuple[list[tuple[str, float]], tuple[float, float]]] = {
     "one host": ([("hint", 5.0)], (5.0, 5.0)),
     "two hints": ([("hint", 5.0), ("hint", 4.0)], (4.0, 5.0)),
     "many hosts": ([("hint", 4.5), ("backs off", 4.5)], (4.5, 4.75)),
-    "backs off to a later look": ([("backs off", 4.9)], (NEVER, 5.0)),
-    "a later hint is for jobs that the look has seen": ([("hint", 6.0), ("looked", 5.0)], (NEVER, 8.0)),
+    "backs off to a later look": ([("backs off", 4.9)], (inf, 5.0)),
+    "a later hint is for jobs that the look has seen": ([("hint", 6.0), ("looked", 5.0)], (inf, 8.0)),
     # it may have overtaken its COMMIT, so that the look finds nothing
     "a hint during a look stays": ([("hint", 5.0), ("looked", 5.0)], (5.0, 8.0)),
-    "sent": ([("hint", 5.0), ("sent", 5.0)], (NEVER, 5.0)),
+    "sent": ([("hint", 5.0), ("sent", 5.0)], (inf, 5.0)),
 }
 """Events at their times, and when a worker is then sent and the poller looks. Its first look is at 5."""
 
@@ -168,7 +168,7 @@ def test_a_notification_counts_until_a_later_look_or_a_worker_is_sent(name: str)
             case "looked":
                 agenda.plan_next_look(moment, moment + 3.0)
             case "sent":
-                agenda.send_at = NEVER
+                agenda.send_at = inf
     assert (agenda.send_at, agenda.look_at) == expected
 
 
@@ -538,7 +538,7 @@ def test_the_own_poller_and_the_worker_itself_follow_a_silent_supervisor(name: s
     now, supervision = [1_000.0], Supervised()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(poller, "monotonic", lambda: now[0])
-        looked_at = -NEVER if by_supervisor is None else now[0] - by_supervisor
+        looked_at = -inf if by_supervisor is None else now[0] - by_supervisor
         patch.setattr(supervision, "last_poll", lambda: looked_at)
         now[0] -= STAND_BY_SECONDS
         last_look = LastLook(supervision)
@@ -641,7 +641,7 @@ def test_other_workers_are_woken_in_turn_when_one_finds_too_many_jobs(children: 
 
 def test_a_dead_worker_does_not_block_the_wake_of_others(children: Any) -> None:
     """The caller may have an older list of the children."""
-    gone = Child([sys.executable, "-c", ""], lambda child, message: None)
+    gone = Child([sys.executable, "-c", ""], lambda child, message: None, {})
     wait_until(lambda: gone.end() is not None, what="its process ending")
     gone.stage, gone.worker, gone.slots = Stage.WORKING, "gone", 4
     sent: list[str] = []

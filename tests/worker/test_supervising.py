@@ -220,7 +220,7 @@ def test_a_child_without_a_receiving_thread_is_killed(
     monkeypatch.setattr(child_module, "spawn", noted)
     refuse_threads(monkeypatch, "sqlq-receive")
     try:
-        with supervising(Supervisor([], WorkerOptions(processes=1, lease_ms=30_000, grace_ms=0))) as code:
+        with supervising(Supervisor([], WorkerOptions(processes=1, lease_ms=30_000, grace_ms=0), {})) as code:
             wait_until(lambda: caplog.messages, what="a line in the log")
         assert caplog.messages == ["no worker process can be started now: can't start new thread"]
         assert code.result() == 0, "it goes on, and waits before it tries again"
@@ -413,7 +413,7 @@ def test_a_bad_message_does_not_stop_a_supervisor_from_receiving() -> None:
             raise ValueError("mmap closed or invalid")
         heard.append(message)
 
-    child = Child([sys.executable, "-c", SPEAKS], hear)
+    child = Child([sys.executable, "-c", SPEAKS], hear, {})
     try:
         wait_until(lambda: len(heard) == 2, timeout=20, what="its last word and its end")
         assert heard == [{"ended": {}}, None]

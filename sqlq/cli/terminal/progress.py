@@ -63,7 +63,7 @@ class Progress(Loop):
 
     def _count(self, url: str, schema: str | None) -> None:
         try:
-            self._database = self._database or Database.open(make_url(url), schema, use=LOOPS)
+            self._database = self._database or Database(make_url(url), schema, use=LOOPS)
             self._waiting = Queues(self._database)._waiting(self._queues, limit=COUNTED)
         except (SQLAlchemyError, SqlqError) as error:  # the workers report it, if it lasts
             log.debug("waiting jobs could not be counted: %s", error)

@@ -20,7 +20,6 @@ from sqlq.database.caller.drivers import driver_of, kind_of
 from sqlq.database.caller.transactions import Call, at_the_end_of, nothing, when_over
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import NAMES, dialect_named
-from sqlq.database.schemas import in_schema
 from sqlq.database.sqlite.driver import begin_as_for_a_write, savepoint_may_be_outermost
 from sqlq.errors import ConfigurationError, EnqueueError, UnsupportedDatabaseError
 from sqlq.schema.tables import jobs as jobs_table
@@ -28,8 +27,6 @@ from sqlq.schema.tables import jobs as jobs_table
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
     from sqlalchemy.orm import Session, scoped_session
-
-    from sqlq.payload.encryption import Encryption
 
 T = TypeVar("T")
 
@@ -90,7 +87,7 @@ class CallersTransaction:
     def write(self, work: Callable[[], T]) -> tuple[T, bool]:
         """Do `work` in it. Return the result, and whether it is committed already."""
         done = work()
-        self.note_write()
+        note_write(self.session)
         return done, False
 
     def begin_as_for_a_write(self) -> None:
@@ -98,10 +95,6 @@ class CallersTransaction:
         be committed at once."""
         if self.dialect.in_a_file:
             begin_as_for_a_write(self.conn)
-
-    def note_write(self) -> None:
-        """Have the session commit a write that bypassed the ORM."""
-        note_write(self.session)
 
     def at_the_end(self, *, committed: Call = nothing, rolled_back: Call = nothing) -> bool:
         """Call `committed` when it commits, and `rolled_back` when it, or its present savepoint, is rolled
@@ -111,37 +104,25 @@ class CallersTransaction:
 
     def when_over(self, committed: Call, rolled_back: Call) -> bool:
         """Do as `at_the_end`, for calls that use the session or the connection again."""
-        self.note_write()
+        note_write(self.session)
         when_over(self.session, self.conn, committed, rolled_back)
         return True
-
-    @contextmanager
-    def in_schema(self, schema: str | None, encryption: Encryption | None = None) -> Iterator[Connection]:
-        """Write in this schema, with the encryption of sqlq's own connections."""
-        try:
-            with in_schema(self.conn, schema, encryption):
-                yield self.conn
-        except Exception as error:
-            self.refuse_if_lost(error)
-            raise
 
     def refuse_if_lost(self, error: Exception) -> None:
         """Raise `EnqueueError` where the database has undone the whole transaction for this error, and ended
         it. The caller's next write would begin another, whose commit would keep that part alone. So the
         connection then refuses to go on."""
         cause, dialect = self.database_error(error), self.dialect
-        if cause is not None and dialect.driver.problem(cause).rolled_back and self._is_over():
+        query = dialect.driver.in_transaction
+        if cause is None or not (query and dialect.driver.problem(cause).rolled_back):
+            return
+        if not self.conn.exec_driver_sql(query).scalar():
             self.conn.invalidate()  # guard: undone-transaction-invalidates-its-connection
             raise EnqueueError(
                 f"{dialect.title} has undone the whole transaction, also what came before its savepoints, "
                 "for a deadlock (1213) or a row that another changed (1020): roll it back, and run it again "
                 f"from its start, best in READ COMMITTED ({getattr(cause, 'orig', None) or cause})"
             ) from error
-
-    def _is_over(self) -> bool:
-        """Whether the connection is outside any transaction, after an error that undid one."""
-        query = self.dialect.driver.in_transaction
-        return bool(query) and not self.conn.exec_driver_sql(query).scalar()
 
     def database_error(self, error: BaseException) -> BaseException | None:
         """Return the database's error, even if a caller's hook raised another in its place. None if there is
@@ -309,20 +290,19 @@ def asynchronous(session: Any) -> Any:
     )
 
 
-def transaction_of(driver: DriverConnection, block: str = "completing", call: str = "complete") -> Any:
+def transaction_of(driver: DriverConnection) -> Any:
     """Return a context manager of a transaction on a driver's connection, asynchronous where the connection
-    is. Raises `EnqueueError` where one is open, which this one would end. For that message, `block` is the
-    block's name, and `call` is the call for an open transaction."""
+    is. Raises `EnqueueError` where one is open, which this one would end."""
     if driver.has_started():
         raise EnqueueError(
-            f"a transaction is open on this connection, and {block}(connection) makes one of its own: end "
-            f"that one before, or write {call}(connection) in it"
+            "a transaction is open on this connection, and this block makes one of its own: end that one "
+            "before, or write complete(connection), or finish(connection) for a step, in it"
         )
     return driver.transaction()
 
 
 @contextmanager
-def transaction_in(sessions: Any, block: str, call: str) -> Iterator[Any]:
+def transaction_in(sessions: Any) -> Iterator[Any]:
     """Yield a session of an engine or a factory. Its transaction is committed at the block's end, and rolled
     back if it raises. For a driver's connection yield itself, in a transaction of its own; see
     `transaction_of`."""
@@ -330,9 +310,12 @@ def transaction_in(sessions: Any, block: str, call: str) -> Iterator[Any]:
 
     kind = getattr(sessions, "class_", sessions)
     if hasattr(kind, "run_sync") or hasattr(kind, "sync_engine"):
-        raise ConfigurationError(f"{block} is given {_named(sessions)}: write async with a{block}(…)")
+        raise ConfigurationError(
+            f"this block is given {_named(sessions)}: write async with acompleting(…), or afinishing(…) of a "
+            "step"
+        )
     if (driver := driver_of(sessions)) is not None:
-        with transaction_of(driver, block, call):
+        with transaction_of(driver):
             yield sessions
         return
     with Session(sessions) if not callable(sessions) else sessions() as session, session.begin():
@@ -340,13 +323,13 @@ def transaction_in(sessions: Any, block: str, call: str) -> Iterator[Any]:
 
 
 @asynccontextmanager
-async def atransaction_in(sessions: Any, block: str, call: str) -> AsyncIterator[Any]:
+async def atransaction_in(sessions: Any) -> AsyncIterator[Any]:
     """`transaction_in` with an AsyncEngine, a factory of AsyncSessions or an asynchronous driver's
     connection."""
     from sqlalchemy.ext.asyncio import AsyncSession
 
     if (driver := driver_of(sessions)) is not None:
-        async with transaction_of(driver, block, call):
+        async with transaction_of(driver):
             yield sessions
         return
     async with (

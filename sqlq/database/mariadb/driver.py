@@ -54,17 +54,13 @@ class MariaDBDriver(Driver):
     """The drivers' own status may be that of an earlier answer."""
     server = "SELECT DATABASE(), @@server_uid"
 
-    def limit_time(
-        self, conn: Connection, *, lock_ms: int | None = None, statement_ms: int | None = None
-    ) -> None:
-        limits = []
-        if lock_ms is not None:
-            seconds = max(1, round(lock_ms / 1000))
-            limits += [f"innodb_lock_wait_timeout = {seconds}", f"lock_wait_timeout = {seconds}"]
-        if statement_ms is not None:
-            limits.append(f"max_statement_time = {statement_ms / 1000}")
+    def limit_time(self, conn: Connection, of: str, ms: int) -> None:
+        limits = f"max_statement_time = {ms / 1000}"
+        if of == "lock":
+            seconds = max(1, round(ms / 1000))
+            limits = f"innodb_lock_wait_timeout = {seconds}, lock_wait_timeout = {seconds}"
         conn.connection.info[_LIMITED] = True
-        conn.exec_driver_sql(f"SET SESSION {', '.join(limits)}")
+        conn.exec_driver_sql(f"SET SESSION {limits}")
 
     def ends(self, url: URL, connect_seconds: int) -> dict[str, Any]:
         # PyMySQL's connections are bound afterwards; those of mysqlclient keep these timeouts

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlq.config.command_hint import OWNER
 from sqlq.database.schemas import schema_of
 from sqlq.database.values import Burden, Session, TableSize
-from sqlq.schema.tables import INDEXES, LARGEST_TOKEN, metadata
+from sqlq.schema.tables import INDEXES, LARGEST_TOKEN, TABLE_NAMES
 
 OWN_INDEXES = INDEXES - {"jobs_admitted", "finished_jobs_expire", "failed_jobs_expire"} | {"jobs_live_key"}
 """Another index has the rows of those that are missing, too."""
@@ -134,8 +134,7 @@ def last_id(conn: Connection) -> int | None:
 
 
 def _of_tables(conn: Connection, question: str) -> list[Any]:
-    names = [table.name for table in metadata.tables.values()]
-    query = text(question).bindparams(bindparam("names", names, expanding=True))
+    query = text(question).bindparams(bindparam("names", TABLE_NAMES, expanding=True))
     return [tuple(row) for row in conn.execute(query, {"schema": schema_of(conn)})]
 
 

@@ -61,12 +61,8 @@ class PostgreSQLDriver(Driver):
     default_isolation = "SHOW default_transaction_isolation"
     server = in_catalog("SELECT current_database(), pg_postmaster_start_time()")
 
-    def limit_time(
-        self, conn: Connection, *, lock_ms: int | None = None, statement_ms: int | None = None
-    ) -> None:
-        for setting, ms in (("lock_timeout", lock_ms), ("statement_timeout", statement_ms)):
-            if ms is not None:
-                conn.execute(_SET, {"setting": setting, "ms": str(ms)})
+    def limit_time(self, conn: Connection, of: str, ms: int) -> None:
+        conn.execute(_SET, {"setting": f"{of}_timeout", "ms": str(ms)})
 
     def commits_at_once(self, pooled: Any) -> bool:
         is_in_autocommit = bool(getattr(pooled.dbapi_connection, "autocommit", False))

@@ -6,7 +6,6 @@ Each function is one query, so that a role without the right to one of them stil
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import URL, Connection, CursorResult, text
@@ -16,7 +15,7 @@ from sqlq.config.command_hint import granting
 from sqlq.database.schemas import schema_of
 from sqlq.database.values import Burden, Rows, Session, TableSize
 from sqlq.schema.qualify import in_catalog
-from sqlq.schema.tables import INDEXES, metadata
+from sqlq.schema.tables import INDEXES, TABLE_NAMES
 
 OWN_INDEXES = INDEXES
 
@@ -134,7 +133,7 @@ def tables(conn: Connection) -> list[TableSize]:
         "FROM pg_catalog.pg_stat_all_tables t WHERE schemaname = :schema AND relname = ANY(:names) "
         "ORDER BY 4 DESC",
         schema=schema_of(conn),
-        names=_TABLES,
+        names=TABLE_NAMES,
     )
     return [TableSize(*row) for row in rows]
 
@@ -159,7 +158,7 @@ def indexes(conn: Connection) -> dict[str, bool]:
         "JOIN pg_catalog.pg_namespace n ON n.oid = t.relnamespace "
         "WHERE n.nspname = :schema AND t.relname = ANY(:names)",
         schema=schema_of(conn),
-        names=_TABLES,
+        names=TABLE_NAMES,
     )
     return {row[0]: bool(row[1]) for row in rows}
 
@@ -201,6 +200,3 @@ def missing_grant(error: BaseException, url: URL | None, kind: str | None) -> st
     if kind == "producer" and "DO UPDATE" in (error.statement or ""):
         kind = "replacing-producer"
     return granting((url and url.username) or "ROLE", url, kind=kind)
-
-
-_TABLES: Sequence[str] = [table.name for table in metadata.tables.values()]

@@ -85,7 +85,7 @@ def _locked(
     statement waits for it that long, then raises the database's error."""
     dialect = dialect_of(conn)
     if wait_ms is not None:
-        dialect.driver.limit_time(conn, lock_ms=wait_ms)
+        dialect.driver.limit_time(conn, "lock", wait_ms)
     query = select(jobs.c.id, *columns).where(jobs.c.id.in_(ids)).order_by(jobs.c.id)
     query = query if among is None else query.where(among)
     return dialect.sql.lock(conn, query, waits=wait_ms is not None)  # guard: cancel-passes-over-locked

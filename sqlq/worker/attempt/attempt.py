@@ -163,14 +163,6 @@ class Attempt:
     # -- its end ---------------------------------------------------------------------------------------------
 
     @property
-    def is_too_late(self) -> bool:
-        """Whether the job had to start by now, and never did."""
-        late_ms = self.claimed.late_ms
-        if late_ms is None or self.claimed.attempts > 1:  # guard: what-was-started-does-not-expire
-            return False
-        return late_ms + 1000 * (monotonic() - self.claimed_at) >= 0
-
-    @property
     def stop_requested(self) -> bool:
         return self.cancelled_at is not None
 

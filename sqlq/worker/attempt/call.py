@@ -362,8 +362,10 @@ def _not_runnable(attempt: Attempt) -> Outcome | None:
         return Cancelled(ON_REQUEST)
     if attempt.cancelled_at is not None:  # guard: what-is-given-back-does-not-start
         return given_back(job)
-    if job.late_ms is not None and attempt.is_too_late:  # guard: too-late-is-not-started
-        return Cancelled(NOT_IN_TIME)
+    if job.late_ms is not None and job.attempts <= 1:  # guard: what-was-started-does-not-expire
+        late_ms = job.late_ms + 1000 * (monotonic() - attempt.claimed_at)
+        if late_ms >= 0:  # guard: too-late-is-not-started
+            return Cancelled(NOT_IN_TIME)
     if job.attempts > job.max_attempts:
         text = f"its {job.max_attempts} attempts were spent before this one began"
         return Failed("error", ErrorText("sqlq.errors.SqlqError", text))

@@ -132,10 +132,9 @@ class JobContext:
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
-
-    @property
-    def id(self) -> int:
-        return self._attempt.claimed.id
+        claimed = attempt.claimed
+        self.id, self.queue = claimed.id, claimed.queue
+        self.max_attempts, self.lease_token = claimed.max_attempts, claimed.lease_token
 
     @property
     def task(self) -> str:
@@ -143,27 +142,15 @@ class JobContext:
         return self._attempt.claimed.task
 
     @property
-    def queue(self) -> str:
-        return self._attempt.claimed.queue
-
-    @property
     def attempt(self) -> int:
         """The number of this attempt; 1 in the first one."""
         return self._attempt.claimed.attempts
-
-    @property
-    def max_attempts(self) -> int:
-        return self._attempt.claimed.max_attempts
 
     @property
     def releases(self) -> int:
         """How often the job was released or snoozed, which `attempt` does not count. A checkpoint, or
         `sqlq retry`, begins the number anew."""
         return self._attempt.claimed.releases
-
-    @property
-    def lease_token(self) -> int:
-        return self._attempt.claimed.lease_token
 
     @property
     def worker(self) -> str | None:
@@ -377,7 +364,7 @@ class JobContext:
         ...     session.add(Payment(order_id=order_id))
         """
         before = self._attempt.completed
-        with transaction_in(sessions, "completing", "complete") as session:
+        with transaction_in(sessions) as session:
             yield session
             self._refuse_completed(before)
             self.complete(session, result)
@@ -394,7 +381,7 @@ class JobContext:
     async def acompleting(self, sessions: Any, result: Any = None) -> AsyncIterator[Any]:
         """`completing` with an AsyncEngine, async_sessionmaker or asynchronous driver's connection."""
         before = self._attempt.completed
-        async with atransaction_in(sessions, "completing", "complete") as session:
+        async with atransaction_in(sessions) as session:
             yield session
             self._refuse_completed(before)
             await self.acomplete(session, result)

@@ -83,8 +83,7 @@ class Lifespan:
     """The value that it yielded."""
 
     def __init__(self, scope: Scope | None, run: Run, ended: Callable[[], None]) -> None:
-        self.exists = scope is not None
-        self.name = "" if scope is None else scope.name
+        self._scope = scope
         self._entered: Future[Any] = Future()
         self._leave = threading.Event()
         self._thread = threading.Thread(
@@ -94,7 +93,7 @@ class Lifespan:
     def enter(self, may_wait: Callable[[], bool]) -> bool:
         """Enter it; return False when that took longer than one may wait. Raises `SqlqError` when it
         fails."""
-        if not self.exists:
+        if self._scope is None:
             return True
         self._thread.start()
         while True:
@@ -105,12 +104,13 @@ class Lifespan:
                 if not may_wait():
                     return False
 
-    def leave(self, may_wait: Callable[[], bool]) -> bool:
-        """Leave it; return whether it has ended while one might wait."""
+    def leave(self, may_wait: Callable[[], bool]) -> None:
+        """Leave it. It is left behind where it does not end while one may wait."""
         self._leave.set()
         while self._thread.is_alive() and may_wait():
             self._thread.join(LOOK_SECONDS)
-        return not self._thread.is_alive()
+        if self._scope is not None and self._thread.is_alive():
+            log.error("the lifespan %s does not end, and is left behind", self._scope.name)
 
     def is_open(self) -> bool:
         """Return whether it has been entered, or is being entered, and has not ended."""

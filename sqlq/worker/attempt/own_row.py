@@ -28,10 +28,12 @@ from sqlq.database.caller.session import (
     SyncSession,
     asynchronous,
     atransaction_in,
+    note_write,
     transaction_in,
     transaction_to_complete,
 )
 from sqlq.database.dialects import refuses_newer_rows
+from sqlq.database.schemas import in_schema
 from sqlq.errors import ArgumentsError, ConfigurationError, ExecutionError, LeaseLostError
 from sqlq.model.checks import checked_name
 from sqlq.model.flow import Growth
@@ -125,7 +127,7 @@ def complete(attempt: Attempt, session: SyncSession, result: Any) -> None:
             if attempt.growth is not None and attempt.growth.steps:
                 _grow(conn, attempt, attempt.growth)
     attempt.completed = True
-    joined.note_write()
+    note_write(joined.session)
 
 
 def save(attempt: Attempt, session: SyncSession, text: str) -> None:
@@ -158,21 +160,26 @@ def save(attempt: Attempt, session: SyncSession, text: str) -> None:
         attempt.claimed = attempt.claimed._replace(cursor=text, releases=0)  # guard: cursor-resets-count
     if attempt.on_saved is not None:
         attempt.on_saved(joined, text)
-    joined.note_write()
+    note_write(joined.session)
 
 
 @contextmanager
 def _own_row(joined: CallersTransaction, attempt: Attempt, call: str) -> Iterator[Connection]:
     """Connect to the job's row for a write in the handler's transaction."""
-    with joined.in_schema(attempt.target.schema) as conn:
-        level = refuses_newer_rows(conn)
-        if level is not None:  # guard: complete-read-committed
-            raise ConfigurationError(
-                f"{call} was called in a transaction at {level}, where the heartbeats of this job make the "
-                "commit fail: use READ COMMITTED for it, as in "
-                "session.connection(execution_options={'isolation_level': 'READ COMMITTED'})"
-            )
-        yield conn
+    conn = joined.conn
+    try:
+        with in_schema(conn, attempt.target.schema):
+            level = refuses_newer_rows(conn)
+            if level is not None:  # guard: complete-read-committed
+                raise ConfigurationError(
+                    f"{call} was called in a transaction at {level}, where the heartbeats of this job make "
+                    "the commit fail: use READ COMMITTED for it, as in "
+                    "session.connection(execution_options={'isolation_level': 'READ COMMITTED'})"
+                )
+            yield conn
+    except Exception as error:
+        joined.refuse_if_lost(error)
+        raise
 
 
 def _grow(conn: Connection, attempt: Attempt, growth: Growth) -> None:
@@ -301,7 +308,7 @@ class Step:
         ...     with step.finishing(engine) as session:
         ...         session.add(Bill(order_id=order_id))
         """
-        with transaction_in(sessions, "finishing", "finish") as session:
+        with transaction_in(sessions) as session:
             yield session
             self.finish(session)
 
@@ -316,6 +323,6 @@ class Step:
     @asynccontextmanager
     async def afinishing(self, sessions: Any) -> AsyncIterator[Any]:
         """`finishing` with an AsyncEngine, async_sessionmaker or asynchronous driver's connection."""
-        async with atransaction_in(sessions, "finishing", "finish") as session:
+        async with atransaction_in(sessions) as session:
             yield session
             await self.afinish(session)

@@ -143,7 +143,7 @@ class Claimer:
         database: Database,
         owner: str,
         options: WorkerOptions,
-        tasks: Mapping[str, Task[..., Any]] | None = None,
+        tasks: Mapping[str, Task[..., Any]] = {},
         *,
         newest_first: frozenset[str] = frozenset(),
     ) -> None:
@@ -155,7 +155,7 @@ class Claimer:
         self._order: ClaimOrder = "evenly" if options.queues is None else "oldest"
         self._pace = Pace(options.concurrency)
         self._cursor = ScanCursor()
-        self._tasks = {} if tasks is None else tasks
+        self._tasks = tasks
         self._known = look.KnownQueues(self._fixed, {task.queue for task in self._tasks.values()})
         self._claimed_from: set[str] = set()
         """The queues of the jobs that were claimed since the last look."""

@@ -192,8 +192,7 @@ def lifespans(lifespan: Lifespan, isolates: IsolatedProcesses | None, grace: Gra
             # guard: isolates-leave-their-lifespan
             isolates.leave()
         # guard: a-lifespan-does-not-outlive-the-grace
-        if not lifespan.leave(may_wait):
-            log.error("the lifespan %s does not end, and is left behind", lifespan.name)
+        lifespan.leave(may_wait)
         if isolates is not None:
             isolates.await_left(may_wait)
 

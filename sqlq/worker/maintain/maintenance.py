@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from time import monotonic
 
 from sqlq.config.constants import RESCUE_MS
@@ -13,7 +14,6 @@ from sqlq.store import blockers
 from sqlq.store.jobs.settle import Rescued
 from sqlq.store.workers.look import Look
 from sqlq.worker.maintain.services import (
-    NEVER,
     EndPauses,
     PolledService,
     Prune,
@@ -73,7 +73,7 @@ class ServiceLoop(Loop):
     def _turn(self) -> float:
         service = min(self._due, key=self._due.__getitem__)
         if monotonic() >= self._due[service]:
-            self._due[service] = NEVER  # a call during its turn comes after this
+            self._due[service] = inf  # a call during its turn comes after this
             self.at(service, monotonic() + self._serve(service, self._outages[service]))
         return min(self._due.values()) - monotonic()
 

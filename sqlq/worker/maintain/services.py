@@ -37,7 +37,6 @@ BETWEEN_SECONDS = 0.03
 lock that is free for longer is found."""
 SWEEP_SECONDS = 600.0
 SCHEMA_SECONDS = 60.0
-NEVER = inf
 UNCALLED_SECONDS = 3600.0
 """The wait of a service that runs when it is called."""
 MIN_RHYTHM_SHARE = 0.8
@@ -117,9 +116,9 @@ class Rescue(PolledService):
     report: Callable[[Iterable[settle.Rescued], str], object]
 
     activity = "rescuing jobs"
-    _here_at = NEVER
+    _here_at = inf
     """When a turn ended as it should, by a clock that goes on while the machine sleeps."""
-    _waits_until = -NEVER
+    _waits_until = -inf
 
     @property
     def every(self) -> float:
@@ -246,7 +245,7 @@ class Ticks(Service):
 
     activity = "ticking schedules"
 
-    _due_at = NEVER
+    _due_at = inf
     """When the next schedule is due, by the monotonic clock; no query is sent before."""
 
     @property
@@ -265,7 +264,7 @@ class Ticks(Service):
                 return min(self._due_at - now, self._max_wait)
             if wait := self._wait():
                 return wait
-        self._due_at = NEVER
+        self._due_at = inf
         done = schedules.tick(self.database)
         if done.jobs:
             self.freed()  # guard: its-own-worker-is-called
@@ -288,7 +287,7 @@ class Ticks(Service):
     def _wait(self) -> float:
         """Return how many seconds to wait for the next schedule, at most `_max_wait`; 0 where one is due."""
         wait_ms = schedules.next_in(self.database)
-        wait = NEVER if wait_ms is None else max(0.0, wait_ms / 1000)
+        wait = inf if wait_ms is None else max(0.0, wait_ms / 1000)
         self._due_at = monotonic() + wait
         return min(wait, self._max_wait)
 
@@ -322,7 +321,7 @@ class Follow(Service):
                 name,
                 event="schedules",
             )
-        return NEVER
+        return inf
 
 
 @dataclass(eq=False)

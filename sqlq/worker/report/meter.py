@@ -169,19 +169,18 @@ class Totals(Numbers):
         """Return a key with the names of its task and queue, or with `other` for names beyond the bound."""
         kind, *labels = key
         if kind in (CLAIMED, SETTLE):
-            return (kind, _bounded(self._queues, labels[0]))
+            return (kind, self._bounded(labels[0]))
         if kind == CLAIM:
             return key
         task, queue, *rest = labels
         if task not in self._known:
             task = OTHER
-        return (kind, task, _bounded(self._queues, queue), *rest)
+        return (kind, task, self._bounded(queue), *rest)
 
-
-def _bounded(names: set[str], name: str) -> str:
-    """Return the name of a queue that is among these, or becomes one of them while there is room."""
-    if name not in names:
-        if len(names) >= QUEUE_NAMES:  # guard: labels-are-bounded
-            return OTHER
-        names.add(name)
-    return name
+    def _bounded(self, queue: str) -> str:
+        """Return the name of a queue that is known, or becomes so while there is room."""
+        if queue not in self._queues:
+            if len(self._queues) >= QUEUE_NAMES:  # guard: labels-are-bounded
+                return OTHER
+            self._queues.add(queue)
+        return queue

@@ -132,14 +132,12 @@ class Child(Process):
         self,
         command: Sequence[str],
         receive: Callable[[Child, Message | None], None],
-        setup: Message | None = None,
+        setup: Message,
     ) -> None:
         """`command` starts it, with the descriptor of its pipe behind."""
         self.box, box_fd = SharedMemory.create()
         try:
-            super().__init__(
-                lambda fd: spawn([*command, str(fd)], (fd, box_fd)), {**(setup or {}), "box": box_fd}
-            )
+            super().__init__(lambda fd: spawn([*command, str(fd)], (fd, box_fd)), {**setup, "box": box_fd})
         finally:
             os.close(box_fd)
         self.counts: Counter[str] = Counter()

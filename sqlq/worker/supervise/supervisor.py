@@ -160,12 +160,12 @@ class Supervisor:
         self,
         command: Sequence[str],
         options: WorkerOptions,
-        setup: Message | None = None,
+        setup: Message,
         health_file: Path | None = None,
     ) -> None:
         """`command` starts a child; `setup` has its options."""
         self._command = command
-        self._setup = setup or {}
+        self._setup = setup
         self.totals = Totals()
         """The numbers of all children."""
         self._options = options

@@ -50,7 +50,6 @@ WINNERS = 3
 SOONEST_SECONDS = 0.005
 RESCUERS = 10
 """How many hosts look for the work of services in each interval, on average."""
-NEVER = inf
 
 
 def look_seconds(poll_ms: int | None) -> float:
@@ -65,7 +64,7 @@ class LastLook:
     supervisor runs the services of the host.
     """
 
-    _own_at = -NEVER
+    _own_at = -inf
 
     def __init__(self, supervision: NoParent, poll_ms: int | None = None) -> None:
         self._began_at = monotonic()
@@ -114,7 +113,7 @@ class Agenda:
     """When a poller looks, and sends a worker to claim; by the monotonic clock."""
 
     look_at: float
-    send_at: float = NEVER
+    send_at: float = inf
 
     def expect(self, due_at: float, back_off: float) -> None:
         """Plan for jobs that may be there from this time on, which all hosts know. This host claims then, or
@@ -128,7 +127,7 @@ class Agenda:
         """Plan the look after one that began at this time. It has seen the jobs of earlier notifications."""
         self.look_at = next_at
         if self.send_at > began:  # guard: poll-keeps-later-notifications
-            self.send_at = NEVER
+            self.send_at = inf
 
 
 class Poller(Loop):
@@ -141,7 +140,7 @@ class Poller(Loop):
     _listening: Database | None = None
     _looking: Database | None = None
     _hosts = 1
-    _maintenance_at = -NEVER
+    _maintenance_at = -inf
     """When the services, and the number of hosts, were last looked at."""
 
     def __init__(
@@ -308,4 +307,4 @@ class Poller(Loop):
 
     def _send(self) -> None:
         self._send_one()
-        self._agenda.send_at = NEVER
+        self._agenda.send_at = inf
