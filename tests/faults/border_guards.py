@@ -45,7 +45,7 @@ BORDER: Final[list[tuple[str, str | None, str, str]]] = [
     ("tracebacks-steer-no-terminal", "escaped_lines(", "str(", STEERING + "test_a_worker_prints_no_control_characters[sqlite-text]"),
     ("looks-steer-no-terminal", "escaped(label), escaped(text)", "label, text", STEERING + "test_wrapped_text_steers_no_terminal"),
     ("labels-steer-no-terminal", "escaped(label)", "label", STEERING + "test_reading_commands_print_no_control_characters[sqlite]"),
-    ("new-tasks-are-named", "tasks != self._named", "len(tasks) != len(self._named)", "tests/worker/test_meter.py::test_a_task_that_takes_the_place_of_another_is_named"),
+    ("new-tasks-are-named", "tasks != self._named", "len(tasks) != len(self._named)", "tests/worker/test_events.py::test_a_task_that_takes_the_place_of_another_is_named"),
     ("looks-take-a-small-share", "max(seconds, min(took * SHARE, MAX_KEPT_SECONDS))", "seconds", COSTS + "test_a_slow_query_is_cached_longer[sqlite]"),
     ("large-numbers-are-estimates", "of <= ROWS and estimates[key] < 1.2 * EXACT", "True", "tests/conformance/test_failed_counts.py::test_a_number_beyond_the_bound_is_an_estimate[sqlite]"),
     ("statements-of-others-are-hidden", "query=None", "", "tests/faces/web/test_pages.py::test_statements_of_other_sessions_are_shown_to_operators_alone[postgresql]"),

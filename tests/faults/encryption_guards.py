@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 STORM = "tests/faults/test_operated.py::"
-ENCRYPTION, ENCRYPTED, BORDER, FAULTS = (
+ENCRYPTION, ENCRYPTED, FAULTS = (
     "tests/unit/test_encryption.py::",
     "tests/worker/test_encrypted.py::",
-    "tests/worker/test_plain_rows.py::",
     "tests/faults/test_encrypted_jobs.py::",
 )
 
@@ -21,17 +20,16 @@ GUARDS: list[tuple[str, str | None, str, str]] = [
     ("plain-rows-are-refused", None, "if False:", ENCRYPTED + "test_a_row_that_was_tampered_with_fails_alone[sqlite-sign-without its signature]"),
     ("no-encryption-without-a-key", None, "if False:", ENCRYPTION + "test_the_environment_sets_keys_unless_the_app_does"),
     ("a-bad-signature-fails", None, "bad = Failed('error', describe(error))", ENCRYPTED + "test_a_row_that_was_tampered_with_fails_alone[sqlite-sign-cut off]"),
-    ("bad-signature-is-not-bad-payload", None, "if False:", BORDER + "test_a_rewritten_signature_fails_at_once[sqlite-None]"),
-    ("protected-without-a-key-fails", None, "if False:", BORDER + "test_a_rewritten_signature_fails_at_once[sqlite-keys2]"),
-    ("protected-without-a-key", None, "pass", BORDER + "test_a_job_is_released_when_its_key_is_not_here[sqlite-None-encrypt]"),
-    ("without-a-key-it-is-put-back", None, "return Failed('bad_signature', describe(error))", BORDER + "test_a_job_is_released_when_its_key_is_not_here[sqlite-keys1-sign]"),
-    ("a-result-without-its-key-is-put-back", None, "elif False:", BORDER + "test_a_step_is_released_when_the_key_of_a_result_is_not_here[sqlite]"),
-    ("nothing-follows-a-bad-signature", None, "case Failed('unsigned'):", BORDER + "test_a_refused_row_gets_no_callback[sqlite-{}]"),
-    ("the-lost-are-trusted", None, "forged = set()", BORDER + "test_a_forged_row_that_is_cancelled_gets_no_callback[sqlite]"),
-    ("the-lost-are-trusted", None, "forged = set()", BORDER + "test_a_forged_row_whose_worker_is_lost_gets_no_callback[sqlite]"),
-    ("the-unstarted-are-trusted-by-signature", None, "return job", BORDER + "test_a_forged_row_of_a_dead_worker_gets_no_callback[sqlite]"),
-    ("plain-feeds-no-signed", None, "if False:", BORDER + "test_a_plain_row_feeds_no_signed_step[sqlite-pay]"),
-    ("unopened-step-result-raises", None, "if False:", BORDER + "test_a_plain_row_feeds_no_signed_step[sqlite-look]"),
+    ("bad-signature-is-not-bad-payload", None, "if False:", ENCRYPTED + "test_a_rewritten_signature_fails_at_once[sqlite-None]"),
+    ("protected-without-a-key-fails", None, "if False:", ENCRYPTED + "test_a_rewritten_signature_fails_at_once[sqlite-keys2]"),
+    ("protected-without-a-key", None, "pass", ENCRYPTED + "test_a_job_is_released_when_its_key_is_not_here[sqlite-None-encrypt]"),
+    ("without-a-key-it-is-put-back", None, "return Failed('bad_signature', describe(error))", ENCRYPTED + "test_a_job_is_released_when_its_key_is_not_here[sqlite-keys1-sign]"),
+    ("a-result-without-its-key-is-put-back", None, "elif False:", ENCRYPTED + "test_a_step_is_released_when_the_key_of_a_result_is_not_here[sqlite]"),
+    ("nothing-follows-a-bad-signature", None, "case Failed('unsigned'):", ENCRYPTED + "test_a_refused_row_gets_no_callback[sqlite-{}]"),
+    ("the-lost-are-trusted", None, "forged = set()", ENCRYPTED + "test_a_forged_row_whose_worker_is_lost_gets_no_callback[sqlite]"),
+    ("the-unstarted-are-trusted-by-signature", None, "return job", ENCRYPTED + "test_a_forged_row_of_a_dead_worker_gets_no_callback[sqlite]"),
+    ("plain-feeds-no-signed", None, "if False:", ENCRYPTED + "test_a_plain_row_feeds_no_signed_step[sqlite-pay]"),
+    ("unopened-step-result-raises", None, "if False:", ENCRYPTED + "test_a_plain_row_feeds_no_signed_step[sqlite-look]"),
     ("results-are-protected", None, "pass", ENCRYPTED + "test_signed_and_encrypted_jobs_run_and_so_are_their_results[sqlite-encrypt]"),
     ("results-are-protected", None, "pass", STORM + "test_every_waiter_gets_the_end_of_its_job_in_a_storm[sqlite]"),
     ("complete-encrypts", None, "stored = done", ENCRYPTED + "test_a_task_of_a_queue_with_options_knows_its_app[sqlite]"),

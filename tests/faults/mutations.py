@@ -66,10 +66,10 @@ LEASES, FLOW, OUTCOMES = (
 HABITS = "tests/faults/test_habits.py::"
 REPLAY = "tests/conformance/test_replay.py::"
 DEADLOCKS = "tests/conformance/test_mariadb_deadlocks.py::"
-PLACE, ENDS = "tests/worker/test_queue_order.py::", "tests/worker/test_attempt_ends.py::"
-HISTORY = "tests/worker/test_history.py::"
+PLACE = "tests/worker/test_claims.py::"
+HISTORY, DECISIONS = "tests/worker/test_history.py::", "tests/unit/test_worker_decisions.py::"
 INSIDE = "tests/faces/django/test_inside.py::"
-SCAN_CURSOR, HINTS = "tests/worker/test_scan_cursor.py::", "tests/conformance/test_enqueue_notifications.py::"
+CLAIMS, HINTS = "tests/worker/test_claims.py::", "tests/conformance/test_enqueue_notifications.py::"
 FAILOVER = "tests/faults/test_failover.py::"
 SMALL, HOSTILE, CROWD = (
     "tests/faults/test_small_guards.py::",
@@ -81,7 +81,7 @@ DEPLOY = (
     "tests/faces/test_cli_control.py::test_a_broken_deploy_ends_no_worker_until_a_mended_one_works[sqlite]"
 )
 COMPLETE, SUPERVISING = "tests/worker/test_complete.py::", "tests/worker/test_supervising.py::"
-DEAD, ONCE = "tests/worker/test_dead_hosts.py::", "tests/worker/test_once.py::"
+DEAD = "tests/worker/test_dead_hosts.py::"
 STUCK = "tests/faults/test_stuck.py::"
 STARTING, SUPERVISOR = "tests/worker/test_starting.py::", "tests/faults/test_supervisor.py::"
 LIMIT_KEYS = "tests/conformance/test_limit_keys.py::"
@@ -102,16 +102,12 @@ ANNOTATIONS = "tests/unit/test_annotations.py::"
 SESSIONS = "tests/conformance/test_sessions.py::"
 DRIVERS = "tests/conformance/test_driver_connections.py::"
 REFUSED_ROWS = "tests/conformance/test_refused_rows.py::"
-CHECKPOINT, EXPIRES = "tests/worker/test_checkpoint.py::", "tests/worker/test_expires.py::"
+EXPIRES = "tests/worker/test_expires.py::"
 CONFLICT = "tests/conformance/test_enqueue_conflict.py::"
 FOLLOW_UPS = "tests/worker/test_follow_ups.py::"
 FLOWS, UNBLOCK = "tests/worker/test_flows.py::", "tests/conformance/test_unblock.py::"
-LIMITS, SERIAL, RATES = (
-    "tests/worker/test_limits.py::",
-    "tests/worker/test_serial.py::",
-    "tests/worker/test_rates.py::",
-)
-LIMITED, METER = "tests/conformance/test_enqueue_limits.py::", "tests/worker/test_meter.py::"
+LIMITS, COMBINED = "tests/worker/test_limits.py::", "tests/worker/test_limits_combined.py::"
+LIMITED = "tests/conformance/test_enqueue_limits.py::"
 METRICS, OTEL = (
     "tests/faces/test_metrics.py::",
     "tests/faces/test_otel.py::",
@@ -141,20 +137,20 @@ GUARDS = [
     Guard("a-file-that-is-gone-is-an-outage", "MissingFileError", "DBAPIError", "tests/worker/test_starting.py::test_a_file_that_is_gone_for_a_short_time_ends_no_worker[sqlite]"),
     Guard("no-manager-holds-up-the-supervisor", "socket.MSG_DONTWAIT", "0", "tests/faults/test_supervisor.py::test_a_manager_that_does_not_listen_holds_nothing_up"),
     # telemetry
-    Guard("numbers-are-sent-once", "self._counts, self._times = Counter(), {}", "pass", METER + "test_counts_are_sent_once"),
-    Guard("counters-begin-at-zero", None, "pass", METER + "test_counters_begin_at_zero_when_a_worker_has_counted_nothing_of_a_task"),
+    Guard("numbers-are-sent-once", "self._counts, self._times = Counter(), {}", "pass", EVENTS + "test_counts_are_sent_once"),
+    Guard("counters-begin-at-zero", None, "pass", EVENTS + "test_counters_begin_at_zero_when_a_worker_has_counted_nothing_of_a_task"),
     Guard("strangers-query-once-a-second", None, "if True:", METRICS + "test_health_queries_the_database_once_a_second_at_most[sqlite]"),
-    Guard("labels-are-bounded", None, "if False:", METER + "test_unknown_tasks_and_queues_after_a_bound_count_as_other"),
+    Guard("labels-are-bounded", None, "if False:", EVENTS + "test_unknown_tasks_and_queues_after_a_bound_count_as_other"),
     Guard("deaths-are-counted", None, "pass", METRICS + "test_a_worker_process_that_dies_loses_and_doubles_nothing[sqlite]"),
     Guard("traced-jobs-need-records", "job.trace_id is None", "True", OTEL + "test_log_lines_have_the_trace_id[sqlite]"),
     Guard("isolates-tell-their-trace", None, "pass", OTEL + "test_log_lines_have_the_trace_id[sqlite]"),
     Guard("isolates-call-what-is-called-at-exit", None, "pass", OTEL + "test_log_lines_have_the_trace_id[sqlite]"),
     Guard("scrapes-are-no-load", None, "if True:", METRICS + "test_concurrent_scrapes_query_the_database_once[sqlite]"),
     # waits that end; first, because without it the test hangs
-    Guard("slow-scan-is-measured-twice", "is_dear and self._was_dear", "is_dear", SCAN_CURSOR + "test_the_scan_starts_at_the_head_unless_that_was_slow_twice"),
-    Guard("turn-starts-at-its-queue", "positions and (not has_turns or positions[0][0] == names[0])", "positions", "tests/worker/test_queue_weights.py::test_a_worker_serves_a_low_queue_beside_a_full_one[postgresql-True]"),
-    Guard("claim-starts-at-its-cursor", "interval '1 microsecond'), level.id)", "interval '1 microsecond'), 0)", SCAN_CURSOR + "test_claims_after_the_cursor_take_due_jobs_in_order[postgresql]"),
-    Guard("claim-starts-at-its-cursor-mariadb", "AND id > %s", "AND 0 < %s", SCAN_CURSOR + "test_claims_after_the_cursor_take_due_jobs_in_order[mariadb]"),
+    Guard("slow-scan-is-measured-twice", "is_dear and self._was_dear", "is_dear", CLAIMS + "test_the_scan_starts_at_the_head_unless_that_was_slow_twice"),
+    Guard("turn-starts-at-its-queue", "positions and (not has_turns or positions[0][0] == names[0])", "positions", CLAIMS + "test_a_worker_serves_a_low_queue_beside_a_full_one[postgresql-True]"),
+    Guard("claim-starts-at-its-cursor", "interval '1 microsecond'), level.id)", "interval '1 microsecond'), 0)", CLAIMS + "test_claims_after_the_cursor_take_due_jobs_in_order[postgresql]"),
+    Guard("claim-starts-at-its-cursor-mariadb", "AND id > %s", "AND 0 < %s", CLAIMS + "test_claims_after_the_cursor_take_due_jobs_in_order[mariadb]"),
     Guard("claims-are-planned-once", "plans_once=use.plan_once", "plans_once=False", STATEMENTS + "test_a_claim_planned_on_an_empty_table_is_fast_on_a_full_one[postgresql]"),
     Guard("nothing-prepared-through-a-pooler", "ONLY_ON_REQUEST if direct else None", "ONLY_ON_REQUEST", "tests/faults/test_pgbouncer.py::test_no_statement_is_prepared_through_a_pooler[postgresql]"),
     Guard("every-wait-has-an-end", None, "pass", BLINKS + "test_every_wait_has_a_timeout[postgresql]"),
@@ -192,8 +188,8 @@ GUARDS = [
     # limits
     Guard("a-limited-job-is-looked-at", None, "pass", LIMITED + "test_limited_jobs_without_a_session_are_blocked[sqlite]"),
     Guard("a-limited-job-is-blocked", '(limited, "limit")', '(limited, null())', LIMITED + "test_limited_jobs_without_a_session_are_blocked[postgresql]"),
-    Guard("what-never-began-has-one-line", ' and event.reason not in NEVER_BEGAN', "", ENDS + "test_a_job_with_a_bad_signature_leaves_one_line_and_no_traceback[sqlite]"),
-    Guard("what-is-protected-stays-in-its-queue", None, "pass", ENDS + "test_a_signed_job_stays_in_its_queue[sqlite]"),
+    Guard("what-never-began-has-one-line", ' and event.reason not in NEVER_BEGAN', "", OUTCOMES + "test_a_job_with_a_bad_signature_leaves_one_line_and_no_traceback[sqlite]"),
+    Guard("what-is-protected-stays-in-its-queue", None, "pass", OUTCOMES + "test_a_signed_job_stays_in_its_queue[sqlite]"),
     Guard("released-job-keeps-its-due-time", None, "due = after(func.coalesce(mine.c.delay_ms, 0))", PLACE + "test_a_queue_keeps_its_order_through_releases_a_stop_and_deaths[sqlite]"),
     Guard("the-admitted-know-their-place", '"blocked_by": null()}', '"blocked_by": null(), "due_at": null()}', PLACE + "test_a_limited_job_that_never_started_keeps_its_place[sqlite-released]"),
     Guard("who-waits-behind-goes-back-too", "self._ready.clear()", "jobs = [self._ready.popleft()]", PLACE + "test_a_job_does_not_start_before_a_released_one_ahead_of_it[sqlite]"),
@@ -213,21 +209,21 @@ GUARDS = [
     Guard("slots-are-counted", "jobs.c.blocked_by.is_(None)", "jobs.c.reserved_at.is_not(None)", LIMITS + "test_two_admissions_at_once_grant_no_slot_twice[postgresql]"),
     Guard("slots-are-counted", "jobs.c.blocked_by.is_(None)", "jobs.c.reserved_at.is_not(None)", LIMITS + "test_two_admissions_at_once_grant_no_slot_twice[sqlite]"),
     Guard("slots-are-counted", "jobs.c.blocked_by.is_(None)", "jobs.c.reserved_at.is_not(None)", LIMITS + "test_two_admissions_at_once_grant_no_slot_twice[mariadb]"),
-    Guard("serial-key-has-one-head", "jobs.c.id)", "jobs.c.priority.desc(), jobs.c.id)", SERIAL + "test_jobs_of_a_key_run_in_the_order_of_their_ids[mariadb]"),
-    Guard("the-head-of-a-line", 'line["holds"] == 0', 'line["holds"] >= 0', SERIAL + "test_a_failure_holds_the_key_until_it_is_retried[mariadb]"),
-    Guard("the-head-of-a-line", "_may_run, ", "", SERIAL + "test_a_delayed_job_blocks_those_after_it[mariadb]"),
-    Guard("serial-key-has-one-head", "jobs.c.id)", "jobs.c.priority.desc(), jobs.c.id)", SERIAL + "test_jobs_of_a_key_run_in_the_order_of_their_ids[postgresql]"),
-    Guard("the-head-of-a-line", 'line["holds"] == 0', 'line["holds"] >= 0', SERIAL + "test_a_failure_holds_the_key_until_it_is_retried[postgresql]"),
-    Guard("serial-key-has-one-head", "jobs.c.id)", "jobs.c.priority.desc(), jobs.c.id)", SERIAL + "test_jobs_of_a_key_run_in_the_order_of_their_ids[sqlite]"),
-    Guard("the-head-of-a-line", "_may_run, ", "", SERIAL + "test_a_delayed_job_blocks_those_after_it[sqlite]"),
-    Guard("the-head-of-a-line", "_may_run, ", "", SERIAL + "test_a_delayed_job_blocks_those_after_it[postgresql]"),
+    Guard("serial-key-has-one-head", "jobs.c.id)", "jobs.c.priority.desc(), jobs.c.id)", COMBINED + "test_jobs_of_a_key_run_in_the_order_of_their_ids[mariadb]"),
+    Guard("the-head-of-a-line", 'line["holds"] == 0', 'line["holds"] >= 0', COMBINED + "test_a_failure_holds_the_key_until_it_is_retried[mariadb]"),
+    Guard("the-head-of-a-line", "_may_run, ", "", COMBINED + "test_a_delayed_job_blocks_those_after_it[mariadb]"),
+    Guard("serial-key-has-one-head", "jobs.c.id)", "jobs.c.priority.desc(), jobs.c.id)", COMBINED + "test_jobs_of_a_key_run_in_the_order_of_their_ids[postgresql]"),
+    Guard("the-head-of-a-line", 'line["holds"] == 0', 'line["holds"] >= 0', COMBINED + "test_a_failure_holds_the_key_until_it_is_retried[postgresql]"),
+    Guard("serial-key-has-one-head", "jobs.c.id)", "jobs.c.priority.desc(), jobs.c.id)", COMBINED + "test_jobs_of_a_key_run_in_the_order_of_their_ids[sqlite]"),
+    Guard("the-head-of-a-line", "_may_run, ", "", COMBINED + "test_a_delayed_job_blocks_those_after_it[sqlite]"),
+    Guard("the-head-of-a-line", "_may_run, ", "", COMBINED + "test_a_delayed_job_blocks_those_after_it[postgresql]"),
     Guard("paused-hold-no-slots", '"blocked_by": "limit"', '"blocked_by": "flow"', LIMITS + "test_jobs_of_a_paused_queue_hold_no_slots[sqlite]"),
     Guard("limit-keys-are-swept", None, "done, self._after_key = FreedJobs(), ''", LIMITS + "test_the_sweep_admits_jobs_of_a_lost_wake[sqlite]"),
     Guard("an-unknown-limit-is-the-strictest", "ONE_BY_ONE", "NO_RULE", LIMITS + "test_a_key_without_a_known_limit_admits_one_by_one[sqlite]"),
     Guard("an-unknown-limit-is-the-strictest", " | rules", "", LIMITS + "test_a_sweep_that_comes_before_the_wake_knows_the_limit[postgresql]"),
-    Guard("a-start-is-never-early", "ceil(position", "int(position", RATES + "test_starts_are_never_closer_than_the_rate"),
+    Guard("a-start-is-never-early", "ceil(position", "int(position", COMBINED + "test_starts_are_never_closer_than_the_rate"),
     Guard("a-failed-retry-holds-no-slot", "== 1", "== 2", LIMITS + "test_a_retried_job_waits_for_a_slot[postgresql]"),
-    Guard("delete-wakes-the-serial-key", None, "pass", SERIAL + "test_a_failure_holds_the_key_until_it_is_deleted[sqlite]"),
+    Guard("delete-wakes-the-serial-key", None, "pass", COMBINED + "test_a_failure_holds_the_key_until_it_is_deleted[sqlite]"),
     Guard("own-statements-are-qualified", None, "pass", "tests/conformance/test_search_path.py::test_no_function_of_another_role_runs[public]"),
     Guard("a-migration-looks-nowhere-else", None, "pass", "tests/conformance/test_search_path.py::test_no_function_of_another_role_runs[public]"),
     Guard("wake-keeps-its-rule", "Wake(key, rules[key])", "Wake(key)", LIMIT_KEYS + "test_a_wake_keeps_its_limit_when_the_key_is_deleted_meanwhile[postgresql]"),
@@ -242,8 +238,7 @@ GUARDS = [
     Guard("pinned-limit-overrides-code", "row.pinned_at is not None", "False", "tests/faces/test_cli_limit.py::test_an_operators_limit_counts_until_it_is_cleared[sqlite]"),
     Guard("a-limit-that-is-raised-is-looked-at", None, "pass", "tests/faces/test_cli_limit.py::test_an_operators_limit_counts_until_it_is_cleared[postgresql]"),
     Guard("drain-awaits-admissions", None, "return False", LIMITS + "test_a_drain_runs_all_jobs_of_a_waiting_list[sqlite]"),
-    Guard("drain-awaits-freed-jobs", "and all(unblocker.is_idle for unblocker in self._unblockers)", "", LIMITS + "test_a_drain_waits_for_an_admission_that_is_under_way[postgresql]"),
-    Guard("drain-claims-once-more", None, "return Retire('nothing is available', replace=False)", LIMITS + "test_a_drain_claims_once_more_after_its_last_poll[sqlite]"),
+    Guard("drain-claims-once-more", None, "return Retire('nothing is available', replace=False)", DECISIONS + "test_the_loop_does_what_follows_an_event"),
     # attempts and releases
     Guard("release-gives-the-attempt-back", None, '"attempts": jobs.c.attempts,', LEASES + "test_each_claim_raises_the_token_and_counts_the_attempt[sqlite]"),
     Guard("release-is-counted", None, '"releases": jobs.c.releases,', MACHINE + "test_random_walks_match_the_model[sqlite]"),
@@ -255,7 +250,7 @@ GUARDS = [
     Guard("snoozes-are-bounded", None, "case Snooze():", "tests/unit/test_retry.py::test_a_snooze_counts_no_attempt_up_to_a_maximum"),
     Guard("retry-keeps-the-token", '"lease_token", BigInteger)', '"lease_token", BigInteger, "reset")', LEASES + "test_a_zombie_changes_nothing_after_an_operators_retry_reset_the_attempts[sqlite]"),
     Guard("failed-backoff-uses-the-default", "except BaseException as error:", "except Exception as error:", "tests/unit/test_retry.py::test_a_callable_that_fails_gets_the_default_and_a_warning"),
-    Guard("attempt-raises-nothing", "except BaseException as second:", "except ZeroDivisionError as second:", OUTCOMES + "test_an_attempt_whose_outcome_cannot_be_computed_fails[sqlite-False]"),
+    Guard("attempt-raises-nothing", "except BaseException as second:", "except ZeroDivisionError as second:", OUTCOMES + "test_an_attempt_whose_outcome_cannot_be_computed_fails[sqlite-def]"),
     Guard("slot-survives-a-subprocess-error", "except BaseException as error:", "except ZeroDivisionError as error:", "tests/worker/test_subprocesses.py::test_an_exception_of_the_subprocess_pool_costs_no_slot"),
     # the history of a job
     Guard("first-attempt-writes-no-history", "job.is_first_claim", "False", HISTORY + "test_a_first_attempt_that_finishes_leaves_no_record[sqlite]"),
@@ -281,9 +276,8 @@ GUARDS = [
     Guard("words-steer-no-terminal", "escaped(name)", "str(name)", "tests/unit/test_commandline.py::test_a_word_of_a_command_is_escaped_when_it_could_steer_a_terminal"),
     Guard("bytes-are-shown", "str(text)", "text", "tests/faces/test_cli_jobs.py::test_bytes_in_a_row_are_shown[sqlite]"),
     Guard("bytes-go-over-a-link-as-text", "str(value)", "value", "tests/worker/test_enqueue_middleware.py::test_bytes_in_a_row_do_not_block_the_rescue_of_others[True-sqlite]"),
-    Guard("bytes-go-over-a-link-as-text", "str(value)", "value", "tests/worker/test_enqueue_middleware.py::test_a_job_with_bytes_in_its_row_runs_in_a_process_of_its_own[sqlite]"),
     Guard("headers-are-read-first", None, "pass", "tests/worker/test_enqueue_middleware.py::test_wrong_headers_of_sql_fail_the_attempt_before_it_begins[sqlite-[1]-the headers are not a JSON object]"),
-    Guard("the-last-word-is-written", None, "locked: dict[Right, Item] = {}", "tests/worker/test_progress.py::test_the_last_progress_is_in_the_row_however_the_job_ends[sqlite-returns]"),
+    Guard("the-last-word-is-written", None, "locked: dict[Right, Item] = {}", "tests/worker/test_history.py::test_the_last_progress_is_in_the_row_however_the_job_ends[sqlite-returns]"),
     # renewal and rescue
     Guard("renewal", 'after(bindparam("lease_ms", type_=BigInteger))', "jobs.c.lease_expires_at", LEASES + "test_a_lease_is_renewed_while_its_handler_runs[sqlite]"),
     Guard("rescue-raises-the-token", None, 'return {"lease_token": jobs.c.lease_token}', LEASES + "test_a_job_with_an_expired_lease_is_rescued_and_counted[sqlite]"),
@@ -293,18 +287,16 @@ GUARDS = [
     Guard("unknown-claims-are-given-back", None, "pass", LEASES + "test_a_claim_whose_reply_was_lost_is_released[sqlite]"),
     Guard("unknown-claims-are-given-back", None, "self._doubts = set(unknown)", LEASES + "test_a_claim_under_way_is_kept_when_another_lease_is_lost[postgresql]"),
     Guard("pending-claim-is-not-lost", "claims_ended >= unknown[right]", "True", LEASES + "test_a_claim_whose_reply_is_late_keeps_its_jobs[sqlite]"),
-    Guard("pending-claim-is-not-lost", "unknown[right]", "claims_begun", LEASES + "test_a_claim_whose_reply_was_lost_is_released_during_the_next_claim[sqlite]"),
+    Guard("pending-claim-is-not-lost", "unknown[right]", "claims_begun", DECISIONS + "test_a_job_is_lost_when_no_claim_under_way_can_bring_it"),
     Guard("pending-claim-is-announced", "with self._leases.claiming():", "if True:", LEASES + "test_a_claim_whose_reply_is_late_keeps_its_jobs[sqlite]"),
     # what follows the end of a job, written with it
     Guard("follow-ups-are-written", None, "if False:", FOLLOW_UPS + "test_a_finished_job_gets_its_on_success_callback[sqlite]"),
     Guard("a-follow-up-that-cannot-be-made-stops-no-other", None, "raise", FOLLOW_UPS + "test_a_callback_that_cannot_be_made_does_not_block_other_ends[sqlite-True]"),
-    Guard("only-the-owner-is-followed", " and (s.id, s.lease_token) in done", "", FOLLOW_UPS + "test_only_the_owners_settle_writes_a_callback[sqlite-outcome1]"),
     Guard("only-the-owner-is-followed", " and (s.id, s.lease_token) in done", "", MACHINE + "test_random_walks_match_the_model[sqlite]"),
     Guard("lost-job-writes-its-callback", "_follow(conn, follow_ups)", "pass", MACHINE + "test_random_walks_match_the_model[postgresql]"),
     Guard("callback-commits-with-the-settle", None, "followed = False", FOLLOW_UPS + "test_a_broken_settle_ends_no_job_and_is_repeated[postgresql-False]"),
     Guard("complete-writes-its-callback", None, "pass", FOLLOW_UPS + "test_a_job_that_completes_itself_gets_its_callback_at_the_commit[sqlite-True]"),
     Guard("a-late-complete-is-not-followed", None, "if True:", FOLLOW_UPS + "test_a_zombies_complete_writes_no_callback[postgresql]"),
-    Guard("lost-job-writes-its-callback", "_follow(conn, follow_ups)", "pass", FOLLOW_UPS + "test_a_job_lost_for_the_last_time_gets_its_callback[sqlite-False]"),
     Guard("what-is-rolled-back-for-long-delays-no-other", "else OFTEN", "else self.failures", REFUSED_ROWS + "test_refused_rows_hold_up_no_other[postgresql-settle-after a deadlock]"),
     Guard("rescue-skips-refused-rows", "lately(conn, LOST)", "{'refused': []}", REFUSED_ROWS + "test_refused_rows_hold_up_no_other[sqlite-rescue-]"),
     Guard("refused-start-leaves-its-query", ", jobs.c.id.not_in(REFUSED)", "", REFUSED_ROWS + "test_refused_rows_hold_up_no_other[sqlite-admission-]"),
@@ -316,7 +308,6 @@ GUARDS = [
     Guard("a-refusal-is-logged-once", None, "if True:", FOLLOW_UPS + "test_a_refused_callback_does_not_block_other_rescues[sqlite]"),
     Guard("an-undone-transaction-is-begun-again", "problem.rolled_back and within is not None", "False", REFUSED_ROWS + "test_a_deadlock_in_a_savepoint_is_no_refusal[postgresql]"),
     Guard("refused-part-rolls-back-to-a-savepoint", "nullcontext() if within is None else within.begin_nested()", "nullcontext()", FOLLOW_UPS + "test_a_refused_callback_does_not_block_other_rescues[sqlite]"),
-    Guard("refused-part-rolls-back-to-a-savepoint", "nullcontext() if within is None else within.begin_nested()", "nullcontext()", FOLLOW_UPS + "test_an_id_that_failed_before_does_not_block_other_rescues[postgresql]"),
     Guard("bad-headers-are-not-passed-on", None, "pass", FOLLOW_UPS + "test_unreadable_headers_are_not_passed_on_to_a_callback[sqlite-no JSON]"),
     Guard("a-row-without-follow-ups-has-its-tasks", None, "pass", FOLLOW_UPS + "test_a_job_inserted_by_sql_gets_its_tasks_callback[postgresql]"),
     # flows
@@ -326,7 +317,6 @@ GUARDS = [
     Guard("who-has-signed-off-stays-away", None, "pass", "tests/worker/test_starting.py::test_a_worker_that_has_left_does_not_register_again[sqlite]"),
     Guard("crowded-worker-claims-later", None, "pass", "tests/worker/test_starting.py::test_jobs_that_wait_for_subprocesses_are_not_claimed_repeatedly[sqlite]"),
     Guard("drains-keep-what-waits-for-processes", "if not self._options.drain:", "if True:", "tests/worker/test_starting.py::test_a_drain_waits_for_jobs_that_wait_for_subprocesses[sqlite]"),
-    Guard("failed-thread-start-is-repeated", "thread.start()", "self._thread = thread; thread.start()", RESULTS + "test_the_next_waiter_starts_the_thread_that_could_not_start[sqlite]"),
     Guard("failed-thread-start-is-repeated", "thread.start()", "self._thread = thread; thread.start()", "tests/conformance/test_enqueue_notifications.py::test_the_next_notification_starts_the_thread_that_could_not_start[postgresql]"),
     Guard("waiters-hear-of-what-does-not-mend", "was_up and self.may_mend(error)", "was_up", RESULTS + "test_an_error_of_the_database_reaches_the_waiter[postgresql]"),
     Guard("timeout-checks-for-an-outcome", None, "return []", RESULTS + "test_a_job_that_ended_long_ago_is_seen_however_short_the_time[postgresql]"),
@@ -345,34 +335,32 @@ GUARDS = [
     Guard("what-is-asked-for-is-kept", None, "", UNBLOCK + "test_prune_keeps_the_parents_of_a_live_step[postgresql]"),
     Guard("growth-goes-with-the-ending", None, "pass", FLOWS + "test_a_step_adds_steps_in_the_transaction_that_completes_it[sqlite]"),
     Guard("step-result-is-not-formatted", "__str__", "text_of", "tests/unit/test_flow.py::test_a_result_is_no_part_of_a_text"),
-    Guard("a-named-task-takes-results", "tuple(results.items())", "()", "tests/worker/test_tasks_by_name.py::test_a_step_by_name_takes_the_results_of_others[sqlite]"),
+    Guard("a-named-task-takes-results", "tuple(results.items())", "()", "tests/worker/test_typed.py::test_a_step_by_name_takes_the_results_of_others[sqlite]"),
     Guard("growth-is-not-dropped", None, "elif False:", FLOWS + "test_steps_that_are_added_without_completing_fail_the_attempt[postgresql]"),
     # complete(), in the handler's own transaction
-    Guard("complete-by-the-owner", "if not settle.complete(", "if None is settle.complete(", COMPLETE + "test_a_zombie_cannot_complete[sqlite]"),
     Guard("complete-by-the-owner", "if not settle.complete(", "if None is settle.complete(", ZOMBIES + "test_a_frozen_worker_changes_nothing_when_it_wakes[sqlite-another finished it]"),
     Guard("complete-waits", ", waits=True", "", COMPLETE + "test_complete_waits_for_a_heartbeat_and_a_heartbeat_skips_it[postgresql]"),
     Guard("the-key-before-its-job", None, "pass", COMPLETE + "test_an_enqueue_of_the_key_waits_for_an_open_complete[mariadb]"),
     Guard("strict-snapshot-is-refused", None, "return None", COMPLETE + "test_a_transaction_that_keeps_to_its_snapshot_is_refused[mariadb]"),
     Guard("undone-transaction-invalidates-its-connection", None, "pass", "tests/conformance/test_mariadb_deadlocks.py::test_a_session_refuses_statements_after_a_deadlock_until_its_rollback[pymysql-Session]"),
     Guard("complete-read-committed", None, "if False:", COMPLETE + "test_a_stricter_isolation_level_is_refused_in_a_sentence[REPEATABLE READ-postgresql]"),
-    Guard("loose-savepoint-is-refused", None, "if False:", SUPERVISING + "test_completing_in_a_savepoint_that_may_be_the_outermost_is_refused[sqlite]"),
     Guard("complete-must-commit", None, "return Finished(None)", COMPLETE + "test_a_rollback_after_complete_is_a_failed_attempt_with_the_reason[sqlite]"),
     Guard("completion-is-verified-by-token", "Finished() if right in settled else otherwise", "Finished()", COMPLETE + "test_a_rollback_after_complete_is_a_failed_attempt_with_the_reason[postgresql]"),
     Guard("completion-is-verified-by-token", "Finished() if right in settled else otherwise", "otherwise", COMPLETE + "test_a_completed_job_counts_as_completed_if_it_is_pruned_at_once[sqlite]"),
     # checkpoints of a long job, and its steps
-    Guard("checkpoint-by-the-owner", "last, text)", "last, text) or False", CHECKPOINT + "test_a_zombie_saves_nothing[sqlite]"),
-    Guard("checkpoint-by-the-owner", "last, text)", "last, text) or False", CHECKPOINT + "test_a_checkpoint_after_a_rolled_back_one_is_refused[postgresql]"),
-    Guard("checkpoints-follow-each-other", "jobs.c.cursor.is_not_distinct_from(mine.selected_columns.before)", "jobs.c.id.is_not(None)", CHECKPOINT + "test_a_checkpoint_after_a_rolled_back_one_is_refused[sqlite]"),
-    Guard("checkpoint-waits", ", waits=True", "", CHECKPOINT + "test_a_checkpoint_waits_for_a_heartbeat_and_a_heartbeat_skips_it[postgresql]"),
-    Guard("only-who-gets-on-is-patient", "jobs.c.cursor.is_distinct_from(mine.c.after)", "mine.c.after.is_not(None)", CHECKPOINT + "test_only_a_moved_cursor_resets_the_counts[sqlite-1-expected0]"),
-    Guard("cursor-resets-count", "attempt.claimed._replace(cursor=text, releases=0)", "attempt.claimed._replace(cursor=text)", CHECKPOINT + "test_a_snooze_counts_only_without_a_moved_cursor[sqlite-True]"),
-    Guard("no-checkpoint-after-complete", "attempt.completed", "False", CHECKPOINT + "test_a_checkpoint_after_the_end_is_refused[sqlite]"),
-    Guard("a-checkpoint-tells-of-a-cancel", None, "pass", CHECKPOINT + "test_a_handler_in_a_thread_sees_at_a_checkpoint_that_an_operator_cancels[sqlite]"),
-    Guard("cursors-are-read-first", None, "pass", CHECKPOINT + "test_a_cursor_that_is_not_json_fails_its_job_alone[sqlite-'{']"),
-    Guard("cursors-are-bounded", "CURSOR_BYTES", "10**9", CHECKPOINT + "test_a_bad_cursor_is_refused_before_anything_is_written[sqlite-size]"),
-    Guard("steps-are-no-cursor", "STEPS in cursor", "False", CHECKPOINT + "test_a_bad_cursor_is_refused_before_anything_is_written[sqlite-own name]"),
-    Guard("a-cursor-is-no-step", "steps is None", "False", CHECKPOINT + "test_a_job_has_steps_or_checkpoints[sqlite]"),
-    Guard("a-step-is-finished-once", "steps.get(self.name) is _DONE", "False", CHECKPOINT + "test_a_job_has_steps_or_checkpoints[postgresql]"),
+    Guard("checkpoint-by-the-owner", "last, text)", "last, text) or False", COMPLETE + "test_a_zombie_saves_nothing[sqlite]"),
+    Guard("checkpoint-by-the-owner", "last, text)", "last, text) or False", COMPLETE + "test_a_checkpoint_after_a_rolled_back_one_is_refused[postgresql]"),
+    Guard("checkpoints-follow-each-other", "jobs.c.cursor.is_not_distinct_from(mine.selected_columns.before)", "jobs.c.id.is_not(None)", COMPLETE + "test_a_checkpoint_after_a_rolled_back_one_is_refused[sqlite]"),
+    Guard("checkpoint-waits", ", waits=True", "", COMPLETE + "test_a_checkpoint_waits_for_a_heartbeat_and_a_heartbeat_skips_it[postgresql]"),
+    Guard("only-who-gets-on-is-patient", "jobs.c.cursor.is_distinct_from(mine.c.after)", "mine.c.after.is_not(None)", COMPLETE + "test_only_a_moved_cursor_resets_the_counts[sqlite-1-expected0]"),
+    Guard("cursor-resets-count", "attempt.claimed._replace(cursor=text, releases=0)", "attempt.claimed._replace(cursor=text)", COMPLETE + "test_a_snooze_counts_only_without_a_moved_cursor[sqlite-True]"),
+    Guard("no-checkpoint-after-complete", "attempt.completed", "False", COMPLETE + "test_a_checkpoint_after_the_end_is_refused[sqlite]"),
+    Guard("a-checkpoint-tells-of-a-cancel", None, "pass", COMPLETE + "test_a_handler_in_a_thread_sees_at_a_checkpoint_that_an_operator_cancels[sqlite]"),
+    Guard("cursors-are-read-first", None, "pass", COMPLETE + "test_a_cursor_that_is_not_json_fails_its_job_alone[sqlite-'{']"),
+    Guard("cursors-are-bounded", "CURSOR_BYTES", "10**9", COMPLETE + "test_a_bad_cursor_is_refused_before_anything_is_written[sqlite-size]"),
+    Guard("steps-are-no-cursor", "STEPS in cursor", "False", COMPLETE + "test_a_bad_cursor_is_refused_before_anything_is_written[sqlite-own name]"),
+    Guard("a-cursor-is-no-step", "steps is None", "False", COMPLETE + "test_a_job_has_steps_or_checkpoints[sqlite]"),
+    Guard("a-step-is-finished-once", "steps.get(self.name) is _DONE", "False", COMPLETE + "test_a_job_has_steps_or_checkpoints[postgresql]"),
     # jobs that have to be started in time
     Guard("too-late-is-not-started", "late_ms >= 0", "False", EXPIRES + "test_a_job_may_expire_while_it_waits_for_a_slot[sqlite]"),
     Guard("what-was-started-does-not-expire", " and job.attempts <= 1", "", EXPIRES + "test_a_job_started_in_time_goes_on_after_snooze_and_retry[sqlite-failed]"),
@@ -390,9 +378,9 @@ GUARDS = [
     Guard("what-never-began-keeps-its-key", "as_trusted(job, encryption)", "as_trusted(job, encryption)._replace(limit_key=None)", DEAD + "test_a_job_that_never_began_frees_its_slot_when_released[sqlite-itself]"),
     Guard("full-sweep-is-repeated", None, "pass", DEAD + "test_a_paused_queue_releases_all_its_slots_without_a_wait[sqlite-4]"),
     # what may start once, and threads that cannot be started
-    Guard("what-starts-once-is-not-given-back", "follows(1, job.max_attempts)", "True", ONCE + "test_a_job_with_one_attempt_fails_when_it_outlasts_the_grace_time[sqlite-is_cancelled-False]"),
-    Guard("what-is-given-back-does-not-start", "attempt.cancelled_at is not None", "False", ONCE + "test_a_job_released_before_it_began_does_not_start[sqlite]"),
-    Guard("admission-thread-start-is-retried", "self.begin()", "self._thread is not None", "tests/worker/test_short_of_threads.py::test_admissions_begin_when_a_thread_can_be_started[sqlite]"),
+    Guard("what-starts-once-is-not-given-back", "follows(1, job.max_attempts)", "True", FLOW + "test_a_job_with_one_attempt_fails_when_it_outlasts_the_grace_time[sqlite-is_cancelled-False]"),
+    Guard("what-is-given-back-does-not-start", "attempt.cancelled_at is not None", "False", FLOW + "test_a_job_released_before_it_began_does_not_start[sqlite]"),
+    Guard("admission-thread-start-is-retried", "self.begin()", "self._thread is not None", "tests/worker/test_starting.py::test_admissions_begin_when_a_thread_can_be_started[sqlite]"),
     # the supervisor, and what it knows of a process that died
     Guard("only-what-started-counts", None, "started = set(batch)", SUPERVISING + "test_started_jobs_of_a_dead_worker_count_and_others_do_not[sqlite]"),
     Guard("only-what-started-counts", "dead.started is None or right in dead.started", "right in (dead.started or ())", SUPERVISING + "test_all_jobs_count_as_started_without_shared_memory[sqlite]"),
@@ -402,7 +390,6 @@ GUARDS = [
     Guard("unknown-workers-renew-themselves", None, "elif False:", SUPERVISING + "test_a_worker_unknown_to_the_heartbeat_renews_for_itself[sqlite]"),
     Guard("renews-its-own", "jobs.c.reserved_by.in_(_owners))", "jobs.c.id.is_not(None))", SUPERVISING + "test_the_heartbeat_renews_its_workers_jobs_and_notifies_it[postgresql]"),
     Guard("losses-are-counted", "one_more(jobs.c.losses)", "jobs.c.losses", SUPERVISING + "test_started_jobs_of_a_dead_worker_count_and_others_do_not[postgresql]"),
-    Guard("pipe-reader-survives-a-bad-message", "Exception", "ZeroDivisionError", SUPERVISING + "test_a_bad_message_does_not_stop_a_worker_from_receiving"),
     Guard("pipe-reader-survives-a-bad-message", "Exception", "ZeroDivisionError", SUPERVISING + "test_a_bad_message_does_not_stop_a_supervisor_from_receiving"),
     Guard("link-of-a-dead-child-is-closed", None, "self.link.close(), self.box.close()", "tests/worker/test_poller.py::test_a_dead_worker_does_not_block_the_wake_of_others"),
     Guard("orphans-stop", None, "pass", SUPERVISING + "test_a_worker_whose_supervisor_is_gone_stops_soon"),
@@ -413,10 +400,10 @@ GUARDS = [
     Guard("shared-memory-overflow-is-marked", None, "pass", LINK + "test_shared_memory_that_overflowed_reads_as_unknown"),
     Guard("droppable-offers", None, "if True:", LINK + "test_offers_do_not_wait_for_a_process_that_does_not_read"),
     Guard("cut-message-is-ignored", None, "if not line:  # it died in the middle of a word", LINK + "test_a_message_cut_off_is_ignored"),
-    Guard("forked-process-outlives-its-server", "os.pidfd_open(self.pid)", "-1", "tests/worker/test_forkserver.py::test_a_forked_process_ends_with_its_exit_code"),
+    Guard("forked-process-outlives-its-server", "os.pidfd_open(self.pid)", "-1", "tests/worker/test_subprocesses.py::test_a_forked_process_ends_with_its_exit_code"),
     Guard("forks-share-no-thread", 'return "the locks of another thread"', "pass", "tests/worker/test_subprocesses.py::test_subprocesses_are_forked_unless_the_import_has_opened_what_none_can_share[sqlite]"),
     Guard("forks-share-no-connection", "end.type == socket.SOCK_STREAM", "False", "tests/worker/test_subprocesses.py::test_subprocesses_are_forked_unless_the_import_has_opened_what_none_can_share[sqlite]"),
-    Guard("a-fork-server-holds-no-pipe", "in private", "in ()", "tests/worker/test_forkserver.py::test_a_forked_process_has_no_descriptor_of_the_server_or_of_others"),
+    Guard("a-fork-server-holds-no-pipe", "in private", "in ()", "tests/worker/test_subprocesses.py::test_a_forked_process_has_no_descriptor_of_the_server_or_of_others"),
     Guard("without-a-fork-server-all-goes-on", "OSError", "ZeroDivisionError", "tests/faults/test_supervisor.py::test_a_worker_goes_on_when_its_fork_server_was_killed[sqlite]"),
     Guard("signals-blocked-at-spawn", None, "before = signal.pthread_sigmask(signal.SIG_BLOCK, [])", LINK + "test_a_new_process_does_not_meet_the_terminals_signals_half_started"),
     # processes for one job at a time
@@ -434,14 +421,14 @@ GUARDS = [
     Guard("starts-are-bounded", None, "if False:", STARTING + "test_few_subprocesses_start_at_a_time_while_other_jobs_run[sqlite]"),
     Guard("what-has-ended-is-not-stuck", "not job.ended", "True", STARTING + "test_an_ended_attempt_does_not_count_as_stuck"),
     Guard("a-cancel-does-not-hide-a-timeout", None, "due = requested_at + OVERDUE_SECONDS", STARTING + "test_a_cancelled_handler_past_its_timeout_counts_as_stuck"),
-    Guard("idleness-begins-with-a-look", None, "_worked_at = monotonic()", "tests/worker/test_bounds.py::test_a_worker_is_not_idle_before_its_first_poll[sqlite]"),
-    Guard("an-outage-is-no-idleness", None, "pass", "tests/worker/test_bounds.py::test_an_outage_is_no_time_without_work[sqlite]"),
-    Guard("a-worker-runs-once", None, "if False:", "tests/worker/test_bounds.py::test_a_worker_runs_once[sqlite]"),
+    Guard("idleness-begins-with-a-look", None, "_worked_at = monotonic()", DECISIONS + "test_no_time_is_idle_before_the_database_answers"),
+    Guard("an-outage-is-no-idleness", None, "pass", "tests/worker/test_worker_options.py::test_an_outage_is_no_time_without_work[sqlite]"),
+    Guard("a-worker-runs-once", None, "if False:", "tests/worker/test_worker_options.py::test_a_worker_runs_once[sqlite]"),
     Guard("one-death-keeps-no-other-waiting", "Exception", "KeyboardInterrupt", SUPERVISING + "test_a_death_that_cannot_be_settled_keeps_no_other_waiting[sqlite]"),
     Guard("pipe-messages-do-not-interleave", None, "self._unsent = bytearray(_line(message))", LINK + "test_a_waiting_message_begins_after_the_one_that_did_not_fit"),
     Guard("refused-settle-is-left-to-the-rescue", None, "locked = list(states)", SUPERVISING + "test_an_end_that_the_database_refuses_makes_no_job_one_that_never_began[sqlite]"),
     Guard("refused-loss-counts-as-started", " if right[0] in ended", "", SUPERVISING + "test_a_job_whose_end_was_refused_is_not_released[sqlite]"),
-    Guard("an-attempt-ends-once", None, "if False:", "tests/worker/test_bounds.py::test_a_handler_that_ends_as_it_is_released_is_settled_once[sqlite]"),
+    Guard("an-attempt-ends-once", None, "if False:", "tests/worker/test_worker_options.py::test_a_handler_that_ends_as_it_is_released_is_settled_once[sqlite]"),
     Guard("no-process-outlives-its-give-back", None, "pass", "tests/worker/test_subprocesses.py::test_a_subprocess_is_killed_before_its_job_is_released[sqlite]"),
     Guard("child-without-a-reader-is-killed", "BaseException", "KeyboardInterrupt", SUPERVISING + "test_a_child_without_a_receiving_thread_is_killed"),
     Guard("a-shortage-of-threads-is-waited-out", "SHORTAGES", "OSError", SUPERVISING + "test_a_child_without_a_receiving_thread_is_killed"),
@@ -454,7 +441,7 @@ GUARDS = [
     Guard("transaction-begins-once", None, "pass", "tests/sql/test_driver.py::test_an_engine_may_be_configured_twice"),
     Guard("refused-tick-fails-alone", "(Exception,)", "()", SCHEDULES + "test_a_job_that_no_driver_takes_fails_alone[sqlite-on_failure]"),
     Guard("completed-once-in-a-block", None, "if False:", COMPLETE + "test_a_job_is_completed_once_in_a_block_that_does_so[sqlite-True]"),
-    Guard("a-stop-needs-no-database", 'passing_over("could not sign off"), ', "", "tests/worker/test_bounds.py::test_a_worker_stops_in_good_order_whatever_the_database_raises[sqlite]"),
+    Guard("a-stop-needs-no-database", 'passing_over("could not sign off"), ', "", "tests/worker/test_worker_options.py::test_a_worker_stops_in_good_order_whatever_the_database_raises[sqlite]"),
     Guard("bytes-take-no-results", "isinstance(job.payload, str)", "True", "tests/faults/test_hostile_data.py::test_a_step_with_bytes_does_not_block_other_steps[sqlite]"),
     Guard("unready-process-is-unhealthy", "for child in children", "for child in children[:0]", STUCK + "test_a_process_that_never_starts_is_unhealthy[sqlite]"),
     Guard("watchdog-skips-its-own-pause", "min(now - self._last_at, MAX_TICK_SECONDS)", "now - self._last_at", SUPERVISING + "test_a_watchdog_counts_no_time_when_the_supervisor_did_not_run"),
@@ -498,8 +485,8 @@ GUARDS = [
     Guard("stopped-is-not-finished", None, "if False:", CANCEL + "test_a_running_handler_sees_the_cancel_and_its_job_ends_as_cancelled[sqlite-def]"),
     Guard("cancelled-before-it-starts", None, "if False:", COMPLETE + "test_a_waiting_job_with_a_cancel_request_does_not_start[sqlite]"),
     Guard("counts-go-by-the-index", ".order_by(jobs.c.available_at)", "", "tests/conformance/test_admin_listings.py::test_postgresql_reads_a_bounded_number_of_pages[postgresql]"),
-    Guard("large-processes-are-replaced", "turn.resident > options.max_rss", "False", "tests/worker/test_bounds.py::test_a_worker_that_has_grown_ends_after_its_running_jobs[sqlite]"),
-    Guard("all-children-are-idle", "min(", "max(", "tests/worker/test_bounds.py::test_a_supervisor_stops_when_none_of_its_children_has_work"),
+    Guard("large-processes-are-replaced", "turn.resident > options.max_rss", "False", DECISIONS + "test_the_loop_does_what_follows_an_event"),
+    Guard("all-children-are-idle", "min(", "max(", "tests/worker/test_worker_options.py::test_a_supervisor_stops_when_none_of_its_children_has_work"),
     Guard("the-loop-of-all-goes-on", None, "if not self._closing:", OUTCOMES + "test_a_system_exit_in_an_asyncio_task_ends_its_attempt_alone[sqlite-exits]"),
     Guard("the-loop-of-all-goes-on", None, "if not self._closing:", OUTCOMES + "test_a_system_exit_in_an_asyncio_task_ends_its_attempt_alone[sqlite-stops_the_loop]"),
     Guard("cancel-survives-a-closed-loop", "RuntimeError", "ZeroDivisionError", "tests/worker/test_starting.py::test_a_cancel_after_the_loop_is_closed_blocks_nothing"),
@@ -528,7 +515,7 @@ GUARDS = [
     Guard("pause-postgresql", "WHERE q.queue = wanted.queue AND q.paused_at IS NOT NULL)", "WHERE false)", QUEUES + "test_a_claim_skips_paused_queues[postgresql]"),
     Guard("the-poller-asks-for-maintenance", "self.is_watched() and", "False and", "tests/worker/test_poller.py::test_a_polled_service_runs_when_a_poll_has_found_work"),
     Guard("poll-calls-services", None, "pass", "tests/worker/test_poller.py::test_the_poller_starts_the_rescue_of_an_idle_worker[postgresql]"),
-    Guard("queues-without-order-share-a-claim", None, "several = False", "tests/worker/test_queue_weights.py::test_a_claim_takes_as_many_of_each_queue[sqlite]"),
+    Guard("queues-without-order-share-a-claim", None, "several = False", CLAIMS + "test_a_claim_takes_as_many_of_each_queue[sqlite]"),
     Guard("pause-sqlite", None, "served = list(names)", QUEUES + "test_a_claim_skips_paused_queues[sqlite]"),
     # blinks, and migrations beneath a worker
     Guard("idle-connections-are-closed", None, "if False:", LOOKOUT + "test_a_resting_worker_keeps_one_connection_beside_that_for_claims[postgresql]"),
@@ -539,7 +526,7 @@ GUARDS = [
     Guard("missing-port-is-left-to-libpq", '"port" in parameters', "True", "tests/sql/test_hosts.py::test_the_port_of_hosts_is_for_libpq_to_find_when_the_url_has_none[postgresql]"),
     Guard("collected-database-closes-its-pool", "dispose, engine", "int", "tests/sql/test_driver.py::test_connections_are_closed_when_their_database_is_collected[sqlite]"),
     Guard("hosts-back-off-at-random", None, "if random.random() >= 0:", LOOKOUT + "test_a_few_of_many_hosts_claim_at_once_and_others_within_the_interval[24]"),
-    Guard("silent-poller-is-noticed", None, "return True", LOOKOUT + "test_a_worker_polls_for_itself_when_its_poller_is_silent[postgresql]"),
+    Guard("silent-poller-is-noticed", None, "return True", LOOKOUT + "test_the_own_poller_and_the_worker_itself_follow_a_silent_supervisor"),
     Guard("wake-during-a-wait-is-kept", "if called:", "if True:", LOOKOUT + "test_a_call_at_the_end_of_a_wait_counts_for_the_next_wait[sqlite]"),
     Guard("look-reports-what-a-rescue-takes", "coalesce(lease_expires_at, reserved_at)", "lease_expires_at", LEASES + "test_a_row_that_was_reserved_by_hand_is_rescued[reserved_at-postgresql]"),
     Guard("no-lease-counts-as-expired", "func.coalesce(jobs.c.lease_expires_at, jobs.c.reserved_at)", "jobs.c.lease_expires_at", LEASES + "test_a_row_that_was_reserved_by_hand_is_rescued[reserved_at-postgresql]"),
@@ -549,7 +536,7 @@ GUARDS = [
     Guard("wake-goes-to-a-late-worker-last", "child.is_late(), ", "", LOOKOUT + "test_another_worker_is_woken_when_the_last_one_does_not_react"),
     Guard("another-database-is-not-watched", " and self._heartbeat.knows(child.worker)", "", LOOKOUT + "test_a_worker_in_another_database_is_not_watched"),
     Guard("stop-ends-the-wait-for-the-file", "is_over()", "False", "tests/worker/test_outage.py::test_a_stopped_worker_does_not_wait_for_other_writers_of_the_file[sqlite]"),
-    Guard("progress-keeps-up", "range(len(self._noted))", "range(min(1, len(self._noted)))", "tests/worker/test_progress.py::test_progress_keeps_up_when_many_jobs_report"),
+    Guard("progress-keeps-up", "range(len(self._noted))", "range(min(1, len(self._noted)))", "tests/worker/test_history.py::test_progress_keeps_up_when_many_jobs_report"),
     Guard("maintenance-is-taken-over", " and self._others_do()", "", LOOKOUT + "test_a_worker_whose_supervisor_falls_silent_rescues_jobs[postgresql]"),
     Guard("one-stuck-worker-is-passed-over", "returning=(workers.c.id,)", "returning=(workers.c.id,), waits=True", SUPERVISING + "test_a_locked_worker_row_does_not_stop_renewals_of_others[postgresql]"),
     Guard("poll-keeps-later-notifications", "if self.send_at > began:", "if True:", LOOKOUT + "test_a_notification_counts_until_a_later_look_or_a_worker_is_sent"),
@@ -591,7 +578,7 @@ GUARDS = [
     Guard("a-log-handler-may-raise", "except Exception as error:", "except KeyError as error:", "tests/worker/test_events.py::test_a_worker_goes_on_when_a_log_handler_raises[sqlite]"),
     # the program around
     Guard("unwritten-failures-keep-no-locals", None, "pass", "tests/worker/test_forgets.py::test_the_locals_of_older_failures_are_dropped_while_none_can_be_written[postgresql]"),
-    Guard("fork-server-is-waited-for-once", None, "pass", "tests/worker/test_forkserver.py::test_a_process_starts_anew_when_the_fork_server_stands_still"),
+    Guard("fork-server-is-waited-for-once", None, "pass", "tests/worker/test_subprocesses.py::test_a_process_starts_anew_when_the_fork_server_stands_still"),
     Guard("an-ended-attempt-keeps-no-frames", None, "pass", "tests/worker/test_forgets.py::test_a_forgotten_attempt_keeps_no_locals_of_its_handler"),
     Guard("pipes-have-no-timeout", None, "pass", HABITS + "test_a_worker_bears_what_programs_do[sockets and signals-sqlite]"),
     Guard("forked-children-take-signals", "if signal.getsignal(number) is handler:", "if False:", HABITS + "test_a_child_that_a_handler_forks_is_a_usual_process[sqlite]"),
@@ -704,7 +691,7 @@ GUARDS = [
     Guard("a-flow-is-enqueued-once", None, "if False:", FLOW_UNIT + "test_a_flow_is_enqueued_once_and_takes_no_steps_after_that"),
     Guard("an-enqueued-flow-takes-no-steps", None, "if False:", FLOW_UNIT + "test_a_flow_is_enqueued_once_and_takes_no_steps_after_that"),
     Guard("when-is-of-steps", None, "if False:", FLOW_UNIT + "test_an_impossible_flow_is_refused_in_a_sentence"),
-    Guard("a-follow-up-fits", "hint is not JobOutcome", "False", "tests/worker/test_follow_up_annotations.py::test_a_task_with_another_annotation_cannot_be_a_callback"),
+    Guard("a-follow-up-fits", "hint is not JobOutcome", "False", "tests/worker/test_follow_ups.py::test_a_task_with_another_annotation_cannot_be_a_callback"),
     Guard("none-makes-no-key", None, "if False:", "tests/unit/test_limit.py::test_none_makes_no_key"),
     Guard("savepoint-rollback-drops-events", None, "pass", EVENTS + "test_a_rolled_back_savepoint_drops_its_events[sqlite-before]"),
     Guard("async-middleware-needs-async-def", None, "if False:", AROUND + "test_wrong_middleware_of_a_task_is_refused"),
@@ -725,7 +712,6 @@ GUARDS = [
     Guard("ticks-wake-workers", None, "pass", SCHEDULES + "test_a_tick_wakes_idle_workers[postgresql]"),
     Guard("one-schedule-fails-alone", None, "except ZeroDivisionError as error:", SCHEDULES + "test_a_failing_schedule_stops_no_other_and_recovers[sqlite]"),
     Guard("older-deploy-changes-no-schedule", None, "pass", SCHEDULES + "test_declared_schedules_follow_the_deploy[sqlite]"),
-    Guard("older-deploy-changes-no-schedule", None, "pass", "tests/worker/test_scheduler.py::test_a_worker_of_an_older_deploy_does_not_revert_schedules[sqlite]"),
     Guard("deploy-retires-its-own-schedules", " and row.service == service", "", SCHEDULES + "test_services_on_one_database_retire_only_their_own_schedules[sqlite-services0]"),
     Guard("deploy-retires-its-own-schedules", " and is_known", "", SCHEDULES + "test_services_on_one_database_retire_only_their_own_schedules[sqlite-services3]"),
     Guard("drain-runs-no-schedules", "[] if self._options.drain else [follow]", "[follow]", "tests/worker/test_scheduler.py::test_a_draining_worker_neither_ticks_nor_declares[sqlite]"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -103,12 +104,25 @@ def renew(leases: Any, renewed: dict[tuple[int, int], bool], sent_at: float) -> 
         leases.beat()
 
 
+def handler_of(kind: str, body: Callable[[], Any]) -> Any:
+    """Return a handler that does what `body` does: a coroutine function where the kind is `async def`."""
+
+    async def handler() -> Any:
+        await asyncio.sleep(0)
+        return body()
+
+    def plain() -> Any:
+        return body()
+
+    return handler if kind == "async def" else plain
+
+
 def refuse_threads(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Have no thread of this name started, as where the system has none left."""
+    """Have no thread started whose name begins so, as where the system has none left."""
     start = threading.Thread.start
 
     def refused(thread: threading.Thread) -> None:
-        if thread.name == name:
+        if thread.name.startswith(name):
             raise RuntimeError("can't start new thread")
         start(thread)
 

@@ -19,6 +19,7 @@ from sqlq.worker.decide import (
     compare_renewal,
     decide,
 )
+from sqlq.worker.lifecycle.stop import Bounds
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.settle.settle import Recovery
 from sqlq.worker.threads.loop import OFTEN
@@ -141,3 +142,12 @@ def test_outcomes_are_written_in_parts_when_something_is_refused_or_fails_often(
     recovery: Recovery, error: dict[str, bool], failures: int
 ) -> None:
     assert recovery.after(**error) == Recovery(failures, in_doubt=True)
+
+
+def test_no_time_is_idle_before_the_database_answers() -> None:
+    bounds = Bounds(None)
+    assert bounds.idle_ms() == 0.0
+    bounds.note_poll()
+    assert bounds.idle_ms() > 0.0
+    bounds.cannot_look()
+    assert bounds.idle_ms() == 0.0

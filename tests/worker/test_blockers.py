@@ -115,13 +115,6 @@ def test_the_maintenance_sweeps_for_each_blocker(app: sqlq.App, waiting: sqlq.Jo
         assert conn.execute(select(waits)).all() == []
 
 
-def test_a_worker_runs_a_sweep_for_each_blocker(app: sqlq.App, waiting: sqlq.Job[Any]) -> None:
-    services = {
-        service.blocker.name for service in app.worker()._maintenance._due if isinstance(service, Unblock)
-    }
-    assert services == {"flow", "limit", "event"}
-
-
 def test_why_and_listings_name_the_reason_of_each_blocker(app: sqlq.App, waiting: sqlq.Job[Any]) -> None:
     reasons = app.jobs.why(waiting)
     assert "it waits for a step of the flow 1" in reasons

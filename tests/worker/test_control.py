@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 import time
@@ -10,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event, text
 
 import sqlq
 from sqlq.admin.doctor.doctor import examine
@@ -18,10 +16,9 @@ from sqlq.errors import ConfigurationError
 from sqlq.schema.types import now
 from sqlq.store.workers import workers
 from sqlq.worker.maintain import services
-from sqlq.worker.maintain.control import Control
 from sqlq.worker.maintain.services import PolledService, Service
 from sqlq.worker.wait import poller
-from tests.kit import execute, wait_until, working
+from tests.kit import wait_until, working
 
 OBEYED_SECONDS = 2.0
 BUSY_MACHINE = 6.0
@@ -88,31 +85,6 @@ def test_a_paused_worker_claims_nothing_and_finishes_its_jobs(app: sqlq.App, hel
         wait_until(lambda: is_idle(app))
 
 
-def test_a_pause_releases_jobs_that_wait_for_a_slot(app: sqlq.App, held: Held, quick: Any) -> None:
-    app.enqueue(held.task.new())
-    with working(app, concurrency=1) as worker:
-        assert held.started.wait(20)
-        (ahead,) = app.enqueue_many([quick.new()])
-        job = worker._claimer.claim(1)[0]
-        worker._executors.offer([worker._intake.running(job, time.monotonic() + 60)])
-        worker.pause()
-        wait_until(lambda: app.jobs.get(ahead.id).state == "available")
-        assert (app.jobs.get(ahead.id).attempts, app.jobs.get(ahead.id).releases) == (0, 1)
-
-
-def test_a_request_in_the_row_is_obeyed_soon(app: sqlq.App, quick: Any) -> None:
-    with working(app, name="mail-1"):
-        wait_until(lambda: is_idle(app))
-        began = time.monotonic()
-        (asked,) = app.workers.pause("mail-1")
-        assert asked.name == "mail-1"
-        wait_until(lambda: state(app) == "paused")
-        assert time.monotonic() - began < OBEYED_SECONDS + BUSY_MACHINE
-        job = app.enqueue(quick.new())
-        app.workers.resume(asked.id)
-        wait_until(lambda: app.jobs.get(job.id).state == "finished")
-
-
 @pytest.mark.usefixtures("often")
 def test_only_the_newest_request_counts_and_once(app: sqlq.App) -> None:
     with working(app) as worker:
@@ -133,16 +105,13 @@ def test_a_stopped_worker_in_a_program_finishes_its_jobs(
     app: sqlq.App, held: Held, quick: Any, word: str
 ) -> None:
     running = app.enqueue(held.task.new())
-    worker = app.worker(grace="0s")
-    thread = threading.Thread(target=worker.run)
-    thread.start()
+    worker = app.worker(grace="0s").start()
     assert held.started.wait(20)
     getattr(app.workers, word)(all=True)
     wait_until(lambda: state(app) == "stopping")
     waiting = app.enqueue(quick.new())
     held.go.set()
-    thread.join(20)
-    assert not thread.is_alive()
+    assert worker.join("20s")
     assert [app.jobs.get(job.id).state for job in (running, waiting)] == ["finished", "available"]
     assert app.workers.list() == []
 
@@ -179,51 +148,6 @@ def test_a_starting_worker_shows_its_state(app: sqlq.App) -> None:
         assert state(app) == "starting"
         enter.set()
         wait_until(lambda: is_idle(app))
-
-
-def test_a_worker_whose_lifespan_fails_leaves_no_row(app: sqlq.App) -> None:
-    @app.lifespan
-    def fails() -> Iterator[None]:
-        raise ValueError("no")
-        yield
-
-    with pytest.raises(sqlq.SqlqError):
-        app.worker().run()
-    assert app.workers.list(silent=True) == []
-
-
-def test_an_idle_worker_sends_no_extra_query_for_requests(
-    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    read: list[str] = []
-    real = workers.read
-
-    def counted(conn: Connection, id: str) -> workers.Requests:
-        read.append(id)
-        return real(conn, id)
-
-    monkeypatch.setattr(workers, "read", counted)
-    with working(app) as worker:
-        wait_until(lambda: is_idle(app))
-        turns: list[str] = []
-        look = Control.look
-
-        def noted(self: Control) -> None:
-            look(self)
-            turns.append("look")
-
-        monkeypatch.setattr(Control, "look", noted)
-        worker._wake.call()
-        wait_until(lambda: len(turns) >= 1)
-        before = len(read)
-        for _ in range(3):
-            turns.clear()
-            worker._wake.call()
-            wait_until(lambda: turns)
-        assert len(read) == before, "nothing was committed, or a lookout tells"
-        if app.database.dialect.in_a_file:
-            execute(engine, "UPDATE sqlq_workers SET concurrency = 1")
-            wait_until(lambda: len(read) > before, what="the commit of another noticed")
 
 
 # -- all queues ----------------------------------------------------------------------------------------------
@@ -263,19 +187,6 @@ def test_a_pause_with_an_end_ends_by_itself(app: sqlq.App, quick: Any, queue: st
     assert app.queues.pauses().all is None
 
 
-def test_a_pause_that_is_over_ends_when_a_worker_starts(
-    app: sqlq.App, quick: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    app.queues.pause("default", duration="1ms")
-    app.queues.pause(all=True, duration="1ms")
-    job = app.enqueue(quick.new())
-    with working(app):
-        wait_until(lambda: app.jobs.get(job.id).state == "finished")
-    assert "the pause of the queue default is over" in caplog.text
-    assert "the pause of all queues is over" in caplog.text
-
-
 def test_the_last_end_of_a_pause_counts(app: sqlq.App) -> None:
     assert app.queues.pause("mail", duration="1h")
     assert app.queues.pauses().named["mail"].until is not None
@@ -285,15 +196,6 @@ def test_the_last_end_of_a_pause_counts(app: sqlq.App) -> None:
     assert app.queues.resume("mail")
     assert app.queues.pause("mail")
     assert app.queues.pauses().named["mail"].until is None, "an end that was resumed before is forgotten"
-
-
-def test_a_pause_of_all_is_shown_for_each_queue(app: sqlq.App, engine: Engine, quick: Any) -> None:
-    app.enqueue(quick.new())
-    app.queues.pause(all=True)
-    assert [(queue.queue, queue.paused) for queue in app.queues.list()] == [("default", True)]
-    assert [(queue.queue, queue.paused) for queue in app.queues.list(exact=True)] == [("default", True)]
-    with engine.connect() as conn:
-        assert conn.execute(text("SELECT queue, paused FROM queue_stats")).all() == [("default", 1)]
 
 
 def test_the_doctor_names_a_pause_of_all_queues(app: sqlq.App) -> None:
@@ -343,20 +245,3 @@ def test_workers_are_called_by_name_host_process_or_id(app: sqlq.App) -> None:
             app.workers.restart(*names, all=all)
     with pytest.raises(ConfigurationError, match=r"name is \['mail'\]: it must be text"):
         app.workers.pause(["mail"])  # type: ignore[arg-type]
-
-
-def test_requests_of_operators_come_with_the_poll(app: sqlq.App) -> None:
-    """Requests of operators come with the look that a host makes anyway."""
-    if app.database.dialect.in_a_file:
-        return
-    with working(app) as worker:
-        wait_until(lambda: is_idle(app))
-        statements: list[str] = []
-        event.listen(
-            worker._database.engine,
-            "before_cursor_execute",
-            lambda conn, cursor, statement, *rest: statements.append(statement),
-        )
-        app.workers.pause(all=True)
-        wait_until(lambda: worker._control.is_paused)
-        assert not [each for each in statements if each.startswith("SELECT") and "asked" in each]

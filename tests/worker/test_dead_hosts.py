@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import Counter
 from typing import Any
@@ -17,8 +16,7 @@ from sqlq.store.jobs import settle
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
 from sqlq.worker.maintain import services
-from sqlq.worker.supervise.heartbeat import LOCKED_SECONDS
-from tests.kit import claim, deaths, needs, received
+from tests.kit import claim, deaths
 from tests.kit.hand import fail_before
 
 RHYTHM = 1_000.0
@@ -190,14 +188,6 @@ def test_a_paused_queue_releases_all_its_slots_without_a_wait(
 # -- what a supervisor gives back ----------------------------------------------------------------------------
 
 
-OF_AN_OWNER = re.compile(r"reserved_by (=|OPERATOR\(pg_catalog\.=\)) ")
-
-
-def owners(sent: list[tuple[str, Any]]) -> int:
-    """Count the statements that look for jobs by their owner, and so read all that are reserved."""
-    return sum(bool(OF_AN_OWNER.search(statement.partition("WHERE")[2])) for statement, _ in sent)
-
-
 def test_the_jobs_of_a_dead_process_are_released_at_once(app: sqlq.App, engine: Engine) -> None:
     task = app.task(name="t")(lambda: None)
     number = 601
@@ -210,21 +200,6 @@ def test_the_jobs_of_a_dead_process_are_released_at_once(app: sqlq.App, engine: 
         found = conn.execute(text("SELECT attempts, releases, losses FROM jobs")).all()
     assert Counter(map(tuple, found)) == {(1, 0, 1): len(begun), (0, 1, 0): number - len(begun)}
     assert dead.counts == {"retried": len(begun), "released": number - len(begun)}
-
-
-@needs("sessions")
-def test_a_locked_row_causes_no_second_read_of_the_others(app: sqlq.App, engine: Engine) -> None:
-    """The supervisor tries again every 50 ms, for as long as a lease."""
-    task = app.task(name="t")(lambda: None)
-    app.enqueue_many([task.new(), task.new()])
-    (job, _) = claim(app, "dead", 2)
-    dead = deaths("dead")
-    with engine.begin() as rival, received(app.database.engine) as sent:
-        rival.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": job.id})
-        assert [dead.release(app.database) for _ in range(5)] == [LOCKED_SECONDS] * 5
-        assert owners(sent) == 1
-    assert dead.release(app.database) == NOBODY
-    assert app.jobs.get(job.id).state == "available"
 
 
 @pytest.mark.parametrize("by", ["its supervisor", "itself"])

@@ -1,19 +1,36 @@
-"""Eager mode without a session: jobs run where they are enqueued, and nothing is written."""
+"""Eager mode: jobs run where they are enqueued, or when the caller's transaction commits, and nothing is
+written.
+
+Savepoints, callers on a loop and handlers that enqueue are those of `inline(app, at="commit")`, in
+tests/faces/test_inline_at_commit.py: one class waits for the commits of both."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import date
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
 
 import sqlq
+import sqlq.testing
+from sqlq.app.inline import REMEMBERED
 from sqlq.testing import assert_enqueued, drain, inline, on_database
+from tests.kit import execute
+from tests.kit.drivers import Caller as DriverCaller
+from tests.kit.drivers import Mode, modes
+from tests.kit.flows import OrderShop, Shop
+from tests.kit.sessions import Caller, Way, common_ways
 
 
 @pytest.fixture
@@ -88,20 +105,6 @@ def test_a_stop_iteration_of_a_handler_reaches_the_awaiting_caller(eager: sqlq.A
     with inline(eager) as ran, pytest.raises(RuntimeError, match="t raised StopIteration"):
         asyncio.run(main(eager))
     assert [(job.state, type(job.error)) for job in ran.jobs] == [("failed", RuntimeError)]
-
-
-def test_middleware_runs_around_eager_jobs(eager: sqlq.App) -> None:
-    said: list[str] = []
-
-    @eager.middleware
-    @contextmanager
-    def around(running: sqlq.JobContext) -> Iterator[None]:
-        said.append("in")
-        yield
-        said.append("out")
-
-    eager.enqueue(eager.task(name="t")(lambda: said.append("handler")).new())
-    assert said == ["in", "handler", "out"]
 
 
 def failing(app: sqlq.App, error: Callable[[int], BaseException | None], **options: Any) -> Any:
@@ -187,20 +190,6 @@ def test_a_unique_key_holds_while_its_job_runs(eager: sqlq.App) -> None:
     assert attempts == [1, 1]
 
 
-def test_callbacks_of_eager_jobs_run(eager: sqlq.App) -> None:
-    followed: list[str] = []
-
-    @eager.task(name="after")
-    def after(ended: sqlq.JobOutcome) -> None:
-        followed.append(ended.task)
-
-    eager.enqueue(eager.task(name="good", on_success=after)(lambda: None).new())
-    bad = eager.task(name="bad", on_failure=after, max_attempts=1)(lambda: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        eager.enqueue(bad.new())
-    assert followed == ["good", "bad"]
-
-
 def test_mistakes_are_refused_before_anything_runs(eager: sqlq.App) -> None:
     ran: list[int] = []
     t = eager.task(name="t")(lambda: ran.append(1))
@@ -212,29 +201,6 @@ def test_mistakes_are_refused_before_anything_runs(eager: sqlq.App) -> None:
     assert ran == []
 
 
-def test_eager_of_a_call_comes_before_app_and_environment(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: list[int] = []
-    for said, given, expected in (
-        ("1", None, True),
-        ("0", None, False),
-        ("1", False, False),
-        ("", None, False),
-        ("0", True, True),
-    ):
-        monkeypatch.setenv("SQLQ_EAGER", said)
-        with closing(sqlq.App(database_url, eager=given)) as app:
-            t = app.task(name="t")(ran.append)
-            for call, result in ((None, expected), (True, True), (False, False)):
-                ran.clear()
-                app.enqueue(t.new(1), eager=call)
-                assert (ran == [1]) is result
-    monkeypatch.setenv("SQLQ_EAGER", "perhaps")
-    with pytest.raises(sqlq.errors.ConfigurationError, match="SQLQ_EAGER is 'perhaps': it is True or False"):
-        sqlq.App()
-
-
 def test_inline_comes_before_eager(eager: sqlq.App) -> None:
     t = eager.task(name="t", max_attempts=3)(lambda: 1 / 0)
     with inline(eager) as ran, pytest.raises(ZeroDivisionError):
@@ -242,14 +208,259 @@ def test_inline_comes_before_eager(eager: sqlq.App) -> None:
     assert [job.attempts for job in ran.jobs] == [1]
 
 
-def test_eager_jobs_are_written_on_a_test_database(eager: sqlq.App, tmp_path: Path) -> None:
-    ran: list[int] = []
-    t = eager.task(name="t")(ran.append)
-    with on_database(eager, f"sqlite:///{tmp_path / 'test.db'}"):
-        eager.enqueue(t.new(1))
-        assert_enqueued(t, args=[1])
-        eager.enqueue(t.new(2), eager=True)
-        assert ran == [2]
-        assert drain(eager).finished == 1
-    eager.enqueue(t.new(3))
-    assert ran == [2, 1, 3]
+# -- at the commit ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shop(database_url: str, engine: Engine) -> Iterator[OrderShop]:
+    """Tasks of an App in this mode, on a database with tables."""
+    execute(engine, "CREATE TABLE orders (id integer PRIMARY KEY)")
+    with closing(sqlq.App(database_url, eager=True)) as app:
+        yield OrderShop(app, engine, max_attempts=1)
+
+
+class TestEveryWay:
+    @pytest.fixture
+    def caller(self, shop: OrderShop, database_url: str, way: Way) -> Iterator[Caller]:
+        with Caller(database_url, way) as caller:
+            yield caller
+
+    @common_ways
+    def test_a_job_runs_after_the_commit_and_nothing_is_written(
+        self, shop: OrderShop, caller: Caller
+    ) -> None:
+        caller.execute("INSERT INTO orders (id) VALUES (1)")
+        first = caller.enqueue(shop.app, shop.count.new("first"))
+        (second,) = caller.enqueue_many(shop.app, [shop.note.new("second")])
+        assert (shop.done, first.state, first.created) == ([], "available", True)
+        with pytest.raises(sqlq.WaitTimeoutError, match="when its transaction commits"):
+            shop.app.result(second)
+        caller.commit()
+        assert shop.done == [("first", 1), "second"]
+        assert shop.app.result(second) == shop.app.result(second.id) == "SECOND"
+        assert shop.app.jobs.list() == []
+        caller.enqueue(shop.app, shop.note.new("in the next transaction"))
+        caller.commit()
+        assert shop.done[2:] == ["in the next transaction"]
+
+    @common_ways
+    def test_a_rollback_runs_nothing(self, shop: OrderShop, caller: Caller) -> None:
+        job = caller.enqueue(shop.app, shop.note.new("rolled back"))
+        caller.rollback()
+        caller.enqueue(shop.app, shop.note.new("committed"))
+        caller.commit()
+        assert shop.done == ["committed"]
+        assert shop.app._connected.results.job_here(job.id) is None
+
+    @common_ways
+    def test_an_exception_of_a_job_is_logged_and_keeps_the_commit(
+        self, shop: OrderShop, caller: Caller, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caller.execute("INSERT INTO orders (id) VALUES (1)")
+        bad = caller.enqueue(shop.app, shop.bad.new("1"))
+        caller.enqueue(shop.app, shop.count.new("2"))
+        caller.commit()
+        assert shop.done == ["1", ("2", 1)]
+        (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert record.getMessage() == (
+            "shop.bad, run eagerly when its transaction had committed, failed in attempt 1 of 1"
+        )
+        assert record.exc_info is not None
+        assert str(record.exc_info[1]) == "no order 1"
+        with pytest.raises(sqlq.JobFailedError, match="no order 1"):
+            shop.app.result(bad)
+
+
+class TestDrivers:
+    @pytest.fixture
+    def caller(self, shop: OrderShop, database_url: str, mode: Mode) -> Iterator[DriverCaller]:
+        with DriverCaller(database_url, mode) as caller:
+            yield caller
+
+    @modes()
+    def test_a_connection_without_commit_events_is_refused(
+        self, shop: OrderShop, caller: DriverCaller
+    ) -> None:
+        caller.begin()
+        caller.execute("INSERT INTO orders (id) VALUES (1)")
+        refused = r"no commit on a connection of \w+ is reported: enqueue after the commit, "
+        with pytest.raises(sqlq.errors.ConfigurationError, match=refused):
+            caller.enqueue(shop.app, shop.note.new("a").set(unique_key="k"))
+        caller.rollback()
+        assert shop.done == []
+        assert shop.app.enqueue(shop.note.new("b").set(unique_key="k")).created
+
+    @modes(lambda name, mode: mode.begins is not None)
+    def test_a_job_without_a_transaction_runs_at_once(self, shop: OrderShop, caller: DriverCaller) -> None:
+        assert caller.enqueue(shop.app, shop.note.new("a")).state == "finished"
+        assert shop.done == ["a"]
+
+
+class TestUniqueKeys:
+    def enqueue(self, shop: OrderShop, name: str, session: Any) -> sqlq.Job[str]:
+        return shop.app.enqueue(shop.note.new(name).set(unique_key="k"), session=session)
+
+    def test_a_job_of_a_lost_session_holds_no_unique_key(self, shop: OrderShop, engine: Engine) -> None:
+        if engine.dialect.name == "sqlite":
+            sqlq.configure_sqlite(engine)
+        left: Any = Session(engine)
+        left.begin_nested()
+        self.enqueue(shop, "first", left)
+        gone = weakref.ref(left)
+        left.connection().invalidate()
+        del left
+        gc.collect()
+        assert gone() is None
+        assert self.enqueue(shop, "second", None).created
+        assert shop.done == ["second"]
+
+
+def test_a_process_that_stays_keeps_no_session_and_few_jobs(shop: OrderShop, engine: Engine) -> None:
+    jobs: list[int] = []
+
+    def commit_many() -> weakref.ref[Session]:
+        with Session(engine) as session:
+            many = [shop.note.new("a") for _ in range(REMEMBERED // 10)]
+            jobs.extend(job.id for job in shop.app.enqueue_many(many, session=session))
+            session.commit()
+            return weakref.ref(session)
+
+    gone = [commit_many() for _ in range(20)]
+    gc.collect()
+    assert not any(each() for each in gone)
+    results = shop.app._connected.results
+    assert [results.job_here(jobs[0]), results.job_here(jobs[-1]) is None] == [None, False]
+    assert len(shop.app._eagerly.jobs) == REMEMBERED
+
+
+def test_eager_of_a_call_comes_before_the_app(shop: OrderShop, session: Session, engine: Engine) -> None:
+    shop.app.enqueue(shop.note.new("at once"), eager=True)
+    assert shop.done == ["at once"]
+    shop.app.enqueue(shop.note.new("written"), session=session, eager=False)
+    session.commit()
+    assert shop.done == ["at once"]
+    assert [job.task for job in shop.app.jobs.list()] == ["shop.note"]
+    with closing(sqlq.App(engine=engine)) as plain:
+        note = plain.task(name="plain.note")(shop.done.append)
+        plain.enqueue(note.new("by the call"), session=session, eager=True)
+        assert shop.done == ["at once"]
+        session.commit()
+    assert shop.done == ["at once", "by the call"]
+
+
+@pytest.mark.parametrize("how", ["argument", "variable", "pyproject"])
+def test_argument_variable_and_pyproject_set_eager(
+    shop: OrderShop,
+    session: Session,
+    engine: Engine,
+    how: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options: dict[str, Any] = {}
+    if how == "argument":
+        options["eager"] = True
+        monkeypatch.setenv("SQLQ_EAGER", "0")
+    elif how == "variable":
+        monkeypatch.setenv("SQLQ_EAGER", "1")
+        (tmp_path / "pyproject.toml").write_text("[tool.sqlq]\neager = false\n")
+    else:
+        (tmp_path / "pyproject.toml").write_text("[tool.sqlq]\neager = true\n")
+    with closing(sqlq.App(engine=engine, **options)) as app:
+        note = app.task(name="t")(shop.done.append)
+        app.enqueue(note.new("a"), session=session)
+        assert shop.done == []
+        session.commit()
+        assert shop.done == ["a"]
+
+
+def test_eager_jobs_are_written_on_a_test_database(shop: OrderShop, tmp_path: Path) -> None:
+    with on_database(shop.app, f"sqlite:///{tmp_path / 'test.db'}"):
+        shop.app.enqueue(shop.note.new("a"))
+        assert_enqueued(shop.note, args=["a"])
+        assert shop.done == []
+        assert drain(shop.app).finished == 1
+
+
+def test_a_result_needs_no_database_when_its_job_ran_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg2", None)
+    with closing(sqlq.App("postgresql+psycopg2://nobody@nowhere/shop", eager=True)) as app:
+        job = app.enqueue(app.task(name="t")(lambda: 7).new())
+        assert app.result(job, timeout="1s") == 7
+
+
+def test_a_job_is_found_by_its_id(shop: OrderShop, session: Session) -> None:
+    new = shop.note.new("a").set(queue="mail", label="of a")
+    job = shop.app.enqueue(new, session=session)
+    waiting = shop.app.jobs.get(job.id)
+    assert (waiting.state, waiting.attempts, waiting.reserved_at) == ("available", 0, None)
+    session.commit()
+    found = shop.app.jobs.get(job.id)
+    assert (found.id, found.state, found.result, found.args) == (job.id, "finished", "A", ["a"])
+    assert (found.queue, found.task, found.label, found.attempts) == ("mail", "shop.note", "of a", 1)
+    assert found.reserved_at is not None
+    assert found.ended_at is not None
+    assert found.created_at <= found.reserved_at <= found.ended_at
+    with pytest.raises(sqlq.JobNotFoundError):
+        shop.app.jobs.get(4711)
+
+
+# -- results -------------------------------------------------------------------------------------------------
+
+
+ID = UUID(int=7)
+
+
+def test_a_job_that_ran_eagerly_has_its_result_at_once(tmp_path: Any) -> None:
+    app = sqlq.App(f"sqlite:///{tmp_path}/none.db", eager=True)
+    shop = Shop(app)
+
+    @app.task(name="answer")
+    def answer(n: int) -> UUID:
+        return UUID(int=n)
+
+    @app.task(name="cancels")
+    def cancels() -> None:
+        raise sqlq.Cancel("not needed")
+
+    job = app.enqueue(answer.new(7))
+    assert app.result(job) == app.result(job, timeout=None) == ID
+    assert asyncio.run(app.aresult(job, timeout="1s")) == ID
+    assert app.wait_all([job]).ended == [job]
+    assert [app.result(done) for done in app.as_completed([job])] == [ID]
+    with pytest.raises(sqlq.JobCancelledError):
+        app.result(app.enqueue(cancels.new()))
+    assert app.result(app.enqueue(sqlq.group(shop.note.new(1), shop.note.new(2)))) == [1, 2]
+    assert not (tmp_path / "none.db").exists()
+
+
+def test_a_job_that_ran_inline_has_its_result_at_once(app: sqlq.App, engine: Engine) -> None:
+    shop = Shop(app)
+    shop.broken = {"pay"}
+    with sqlq.testing.inline(app) as ran:
+        job = app.enqueue(shop.note.new(7))
+        assert app.result(job, timeout="1s") == app.result(job.id) == 7
+        assert app.result(app.enqueue(sqlq.chain(shop.note.new(3), shop.note))) == 3
+        with pytest.raises(ValueError, match="pay is broken"):
+            app.enqueue(shop.note.new("pay"))
+        with pytest.raises(sqlq.JobFailedError, match=r"\(note\) failed after 1 attempt: ValueError: pay is"):
+            app.result(ran.jobs[-1].id)
+    with sqlq.testing.inline(app, at="commit"), Session(engine) as session:
+        job = app.enqueue(shop.note.new(7), session=session)
+        with pytest.raises(sqlq.WaitTimeoutError, match=r"is available .*: it runs in this process when its"):
+            app.result(job, timeout="1h")
+        session.commit()
+        assert app.result(job) == 7
+
+
+def test_a_row_is_no_job_of_the_block_that_has_the_same_number(app: sqlq.App) -> None:
+    shop = Shop(app)
+    row = app.enqueue(shop.total.new([7]))
+    with sqlq.testing.inline(app):
+        here = app.enqueue(shop.note.new(7))
+        assert here.id == row.id
+        assert (app.jobs.get(row).task, app.jobs.get(here).task) == ("total", "note")
+        with pytest.raises(sqlq.WaitTimeoutError, match="is available"):
+            app.result(row)
+        assert app.result(here) == 7

@@ -19,15 +19,17 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.config.constants import MAX_RELEASES
-from sqlq.errors import NoResultError, PayloadKeyError
+from sqlq.config.durations import FAR
+from sqlq.errors import PayloadKeyError
 from sqlq.payload.encryption import HEAD, new_key
+from sqlq.schema.types import milliseconds_since_epoch
 from sqlq.store.jobs import settle
-from sqlq.testing import assert_enqueued, inline, tick
+from sqlq.testing import tick
 from sqlq.testing.database import write_declared
-from tests.kit import claim_on, deaths
+from tests.kit import claim_on, deaths, execute
 from tests.kit.flows import Shop
 
-KEY, OLD = new_key(), new_key()
+KEY, OTHER = new_key(), new_key()
 SECRET = "4111-1111"
 
 
@@ -45,15 +47,15 @@ def encrypting(database_url: str, how: Any) -> Iterator[sqlq.App]:
 
 
 @pytest.fixture
-def other(database_url: str) -> Iterator[Callable[..., sqlq.App]]:
+def make(database_url: str) -> Iterator[Callable[..., sqlq.App]]:
     """Makes Apps on the same database."""
     made: list[sqlq.App] = []
 
-    def make(**options: Any) -> sqlq.App:
+    def app(**options: Any) -> sqlq.App:
         made.append(sqlq.App(database_url, **options))
         return made[-1]
 
-    yield make
+    yield app
     for each in made:
         each.close()
 
@@ -102,14 +104,6 @@ def test_signed_and_encrypted_jobs_run_and_so_are_their_results(
     assert (details.encryption or "").startswith("signed with key" if how == "sign" else "encrypted with key")
 
 
-def test_a_job_without_arguments_or_result_runs_with_keys(encrypting: sqlq.App, engine: Engine) -> None:
-    ran: list[int] = []
-    task = encrypting.task(name="t")(lambda: ran.append(1))
-    encrypting.enqueue(task.new())
-    assert work(encrypting).finished == 1
-    assert stored(engine, "finished_jobs", "result") == [None]
-
-
 TAMPERED = {
     "swapped between tasks": "UPDATE jobs SET task = 'refund' WHERE id = :id",
     "moved to another queue": "UPDATE jobs SET queue = 'other' WHERE id = :id",
@@ -151,33 +145,15 @@ def test_payloads_of_two_tasks_cannot_be_exchanged(encrypting: sqlq.App, engine:
     assert failed(encrypting) == [("pay", "bad_signature"), ("refund", "bad_signature")]
 
 
-def test_a_result_is_no_payload(encrypting: sqlq.App, engine: Engine) -> None:
-    """The result of a task cannot be fed to it as its arguments."""
-    ran: list[Any] = []
-
-    @encrypting.task(name="t")
-    def task(said: Any = None) -> Any:
-        ran.append(said)
-        return {"args": ["from the result"]}
-
-    encrypting.enqueue(task.new())
-    work(encrypting)
-    encrypting.enqueue(task.new())
-    write(engine, "UPDATE jobs SET payload = (SELECT result FROM finished_jobs)")
-    work(encrypting)
-    assert ran == [None]
-    assert failed(encrypting) == [("t", "bad_signature")]
-
-
 def test_another_key_opens_no_payload(
-    encrypting: sqlq.App, other: Callable[..., sqlq.App], engine: Engine, caplog: pytest.LogCaptureFixture
+    encrypting: sqlq.App, make: Callable[..., sqlq.App], engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     def task_of(app: sqlq.App) -> Any:
         return app.task(name="t")(lambda card: card)
 
     job = encrypting.enqueue(task_of(encrypting).new(SECRET))
     with caplog.at_level(logging.DEBUG):
-        for app in (other(), other(keys=[OLD])):
+        for app in (make(), make(keys=[OTHER])):
             task_of(app)
             assert work(app).released == 1
             found = app.jobs.get(job.id)
@@ -188,22 +164,22 @@ def test_another_key_opens_no_payload(
             assert found.available_at > found.created_at
             assert SECRET not in json.dumps(found.payload)
             write(engine, "UPDATE jobs SET available_at = created_at")
-    rotated = other(keys=[OLD, KEY])
+    rotated = make(keys=[OTHER, KEY])
     task_of(rotated)
     assert work(rotated).finished == 1
     assert rotated.result(job.id) == SECRET
     with pytest.raises(PayloadKeyError, match=r"the result of job .* cannot be read: "):
-        other().result(job.id)
+        make().result(job.id)
     said = caplog.text
-    assert all(hidden not in said for hidden in (SECRET, KEY, OLD))
+    assert all(hidden not in said for hidden in (SECRET, KEY, OTHER))
 
 
 def test_plain_rows_are_refused_taken_or_taken_by_queue(
-    other: Callable[..., sqlq.App], engine: Engine
+    make: Callable[..., sqlq.App], engine: Engine
 ) -> None:
     for plain, expected in ((None, []), (["hooks"], [2]), ("accept", [1, 2])):
         ran: list[int] = []
-        app = other(keys=[KEY], plain=plain)
+        app = make(keys=[KEY], plain=plain)
         app.task(name="t")(ran.append)
         write(
             engine,
@@ -217,43 +193,27 @@ def test_plain_rows_are_refused_taken_or_taken_by_queue(
 
 
 def test_a_plain_result_is_none_where_plain_rows_are_refused(
-    other: Callable[..., sqlq.App], engine: Engine
+    make: Callable[..., sqlq.App], engine: Engine
 ) -> None:
-    app = other(keys=[KEY])
+    app = make(keys=[KEY])
     task = app.task(name="t")(lambda: 7)
     job = app.enqueue(task.new())
     work(app)
     write(engine, "UPDATE finished_jobs SET result = '8'")
     with pytest.raises(PayloadKeyError, match="is plain"):
         app.result(job)
-    assert other(keys=[KEY], plain="accept").result(job.id) == 8
+    assert make(keys=[KEY], plain="accept").result(job.id) == 8
 
 
-def test_an_app_that_reads_takes_part_in_a_rollout(other: Callable[..., sqlq.App], engine: Engine) -> None:
+def test_an_app_that_reads_takes_part_in_a_rollout(make: Callable[..., sqlq.App], engine: Engine) -> None:
     ran: list[int] = []
-    first, second = other(keys=[KEY], encryption="read"), other(keys=[KEY], plain="accept")
+    first, second = make(keys=[KEY], encryption="read"), make(keys=[KEY], plain="accept")
     tasks = [app.task(name="t")(ran.append) for app in (first, second)]
     first.enqueue(tasks[0].new(1))
     second.enqueue(tasks[1].new(2))
     assert [each.startswith(HEAD) for each in stored(engine)] == [False, True]
     assert work(first).finished == 2
     assert sorted(ran) == [1, 2]
-
-
-def test_a_retry_decrypts_the_payload_again(encrypting: sqlq.App, engine: Engine) -> None:
-    tries: list[str] = []
-
-    @encrypting.task(name="t", backoff="0s", max_attempts=2)
-    def task(card: str) -> None:
-        tries.append(card)
-        raise ValueError("no")
-
-    job = encrypting.enqueue(task.new(SECRET))
-    work(encrypting)
-    assert stored(engine, "failed_jobs")[0].startswith(HEAD)
-    assert encrypting.jobs.retry([job.id]) == [job.id]
-    work(encrypting)
-    assert tries == [SECRET] * 4
 
 
 # -- flows ---------------------------------------------------------------------------------------------------
@@ -371,7 +331,7 @@ def test_schedules_are_signed_when_they_are_stored(encrypting: sqlq.App, engine:
 
 
 def test_a_deploy_rewrites_a_signed_schedule_only_where_it_differs(
-    encrypting: sqlq.App, other: Callable[..., sqlq.App], engine: Engine, how: Any
+    encrypting: sqlq.App, make: Callable[..., sqlq.App], engine: Engine, how: Any
 ) -> None:
     def deploy(app: sqlq.App, argument: int) -> str:
         task = app.task(name="t")(lambda n: None)
@@ -381,11 +341,11 @@ def test_a_deploy_rewrites_a_signed_schedule_only_where_it_differs(
             return str(conn.scalar(text("SELECT payload FROM sqlq_schedules")))
 
     first = deploy(encrypting, 1)
-    assert deploy(other(keys=[KEY], encryption=how), 1) == first
-    assert deploy(other(keys=[KEY, OLD], encryption=how), 1) == first
-    changed = deploy(other(keys=[KEY], encryption=how), 2)
+    assert deploy(make(keys=[KEY], encryption=how), 1) == first
+    assert deploy(make(keys=[KEY, OTHER], encryption=how), 1) == first
+    changed = deploy(make(keys=[KEY], encryption=how), 2)
     assert changed != first
-    rotated = deploy(other(keys=[OLD, KEY], encryption=how), 2)
+    rotated = deploy(make(keys=[OTHER, KEY], encryption=how), 2)
     assert rotated.startswith(HEAD)
     assert rotated != changed
 
@@ -409,41 +369,6 @@ def test_every_way_to_enqueue_signs_the_payload(encrypting: sqlq.App, engine: En
     assert sorted(ran) == [1, 2, 3, 4]
 
 
-def test_inline_jobs_need_no_signature(encrypting: sqlq.App, engine: Engine) -> None:
-    ran: list[int] = []
-    task = encrypting.task(name="t")(ran.append)
-    encrypting.enqueue(task.new(1), eager=True)
-    with inline(encrypting):
-        encrypting.enqueue(task.new(2))
-    assert ran == [1, 2]
-    assert stored(engine) == []
-
-
-def test_assert_enqueued_opens_payloads(encrypting: sqlq.App, other: Callable[..., sqlq.App]) -> None:
-    task = encrypting.task(name="t")(lambda n: None)
-    encrypting.enqueue(task.new(7))
-    assert_enqueued(task, args=[7], app=encrypting)
-    with pytest.raises(AssertionError, match="an unreadable payload"):
-        assert_enqueued(task, args=[7], app=other())
-
-
-def test_cursors_work_with_keys(encrypting: sqlq.App, engine: Engine) -> None:
-    seen: list[Any] = []
-
-    @encrypting.task(name="t", backoff="0s")
-    def task(n: int) -> None:
-        job = sqlq.current_job()
-        seen.append(job.cursor)
-        if job.cursor is None:
-            with Session(engine) as session, session.begin():
-                job.checkpoint(session, n)
-            raise ValueError("again")
-
-    encrypting.enqueue(task.new(7))
-    work(encrypting)
-    assert seen == [None, 7]
-
-
 def test_a_task_of_a_queue_with_options_knows_its_app(database_url: str, engine: Engine) -> None:
     """Its results are signed in its own transaction, too."""
     app = sqlq.App(database_url, keys=[KEY], queues={"slow": {"timeout": "1m"}})
@@ -460,40 +385,244 @@ def test_a_task_of_a_queue_with_options_knows_its_app(database_url: str, engine:
     app.close()
 
 
-def test_an_unfinished_job_has_no_result_with_keys(encrypting: sqlq.App) -> None:
-    task = encrypting.task(name="t")(lambda: 1)
-    with pytest.raises(NoResultError):
-        encrypting.result(encrypting.enqueue(task.new()))
+# -- rows that somebody writes without a key -----------------------------------------------------------------
 
 
-# -- what others do with encrypted rows ----------------------------------------------------------------------
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
-def test_a_waiter_gets_the_opened_result(
-    encrypting: sqlq.App, other: Callable[..., sqlq.App], how: str
+def _hear(ended: sqlq.JobOutcome) -> None: ...
+
+
+def tasks_in(engine: Engine) -> list[str]:
+    """Return the tasks of all jobs that are waiting or running."""
+    with engine.connect() as conn:
+        return list(conn.scalars(text("SELECT task FROM jobs ORDER BY id")))
+
+
+def _moment(engine: Engine, moment: datetime) -> str:
+    return {
+        "sqlite": str(milliseconds_since_epoch(moment)),
+        "postgresql": f"timestamptz '{moment}'",
+        "mariadb": f"TIMESTAMP '{moment:%Y-%m-%d %H:%M:%S}'",
+    }[engine.dialect.name]
+
+
+# -- a key that is not here ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encryption", ["sign", "encrypt"])
+@pytest.mark.parametrize("keys", [None, [OTHER]])
+def test_a_job_is_released_when_its_key_is_not_here(
+    make: Callable[..., sqlq.App],
+    engine: Engine,
+    keys: list[str] | None,
+    encryption: Any,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    @encrypting.task(name="card")
-    def card() -> dict[str, str]:
-        return {"card": SECRET}
+    ran: list[Any] = []
+    encrypting, without = make(keys=[KEY], encryption=encryption), make(keys=keys)
+    for app in (encrypting, without):
+        app.task(name="pay", max_attempts=1, on_failure=app.task(name="alarm")(_hear))(ran.append)
+    encrypting.enqueue(encrypting.tasks["pay"].new(7))
+    for _ in range(3):
+        assert (work(without).released, without.jobs.list(state="failed")) == (1, [])
+        execute(engine, "UPDATE jobs SET available_at = created_at")
+    warnings = [each for each in caplog.records if each.levelno == logging.WARNING]
+    assert len(warnings) == 1, "one for each task, reason and minute"
+    assert all("which this App does not have" in each.getMessage() for each in warnings)
+    assert all(each.event == "bad_signature" for each in warnings)  # type: ignore[attr-defined]
+    assert work(encrypting).finished == 1
+    assert ran == [7]
 
-    job = encrypting.enqueue(card.new())
-    work(encrypting)
-    assert encrypting.result(job, timeout="10s") == {"card": SECRET}
-    assert encrypting.result(job.id, raw=True) == {"card": SECRET}
-    for app in (other(), other(keys=[new_key()])):
-        with pytest.raises(PayloadKeyError, match="cannot be read"):
-            app.result(job.id, timeout="10s")
 
-
-def test_a_replay_is_opened_like_its_job(
-    encrypting: sqlq.App, engine: Engine, other: Callable[..., sqlq.App]
+def test_a_job_without_its_key_for_a_day_fails_without_a_callback(
+    make: Callable[..., sqlq.App], engine: Engine
 ) -> None:
-    seen: list[str] = []
-    charge = encrypting.task(name="charge")(seen.append)
-    job = encrypting.enqueue(charge.new(SECRET))
-    work(encrypting)
-    assert other().jobs.replay(job.id)
-    assert all(each.startswith(HEAD) for each in stored(engine))
-    work(encrypting)
-    assert seen == [SECRET, SECRET]
-    assert failed(encrypting) == []
+    encrypting, without = make(keys=[KEY]), make(keys=[OTHER])
+    for app in (encrypting, without):
+        app.task(name="pay", on_failure=app.task(name="alarm")(print))(print)
+    encrypting.enqueue(encrypting.tasks["pay"].new(7))
+    work(without)
+    execute(engine, f"UPDATE jobs SET unknown_since = {_moment(engine, LONG_AGO)}, available_at = created_at")
+    assert work(without).failed == 1
+    (failed,) = without.jobs.list(state="failed")
+    assert (failed.reason, failed.exception) == ("bad_signature", "sqlq.errors.PayloadKeyError")
+    assert tasks_in(engine) == []
+    assert encrypting.jobs.retry([failed.id]) == [failed.id]
+    assert work(encrypting).finished == 1
+
+
+def test_a_step_is_released_when_the_key_of_a_result_is_not_here(
+    make: Callable[..., sqlq.App], engine: Engine
+) -> None:
+    ran: list[int] = []
+    first, second, both = make(keys=[KEY]), make(keys=[OTHER]), make(keys=[OTHER, KEY])
+    for app in (first, second, both):
+        app.task(name="one")(lambda: 1)
+        app.task(name="take")(ran.append)
+    flow = sqlq.Flow()
+    flow.add(second.tasks["take"].new(flow.add(second.tasks["one"].new()).result))
+    second.enqueue(flow)
+    both.worker(drain=True, max_jobs=1).run()
+    assert first.database.encryption is not None
+    execute(
+        engine,
+        "UPDATE finished_jobs SET result = :r",
+        r=first.database.encryption.protect("result", "one", "default", "1"),
+    )
+    assert (work(second).released, second.jobs.list(state="failed")) == (1, [])
+    execute(engine, "UPDATE jobs SET available_at = created_at")
+    assert work(both).finished == 1
+    assert ran == [1]
+
+
+@pytest.mark.parametrize("keys", [None, [OTHER], [KEY]])
+def test_a_rewritten_signature_fails_at_once(
+    make: Callable[..., sqlq.App], engine: Engine, keys: list[str] | None
+) -> None:
+    encrypting, app = make(keys=[KEY]), make(keys=keys, plain=None if keys is None else "accept")
+    for each in (encrypting, app):
+        each.task(name="pay")(print)
+    encrypting.enqueue(encrypting.tasks["pay"].new(7))
+    execute(engine, "UPDATE jobs SET payload = replace(payload, '\": \"', '\":\"')")
+    assert work(app).failed == 1
+    assert [job.reason for job in app.jobs.list(state="failed")] == ["bad_signature"]
+
+
+# -- what follows --------------------------------------------------------------------------------------------
+
+FORGED = """
+INSERT INTO jobs (queue, task, payload, on_failure, on_success, label, attempts, max_attempts, releases)
+VALUES ('any "thing"', '{"amount": 1000000}', :payload, '{"task": "charge", "queue": "pay"}',
+        '{"task": "charge", "queue": "pay"}', 'theirs', :attempts, 1, :releases)
+"""
+
+
+def forge(engine: Engine, payload: str = "{}", *, attempts: int = 0, releases: int = 0) -> None:
+    execute(engine, FORGED, payload=payload, attempts=attempts, releases=releases)
+
+
+@pytest.mark.parametrize("payload", ["{}", f'{HEAD}s1.KEY.{"A" * 44}", "text": {{}}}}'])
+def test_a_refused_row_gets_no_callback(make: Callable[..., sqlq.App], engine: Engine, payload: str) -> None:
+    """Else it would be signed, with a task, a queue and a label of theirs in it."""
+    app = make(keys=[KEY])
+    assert app.database.encryption is not None
+    app.task(name="charge", queue="pay")(print)
+    forge(engine, payload.replace("KEY", next(iter(app.database.encryption.keys))))
+    assert work(app).failed == 1
+    assert [(job.reason, job.label) for job in app.jobs.list()] == [("bad_signature", "theirs")]
+    assert tasks_in(engine) == []
+
+
+def test_a_forged_row_whose_worker_is_lost_gets_no_callback(
+    make: Callable[..., sqlq.App], engine: Engine
+) -> None:
+    """Whoever ends it has never opened it."""
+    app = make(keys=[KEY])
+    then = app.task(name="charge", queue="pay")(print)
+    honest = app.task(name="honest", max_attempts=1, on_failure=then)(print)
+    database = app.database
+    for payload in ("{}", None):
+        forge(engine, payload or "{}") if payload else app.enqueue(honest.new(1))
+        with database.begin() as conn:
+            (held,) = claim_on(conn, ['any "thing"', "default"], limit=1, owner="dead", lease_ms=1)
+        with database.begin() as conn:
+            settle.lose(conn, [(held.id, held.lease_token)], "is gone")
+    assert [(job.task, job.reason) for job in app.jobs.list(state="failed")] == [
+        ("honest", "worker_lost"),
+        ('{"amount": 1000000}', "worker_lost"),
+    ]
+    assert tasks_in(engine) == ["charge"], "the one that follows the honest one"
+    (follows,) = app.jobs.list(state="available")
+    assert follows.payload["args"][0]["task"] == "honest"
+
+
+def test_a_forged_row_of_a_dead_worker_gets_no_callback(
+    make: Callable[..., sqlq.App], engine: Engine
+) -> None:
+    app = make(keys=[KEY])
+    app.task(name="charge", queue="pay")(print)
+    forge(engine, releases=MAX_RELEASES)
+    with app.database.begin() as conn:
+        assert claim_on(conn, ['any "thing"'], limit=1, owner="dead", lease_ms=1000)
+    assert deaths("dead").release(app.database) == float("inf")
+    assert [job.reason for job in app.jobs.list(state="failed")] == ["error"]
+    assert tasks_in(engine) == []
+
+
+# -- what goes into later steps ------------------------------------------------------------------------------
+
+
+def feed(engine: Engine, signed_step: str) -> None:
+    """Insert rows as a role would: one in the queue whose plain rows are accepted, and behind it a step.
+
+    The arguments of the step were signed for another flow.
+    """
+    with engine.begin() as conn:
+        flow_id = conn.scalar(text("SELECT max(id) FROM sqlq_flows"))
+        insert = "INSERT INTO jobs (queue, task, payload, flow_id, blocked_by, available_at) VALUES "
+        echo = conn.scalar(
+            text(
+                f"{insert} ('hooks', 'echo', :payload, :flow, NULL, {_moment(engine, LONG_AGO)}) RETURNING id"
+            ),
+            {"payload": json.dumps({"args": [{"amount": 555}]}), "flow": flow_id},
+        )
+        step = conn.scalar(
+            text(f"{insert} ('pay', 'pay', :payload, :flow, 'flow', {_moment(engine, FAR)}) RETURNING id"),
+            {"payload": signed_step, "flow": flow_id},
+        )
+        conn.execute(
+            text(
+                "INSERT INTO sqlq_edges (job_id, depends_on, on_outcome, place) VALUES (:s, :e, 'success', 0)"
+            ),
+            {"s": step, "e": echo},
+        )
+
+
+def tasks_of(app: sqlq.App) -> list[Any]:
+    """Give an App the tasks of these tests, and return what `pay` is called with."""
+    paid: list[Any] = []
+    app.task(name="quote", queue="pay")(lambda: {"amount": 1})
+    app.task(name="echo", queue="hooks")(lambda value: value)
+    app.task(name="pay", queue="pay")(paid.append)
+
+    @app.task(name="look", queue="pay")
+    def look() -> None:
+        paid.append(sqlq.current_job().results)
+
+    return paid
+
+
+@pytest.mark.parametrize("task", ["pay", "look"])
+def test_a_plain_row_feeds_no_signed_step(make: Callable[..., sqlq.App], engine: Engine, task: str) -> None:
+    app = make(keys=[KEY], plain=["hooks"])
+    paid = tasks_of(app)
+    flow = sqlq.Flow()
+    quoted = flow.add(app.tasks["quote"].new())
+    step = app.tasks["pay"].new(quoted.result) if task == "pay" else app.tasks["look"].new()
+    flow.add(step, after=[quoted])
+    app.enqueue(flow)
+    with engine.connect() as conn:
+        protected = str(conn.scalar(text("SELECT payload FROM jobs WHERE task = :t"), {"t": task}))
+    feed(engine, protected)
+    execute(engine, "UPDATE jobs SET task = :t WHERE id = (SELECT max(id) FROM jobs)", t=task)
+    work(app)
+    assert paid == [{"amount": 1} if task == "pay" else [{"amount": 1}]], "what the App has asked for"
+    refused = app.jobs.list(state="failed") + app.jobs.list(state="scheduled")
+    assert len(refused) == 1
+    said = refused[0].message or str(refused[0].errors[-1])
+    assert "its queue hooks accepts plain rows" in said
+
+
+@pytest.mark.parametrize("plain", ["accept", ["hooks", "pay"]])
+def test_a_step_in_a_queue_of_plain_rows_takes_plain_results(
+    make: Callable[..., sqlq.App], engine: Engine, plain: Any
+) -> None:
+    app = make(keys=[KEY], plain=plain)
+    paid = tasks_of(app)
+    flow = sqlq.Flow()
+    flow.add(app.tasks["pay"].new(flow.add(app.tasks["echo"].new(3)).result))
+    app.enqueue(flow)
+    work(app)
+    assert paid == [3]

@@ -25,7 +25,7 @@ from sqlq.store.jobs import settle
 from sqlq.testing import drain, inline
 from sqlq.worker.ipc.pipe import packed
 from sqlq.worker.report.reporter import Reporter
-from tests.kit import for_each, needs, wait_until
+from tests.kit import for_each, handler_of, needs, wait_until
 from tests.kit.processes import worker_process
 
 TENANT: ContextVar[str] = ContextVar("tenant")
@@ -48,15 +48,10 @@ def being(tenant: str) -> Iterator[None]:
 def test_a_handler_gets_headers_and_label(app: sqlq.App, kind: str) -> None:
     seen: list[tuple[Mapping[str, Any], str | None]] = []
 
-    def plain() -> None:
-        job = sqlq.current_job()
-        seen.append((job.headers, job.label))
+    def look() -> None:
+        seen.append((sqlq.current_job().headers, sqlq.current_job().label))
 
-    async def asynchronous() -> None:
-        await asyncio.sleep(0)
-        plain()
-
-    task = app.task(name="t")(plain if kind == "def" else asynchronous)
+    task = app.task(name="t")(handler_of(kind, look))
     headers = {"request_id": "r-7", "tags": ["a", "b"]}
     job = app.enqueue(task.new().set(headers=headers, label="export of May"))
     plainly = app.enqueue(task.new())
@@ -68,48 +63,6 @@ def test_a_handler_gets_headers_and_label(app: sqlq.App, kind: str) -> None:
     found = app.jobs.get(job.id)
     assert (found.headers, found.label, found.state) == (headers, "export of May", "finished")
     assert (app.jobs.get(plainly.id).headers, app.jobs.get(plainly.id).label) == ({}, None)
-
-
-def test_every_insert_has_headers_and_label(app: sqlq.App, engine: Engine) -> None:
-    task = app.task(name="t")(lambda n: None)
-
-    def new(n: int, **options: Any) -> sqlq.NewJob:
-        return task.new(n).set(headers={"n": n}, label=f"job {n}", **options)
-
-    ids = [app.enqueue(new(0)).id, app.enqueue(new(1, delay="1h", priority=3)).id]
-    ids += [
-        job.id for job in app.enqueue_many([new(2), new(3, unique_key="k"), new(4, timeout="5s"), new(5)])
-    ]
-    with Session(engine) as session, session.begin():
-        ids += [app.enqueue(new(6), session=session).id]
-        alike = [task.new(0).set(label="job 7", headers={"n": 7})] * 2
-        ids += [job.id for job in app.enqueue_many(alike, session)]
-    assert [(app.jobs.get(id).headers["n"], app.jobs.get(id).label) for id in ids] == [
-        (n, f"job {n}") for n in (0, 1, 2, 3, 4, 5, 6, 7, 7)
-    ]
-
-
-def test_headers_and_label_survive_failure_and_retry(app: sqlq.App) -> None:
-    @app.task(name="t", max_attempts=1)
-    def fails() -> None:
-        assert sqlq.current_job().attempt == 2 or sqlq.current_job().headers == {"a": 1}
-        raise ValueError("no")
-
-    id = app.enqueue(fails.new().set(headers={"a": 1}, label="mine", backoff="7s", retention="1h")).id
-    for _ in range(2):
-        assert drain(app).failed == 1
-        job = app.jobs.get(id)
-        assert (job.state, job.headers, job.label) == ("failed", {"a": 1}, "mine")
-        assert job.retention_ms == 3_600_000
-        assert job.expires_at is not None
-        assert job.ended_at is not None
-        assert round((job.expires_at - job.ended_at).total_seconds()) == 3600
-        assert app.jobs.retry([id]) == [id]
-    assert (app.jobs.get(id).headers, app.jobs.get(id).label, app.jobs.get(id).state) == (
-        {"a": 1},
-        "mine",
-        "available",
-    )
 
 
 def test_set_adds_headers_to_those_before(app: sqlq.App) -> None:
@@ -266,15 +219,6 @@ def test_a_wrong_return_of_enqueue_middleware_is_refused(app: sqlq.App, engine: 
     assert app.jobs.list() == []
 
 
-def test_an_exception_of_enqueue_middleware_comes_out_of_enqueue(app: sqlq.App) -> None:
-    @app.before_enqueue
-    def fails(job: sqlq.NewJob) -> None:
-        raise LookupError("no request")
-
-    with pytest.raises(LookupError, match="no request"):
-        app.enqueue(app.task(name="t")(lambda: None).new())
-
-
 async def _coroutine(job: Any) -> None: ...
 
 
@@ -335,25 +279,6 @@ def test_context_variables_travel_and_are_gone_for_the_next_job(carrying: sqlq.A
     assert carrying.jobs.list()[-1].headers == {"sqlq.carry": {"tenant": "blue", "request": {"id": 7}}}
 
 
-def test_context_variables_travel_inline(carrying: sqlq.App) -> None:
-    seen: list[Any] = []
-
-    @carrying.task(name="t")
-    def handler() -> None:
-        seen.append((TENANT.get(), dict(sqlq.current_job().headers), sqlq.current_job().label))
-        TENANT.set("of the handler")
-
-    @carrying.task(name="a")
-    async def ahandler() -> None:
-        handler()
-
-    with inline(carrying), being("blue"):
-        carrying.enqueue(handler.new().set(label="l"))
-        carrying.enqueue(ahandler.new())
-        assert TENANT.get() == "blue"
-    assert seen == [("blue", {}, "l"), ("blue", {}, None)]
-
-
 def test_a_default_of_a_variable_is_not_carried(carrying: sqlq.App) -> None:
     task = carrying.task(name="t")(lambda: None)
 
@@ -411,19 +336,6 @@ async def aalone():
     note("aalone")
     tenant.set("another's")
 """
-
-
-@needs("cheap")
-def test_a_job_with_bytes_in_its_row_runs_in_a_process_of_its_own(
-    app: sqlq.App, engine: Engine, database_url: str, tmp_path: Path
-) -> None:
-    (tmp_path / "play.py").write_text(PLAY)
-    with engine.begin() as conn:
-        conn.exec_driver_sql("INSERT INTO jobs (task, label, queue) VALUES ('play.alone', x'ff', x'fe')")
-    (job,) = app.jobs.list()
-    with worker_process(tmp_path, "play:app", database_url, "-c", "1"):
-        wait_until(lambda: app.jobs.get(job.id).ended_at or app.jobs.get(job.id).history[1:], what="its end")
-    assert (tmp_path / "ran.txt").read_text() == "alone nobody's None b'\\xff'\n"
 
 
 def test_context_variables_travel_to_isolated_processes(

@@ -11,10 +11,12 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, get_args
 
 import pytest
 from sqlalchemy import Connection, Engine, text
@@ -23,11 +25,16 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq import JobEvent, events
-from sqlq.events import NAMES
+from sqlq.events import NAMES, EventName
+from sqlq.model.job import ClaimedJob
+from sqlq.model.job_options import FailureReason
 from sqlq.testing import drain
+from sqlq.worker.ipc.parent import NoParent
 from sqlq.worker.lifecycle import stop
+from sqlq.worker.report import meter as metering
+from sqlq.worker.report.meter import OTHER, QUEUE_NAMES, Meter, Totals
 from sqlq.worker.report.reporter import Reporter
-from tests.kit import for_each, needs, wait_until
+from tests.kit import for_each, handler_of, needs, span, wait_until, worker_of
 from tests.kit.processes import ROOT, worker_process
 from tests.kit.workers import listening
 
@@ -43,10 +50,7 @@ def names(told: list[JobEvent]) -> list[str]:
 def test_a_finished_job_publishes_started_and_finished(app: sqlq.App, kind: str) -> None:
     told = listening(app)
 
-    async def asynchronous() -> None: ...
-    def plain() -> None: ...
-
-    task = app.task(name="t", queue="mail", max_attempts=3)(plain if kind == "def" else asynchronous)
+    task = app.task(name="t", queue="mail", max_attempts=3)(handler_of(kind, lambda: None))
     job = app.enqueue(task.new())
     drain(app)
     assert names(told) == ["started", "finished"]
@@ -97,45 +101,6 @@ def test_a_job_publishes_snoozed_and_cancelled(app: sqlq.App) -> None:
     assert (ends["snoozed"].delay_seconds, ends["cancelled"].reason) == (0.0, "not wanted")
 
 
-def test_jobs_that_fail_before_their_handler_publish_events(app: sqlq.App, engine: Engine) -> None:
-    told = listening(app)
-    app.task(name="t")(lambda: None)
-    with engine.begin() as conn:
-        conn.execute(text("INSERT INTO jobs (queue, task, payload) VALUES ('q', 't', 'no json')"))
-        conn.execute(text("INSERT INTO jobs (queue, task, payload) VALUES ('q', 'nobodys', '{}')"))
-    drain(app)
-    assert [(event.name, event.task, event.reason) for event in sorted(told, key=lambda e: e.task)] == [
-        ("released", "nobodys", "unknown_task"),
-        ("failed", "t", "bad_payload"),
-    ]
-
-
-def test_a_job_that_times_out_publishes_its_reason(app: sqlq.App) -> None:
-    told = listening(app, "failed")
-
-    @app.task(name="t", timeout="50ms", max_attempts=1)
-    async def slow() -> None:
-        await asyncio.sleep(60)
-
-    app.enqueue(slow.new())
-    drain(app)
-    assert [(event.name, event.reason) for event in told] == [("failed", "timeout")]
-    assert isinstance(told[0].exception, sqlq.JobTimeoutError)
-
-
-def test_a_job_that_its_handler_completes_publishes_finished(app: sqlq.App, engine: Engine) -> None:
-    told = listening(app, "finished")
-
-    @app.task(name="t")
-    def pay() -> None:
-        with sqlq.current_job().completing(engine):
-            pass
-
-    job = app.enqueue(pay.new())
-    drain(app)
-    assert [event.id for event in told] == [job.id]
-
-
 def test_a_stopped_worker_publishes_released(app: sqlq.App) -> None:
     told, started = listening(app), threading.Event()
 
@@ -145,12 +110,10 @@ def test_a_stopped_worker_publishes_released(app: sqlq.App) -> None:
         await asyncio.sleep(60)
 
     app.enqueue(long.new())
-    worker = app.worker(grace="0s")
-    thread = threading.Thread(target=worker.run)
-    thread.start()
+    worker = app.worker(grace="0s").start()
     assert started.wait(10)
     worker.stop()
-    thread.join(10)
+    assert worker.join("10s")
     assert names(told) == ["started", "released"], "what waited was told before run() returned"
 
 
@@ -165,43 +128,16 @@ def test_a_job_cancelled_by_force_publishes_one_lost_event_with_the_reason(
         assert go_on.wait(20)
 
     job = app.enqueue(long.new())
-    worker = app.worker(lease="3s")
-    thread = threading.Thread(target=worker.run)
-    thread.start()
+    worker = app.worker(lease="3s").start()
     assert started.wait(10)
     assert app.jobs.cancel([job.id], force=True) == {job.id: "cancelled"}
     wait_until(lambda: "lost" in names(told))
     go_on.set()
     wait_until(lambda: worker.counts.lost)
     worker.stop()
-    thread.join(10)
+    assert worker.join("10s")
     assert names(told) == ["started", "lost"]
     assert told[-1].reason == "another worker has taken it, or an operator has cancelled it by force"
-
-
-@pytest.mark.parametrize(("max_attempts", "expected"), [(2, "rescued"), (1, "failed")])
-def test_a_rescue_publishes_rescued_or_failed(app: sqlq.App, max_attempts: int, expected: str) -> None:
-    from tests.kit import claim
-
-    told = listening(app)
-    app.task(name="t", max_attempts=max_attempts)(lambda: None)
-    job = app.enqueue(app.tasks["t"].new())
-    (held,) = claim(app, lease_ms=1)
-    assert held.id == job.id
-    worker = app.worker(queues=["another"])
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    wait_until(lambda: told, 20)
-    worker.stop()
-    thread.join(10)
-    (event,) = told
-    assert (event.name, event.id, event.attempt) == (expected, job.id, 1)
-    assert event.worker
-    if expected == "failed":
-        assert event.reason == "worker_lost"
-        assert isinstance(event.exception, sqlq.errors.WorkerLostError)
-        assert event.error is not None
-        assert event.error.exception == "sqlq.errors.WorkerLostError"
 
 
 PLAY = """
@@ -386,15 +322,11 @@ def test_a_slow_listener_delays_no_job(app: sqlq.App, caplog: pytest.LogCaptureF
     told = listening(app, "finished")
     task = app.task(name="t")(lambda: None)
     app.enqueue_many([task.new() for _ in range(50)])
-    worker = app.worker(drain=True)
-    thread = threading.Thread(target=worker.run)
-    thread.start()
+    worker = app.worker(drain=True).start()
     wait_until(lambda: len(told) == 50, what="the jobs, and the other listener")
-    thread.join(2)
-    assert thread.is_alive(), "run() waits for the listener within the grace time"
+    assert not worker.join("2s"), "run() waits for the listener within the grace time"
     go_on.set()
-    thread.join(10)
-    assert not thread.is_alive()
+    assert worker.join("10s")
 
 
 @needs("cheap")
@@ -604,3 +536,122 @@ def test_a_wrong_listener_is_refused(given: Any, sentence: str) -> None:
     with pytest.raises(sqlq.errors.ConfigurationError, match=sentence):
         app.on("failed")(given)
     assert "failed" not in app._events.subscribed
+
+
+# -- counts --------------------------------------------------------------------------------------------------
+
+
+KNOWN = {"send": SimpleNamespace(name="send", aliases=("mail.send",), queue="mail")}
+
+
+def claimed(task: str = "send", queue: str = "mail") -> ClaimedJob:
+    return ClaimedJob(1, 1, queue, task, "{}", 1, 5)
+
+
+def test_counts_are_sent_once() -> None:
+    totals = Totals()
+    counting = Meter(totals.add, KNOWN)
+    for _ in range(3):
+        counting.claimed([claimed(), claimed()], 0.02)
+        counting.flush()
+    counting.flush()
+    counts, times = totals.now()
+    assert +Counter(counts) == {("claimed", "mail"): 6}
+    buckets, seconds = times["claim", "jobs"]
+    assert sum(buckets) == 3
+    assert buckets[metering.BOUNDS.index(0.025)] == 3
+    assert round(seconds, 6) == 0.06
+
+
+def test_counters_begin_at_zero_when_a_worker_has_counted_nothing_of_a_task() -> None:
+    """Prometheus sees no increase in a series that begins at another number."""
+    totals = Totals()
+    counting = Meter(totals.add, KNOWN)
+    counting.claimed([], 0.02)
+    counting.flush()
+    outcomes = {*get_args(EventName)} - {"enqueued", "started"}
+    labels = [
+        *(("attempts", each) for each in outcomes),
+        *(("failed", each) for each in get_args(FailureReason)),
+    ]
+    expected = {(kind, task, "mail", label) for kind, label in labels for task in ("send", "mail.send")}
+    counts = totals.now()[0]
+    assert counts.keys() == {("claimed", "mail"), *expected}
+    assert not any(counts.values())
+    totals.event(died("send"))
+    counting.claimed([claimed()], 0.02)
+    counting.flush()
+    assert totals.now()[0]["failed", "send", "mail", "worker_lost"] == 1, "once begun it is not begun again"
+
+
+def died(task: str, queue: str = "mail", name: str = "failed") -> JobEvent:
+    return JobEvent(name=name, id=1, task=task, queue=queue, attempt=1, reason="worker_lost")
+
+
+def test_unknown_tasks_and_queues_after_a_bound_count_as_other() -> None:
+    totals = Totals()
+    Meter(totals.add, KNOWN).flush(totals.add)
+    counting = Meter(totals.add, KNOWN)
+    counting.claimed([claimed()], 0.0)
+    counting.flush()  # the names of tasks come with the first numbers
+    for i in range(50):
+        totals.event(died(f"nobody{i}"))
+    for name in ("send", "mail.send"):
+        totals.event(died(name))
+    for i in range(QUEUE_NAMES + 50):
+        totals.event(died("send", f"tenant{i}"))
+    counts, _ = totals.now()
+    tasks = {key[1] for key in counts if key[0] == "attempts"}
+    queues = {key[2] for key in counts if key[0] == "attempts"}
+    assert tasks == {"send", "mail.send", OTHER}
+    assert len(queues) == QUEUE_NAMES + 1
+    assert counts["attempts", OTHER, "mail", "failed"] == 50
+    assert counts["failed", "send", OTHER, "worker_lost"] == 51
+
+
+def test_a_task_that_takes_the_place_of_another_is_named() -> None:
+    """And one that comes between a message and its being sent."""
+    tasks: dict[str, Any] = dict(KNOWN)
+    totals = Totals()
+    sends: list[Callable[[], None]] = []
+
+    def send(numbers: Any) -> bool:
+        totals.add(numbers)
+        for late in sends:
+            late()
+        return True
+
+    counting = Meter(send, tasks)
+    counting.claimed([claimed()], 0.02)
+    counting.flush()
+    gone = tasks.pop(next(iter(tasks)))
+    tasks["new"] = SimpleNamespace(**{**vars(gone), "name": "new"})
+    sends.append(lambda: tasks.update(late=SimpleNamespace(**{**vars(gone), "name": "late"})))
+    counting.claimed([claimed()], 0.02)
+    counting.flush()
+    assert "new" in totals._known
+    sends.clear()
+    counting.claimed([claimed()], 0.02)
+    counting.flush()
+    assert "late" in totals._known
+
+
+class WorkerRequest(NoParent):
+    """The parent of a worker in a test that counts."""
+
+    def __init__(self) -> None:
+        self.totals = Totals()
+
+    def meter(self, tasks: Any) -> Meter:
+        return Meter(self.totals.add, tasks)
+
+
+def test_a_wait_is_counted_from_when_the_job_was_due(app: sqlq.App) -> None:
+    task = app.task(name="t")(lambda: None)
+    app.enqueue(task.new())
+    with app.database.begin() as conn:
+        conn.exec_driver_sql(f"UPDATE jobs SET available_at = available_at - {span(conn, 60)}")
+    asked = WorkerRequest()
+    worker_of(app, drain=True, supervision=asked).run()
+    _, seconds = asked.totals.now()[1]["wait", "t", "default"]
+    assert 60 <= seconds < 120

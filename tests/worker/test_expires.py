@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text, update
+from sqlalchemy import Engine
 
 import sqlq
 from sqlq.config.constants import UNKNOWN_TASK_MS
 from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Released
-from sqlq.schema.tables import jobs
 from tests.kit import NOW, claim, execute, for_each, settle, span, wait_until, working
-from tests.kit.command import Command
-from tests.kit.drivers import Caller, Mode, common_modes
 
 REASON = "expired: it was not started in time"
 
@@ -72,42 +67,6 @@ def test_start_within_counts_from_when_the_job_is_due(app: sqlq.App, task: sqlq.
     assert many[3].start_by == due(many[3]) + timedelta(hours=1)
     alike = [app.jobs.get(job.id) for job in app.enqueue_many([new.set(start_within="5s")] * 3)]
     assert {job.start_by - due(job) for job in alike if job.start_by} == {5 * seconds}
-
-
-@common_modes
-def test_start_within_is_stored_on_drivers_connections(
-    app: sqlq.App, task: sqlq.Task[..., None], database_url: str, mode: Mode
-) -> None:
-    moment = datetime(2040, 1, 1, tzinfo=UTC)
-    with Caller(database_url, mode) as caller:
-        caller.begin()
-        jobs = [
-            caller.enqueue(app, new)
-            for new in (task.new(1).set(start_within="90s"), task.new(1).set(start_by=moment))
-        ]
-        jobs += caller.enqueue_many(
-            app, [task.new(1).set(start_within="1h"), task.new(2).set(start_by=moment)]
-        )
-        caller.commit()
-    waits = [(found := app.jobs.get(job.id)).start_by - found.available_at for job in jobs]  # type: ignore[operator]
-    assert (waits[0], waits[2]) == (timedelta(seconds=90), timedelta(hours=1))
-    assert [app.jobs.get(jobs[i].id).start_by for i in (1, 3)] == [moment, moment]
-
-
-def test_start_within_of_the_job_comes_before_task_queue_and_app(database_url: str) -> None:
-    app = sqlq.App(database_url, defaults={"start_within": "1h"}, queues={"mail": {"start_within": "1m"}})
-    plain, own = app.task(name="plain")(lambda: None), app.task(name="own", start_within="5s")(lambda: None)
-
-    def waits(job: sqlq.NewJob) -> float | None:
-        found = app.jobs.get(app.enqueue(job).id)
-        return None if found.start_by is None else (found.start_by - due(found)).total_seconds()
-
-    assert waits(plain.new()) == 3_600
-    assert waits(plain.new().set(queue="mail")) == 60
-    assert waits(own.new()) == 5
-    assert waits(own.new().set(start_within="7s")) == 7
-    assert waits(own.new().set(start_within=None)) is None
-    app.close()
 
 
 @for_each(
@@ -232,49 +191,3 @@ def test_a_job_released_before_its_start_still_expires(
         make_late(engine)
     app.worker(drain=True).run()
     assert str(app.jobs.get(job.id).state) == ("finished" if started else "cancelled")
-
-
-def test_a_row_inserted_by_sql_may_name_the_column(app: sqlq.App, engine: Engine, ran: list[int]) -> None:
-    app.task(name="t")(ran.append)
-    with engine.begin() as conn:
-        now = NOW[engine.dialect.name]
-        conn.execute(
-            text(f"INSERT INTO jobs (task, payload, start_by) VALUES ('t', '{{\"args\": [1]}}', {now})")
-        )
-        later = {
-            "sqlite": "4102444800000",
-            "postgresql": "'2100-01-01T00:00:00Z'",
-            "mariadb": "'2100-01-01'",
-        }[engine.dialect.name]
-        conn.execute(
-            text(f"INSERT INTO jobs (task, payload, start_by) VALUES ('t', '{{\"args\": [2]}}', {later})")
-        )
-    app.worker(drain=True).run()
-    assert ran == [2]
-    with engine.connect() as conn:
-        states = conn.execute(text("SELECT state, start_by IS NULL FROM job_states ORDER BY id")).all()
-    assert [tuple(map(str, row)) for row in states] in (
-        [("cancelled", "False"), ("finished", "False")],
-        [("cancelled", "0"), ("finished", "0")],
-    )
-
-
-def test_show_prints_start_by(
-    app: sqlq.App, task: sqlq.Task[..., None], database_url: str, tmp_path: Path
-) -> None:
-    id = app.enqueue(task.new(1).set(start_by=datetime(2040, 1, 1, tzinfo=UTC))).id
-    with app.database.begin() as conn:
-        conn.execute(update(jobs).values(cursor='["' + "x" * 1_000 + '"]'))
-    shown = Command(tmp_path, SQLQ_DATABASE_URL=database_url).ok("show", str(id))
-    assert "start by" in shown
-    assert "2040-01-01" in shown
-    assert "xxxx…" in "".join(shown.split())
-    assert "x" * 400 not in "".join(shown.split())
-
-
-def test_a_running_worker_starts_a_job_in_time(app: sqlq.App) -> None:
-    began = threading.Event()
-    job = app.enqueue(app.task(name="t")(began.set).new().set(start_within="1h"))
-    with working(app):
-        assert began.wait(30)
-        wait_until(lambda: app.jobs.get(job.id).state == "finished", what="the end")

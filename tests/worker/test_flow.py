@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from contextvars import ContextVar
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.config.durations import milliseconds
-from sqlq.store.jobs import operate
+from sqlq.errors import ConfigurationError
+from sqlq.model.job import ClaimedJob
+from sqlq.model.outcome import Released
+from sqlq.worker.attempt import call
+from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.maintain import services
 from sqlq.worker.maintain.services import Prune
 from sqlq.worker.options import OPTIONS
+from sqlq.worker.settle.settle import Counts
 from sqlq.worker.wait import wake
-from tests.kit import NOW, drain, execute, for_each, span, wait_until, working
+from sqlq.worker.worker import Worker
+from tests.kit import drain, execute, for_each, handler_of, needs, span, wait_until, worker_of, working
+from tests.kit.isolated import DEAF, Spawned
 from tests.kit.workers import listening
 
 
@@ -56,13 +61,6 @@ def test_queues_are_served_in_the_order_given(app: sqlq.App) -> None:
     assert order == ["high"] * 3 + ["mid"] * 3 + ["low"] * 3
 
 
-def test_only_the_queues_named_are_served(app: sqlq.App) -> None:
-    task = app.task(name="t")(lambda: None)
-    mine, other = app.enqueue(task.new().set(queue="mine")), app.enqueue(task.new().set(queue="other"))
-    drain(app, queues=["mine"])
-    assert (app.jobs.get(mine.id).state, app.jobs.get(other.id).state) == ("finished", "available")
-
-
 def test_a_busy_queue_does_not_starve_a_quiet_one(app: sqlq.App) -> None:
     """Every queue has its turn: the quiet one's job comes long before the busy one is empty."""
     order: list[str] = []
@@ -71,42 +69,6 @@ def test_a_busy_queue_does_not_starve_a_quiet_one(app: sqlq.App) -> None:
     app.enqueue(task.new("quiet").set(queue="quiet", priority=-100))
     drain(app, concurrency=2)
     assert order.index("quiet") < 100
-
-
-def test_a_paused_queue_is_not_served(app: sqlq.App, engine: Engine) -> None:
-    task = app.task(name="t")(lambda: None)
-    held, free = app.enqueue(task.new().set(queue="held")), app.enqueue(task.new().set(queue="free"))
-    now = NOW[engine.dialect.name]
-    execute(engine, f"INSERT INTO sqlq_queues (queue, paused_at) VALUES ('held', {now})")
-    drain(app)
-    drain(app, queues=["held", "free"])
-    assert (app.jobs.get(held.id).state, app.jobs.get(free.id).state) == ("available", "finished")
-
-
-def test_no_more_than_the_slots_run_at_a_time(app: sqlq.App) -> None:
-    lock, running, most = threading.Lock(), 0, 0
-
-    def enter(by: int) -> None:
-        nonlocal running, most
-        with lock:
-            running += by
-            most = max(most, running)
-
-    @app.task(name="sync")
-    def sync() -> None:
-        enter(1)
-        threading.Event().wait(0.002)
-        enter(-1)
-
-    @app.task(name="async")
-    async def asynchronous() -> None:
-        enter(1)
-        await asyncio.sleep(0.002)
-        enter(-1)
-
-    app.enqueue_many([task.new() for _ in range(60) for task in (sync, asynchronous)])
-    assert drain(app, concurrency=3).finished == 120
-    assert most == 3
 
 
 def test_coroutines_run_side_by_side(app: sqlq.App) -> None:
@@ -125,34 +87,10 @@ def test_coroutines_run_side_by_side(app: sqlq.App) -> None:
 def test_a_handler_does_not_see_the_context_of_the_worker(app: sqlq.App, kind: str) -> None:
     tenant: ContextVar[str] = ContextVar("tenant", default="nobody's")
 
-    @app.task(name="def")
-    def look() -> str:
-        return tenant.get()
-
-    @app.task(name="async def")
-    async def alook() -> str:
-        return tenant.get()
-
-    job = app.enqueue(app.tasks[kind].new())
+    job = app.enqueue(app.task(name="t")(handler_of(kind, tenant.get)).new())
     tenant.set("the caller's")
     assert drain(app).finished == 1
     assert app.result(job) == "nobody's"
-
-
-def test_maintenance_finds_nothing_of_the_context_that_the_worker_was_run_in(app: sqlq.App) -> None:
-    tenant: ContextVar[str] = ContextVar("tenant", default="nobody's")
-    found: dict[str, str] = {}
-
-    def executing(*given: Any) -> None:
-        found[threading.current_thread().name] = tenant.get()
-
-    tenant.set("the caller's")
-    event.listen(Engine, "before_cursor_execute", executing)
-    try:
-        drain(app)
-    finally:
-        event.remove(Engine, "before_cursor_execute", executing)
-    assert found["sqlq-maintenance"] == "nobody's"
 
 
 def test_the_context_of_a_coroutine_does_not_reach_the_next_job(app: sqlq.App) -> None:
@@ -248,27 +186,6 @@ def test_a_resting_worker_releases_jobs_that_it_cannot_start(
         wait_until(lambda: len(app.jobs.list(state="finished", limit=400)) == 310, what="all jobs finished")
 
 
-def test_stopping_lets_running_jobs_finish(app: sqlq.App) -> None:
-    began, release = threading.Event(), threading.Event()
-
-    @app.task(name="t")
-    def slow() -> None:
-        began.set()
-        release.wait(30)
-
-    first, second = app.enqueue_many([slow.new(), slow.new()])
-    worker = app.worker(concurrency=1)
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    assert began.wait(10)
-    worker.stop()
-    release.set()
-    thread.join(10)
-    assert not thread.is_alive()
-    assert app.jobs.get(first.id).state == "finished"
-    assert (app.jobs.get(second.id).state, app.jobs.get(second.id).attempts) == ("available", 0)
-
-
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_job_that_outlasts_the_grace_time_is_released_uncounted(
     app: sqlq.App, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
@@ -287,13 +204,10 @@ def test_a_job_that_outlasts_the_grace_time_is_released_uncounted(
 
     task = app.task(name="t")(sleeps if asynchronous else waits)
     job = app.enqueue(task.new())
-    worker = app.worker(grace="0s")
-    thread = threading.Thread(target=worker.run)
-    thread.start()
+    worker = app.worker(grace="0s").start()
     assert began.wait(10)
     worker.stop()
-    thread.join(10)
-    assert not thread.is_alive()
+    assert worker.join("10s")
     row = app.jobs.get(job.id)
     assert (row.state, row.attempts, row.releases) == ("available", 0, 1)
     assert worker.left_running is not asynchronous
@@ -312,69 +226,13 @@ def test_a_job_that_completed_itself_is_finished_after_the_grace_time(app: sqlq.
 
     told = listening(app)
     job = app.enqueue(completes.new())
-    worker = app.worker(grace="0s")
-    thread = threading.Thread(target=worker.run)
-    thread.start()
+    worker = app.worker(grace="0s").start()
     assert completed.wait(10)
     worker.stop()
-    thread.join(20)
-    assert not thread.is_alive()
+    assert worker.join("20s")
     release.set()
     assert (app.jobs.get(job.id).result, worker.counts.finished) == ("done", 1)
     assert [event.name for event in told] == ["started", "finished"]
-
-
-def test_the_second_stop_leaves_at_once(app: sqlq.App) -> None:
-    began, release = threading.Event(), threading.Event()
-
-    @app.task(name="t")
-    def slow() -> None:
-        began.set()
-        release.wait(30)
-
-    job = app.enqueue(slow.new())
-    worker = app.worker(grace="1h")
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    assert began.wait(10), "what is claimed and has not begun is given back"
-    worker.stop()
-    worker.stop()
-    thread.join(5)
-    assert not thread.is_alive()
-    assert app.jobs.get(job.id).state == "running", "whoever rescues it takes over"
-    release.set()
-
-
-@pytest.mark.parametrize("most", [7, 700])
-def test_max_jobs(app: sqlq.App, most: int) -> None:
-    task = app.task(name="t")(lambda: None)
-    app.enqueue_many([task.new() for _ in range(1_000)])
-    assert app.worker(max_jobs=most).run().finished == most
-    assert len(app.jobs.list(state="available", limit=2_000)) == 1_000 - most
-
-
-def test_a_worker_registers_itself_and_leaves(app: sqlq.App, engine: Engine) -> None:
-    def entered() -> list[Any]:
-        with engine.connect() as conn:
-            return list(conn.execute(text("SELECT pid, queues, concurrency FROM sqlq_workers")))
-
-    with engine.connect() as conn:
-        assert not list(conn.execute(text("SELECT 1 FROM sqlq_workers")))
-    worker = app.worker(["mail"], concurrency=4)
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    wait_until(entered, what="the worker being entered")
-    assert entered()[0][1:] == ('["mail"]', 4)
-    worker.stop()
-    thread.join(10)
-    assert entered() == []
-
-
-def test_a_worker_refuses_an_unmigrated_database(empty_database_url: str) -> None:
-    app = sqlq.App(empty_database_url)
-    with pytest.raises((sqlq.errors.SchemaVersionError, sqlq.errors.ConfigurationError), match="migrate"):
-        app.worker().run()
-    app.close()
 
 
 @for_each(
@@ -418,31 +276,6 @@ def test_an_idle_worker_starts_a_new_job_before_its_next_poll(app: sqlq.App, eng
         wait_until(lambda: started == [0, 1], timeout=5, what="the job started by a hint")
 
 
-@pytest.mark.usefixtures("patient")
-def test_an_idle_worker_starts_a_delayed_job_when_it_is_due(app: sqlq.App, engine: Engine) -> None:
-    """It looks once, when the notification comes, and reads when the job is due."""
-    started: list[tuple[int, float]] = []
-    task = app.task(name="t")(lambda number: started.append((number, time.time())))
-    with working(app, queues=["default"]) as worker:
-        app.enqueue(task.new(0))
-        wait_until(lambda: bool(started), what="the worker being at work")
-        due = datetime.now(UTC) + timedelta(seconds=1)
-        with engine.connect() as conn:
-            app.enqueue(task.new(2).set(delay="1h"), session=conn)
-            app.enqueue(task.new(1).set(available_at=due, priority=-5), session=conn)
-            conn.commit()
-
-        def knows() -> bool:
-            worker._wake.call()  # the notification may have come before the commit was visible
-            return bool(worker._claimer.next_due < time.monotonic() + 60) or len(started) == 2
-
-        wait_until(knows, what="the worker knowing when the next job is due")
-        wait_until(lambda: len(started) == 2, timeout=20, what="the delayed job started")
-    number, at = started[1]
-    assert number == 1
-    assert at >= due.timestamp() - 0.002, "not before it was due"
-
-
 def test_finished_jobs_past_their_retention_are_pruned(
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -469,27 +302,157 @@ def test_a_job_that_has_just_ended_is_not_pruned(database_url: str) -> None:
     prune.run()
     prune.run()
     assert [job.state for job in app.jobs.list()] == ["finished"]
+    assert services.SEEN_MS / 1000 + (2 - services.MIN_RHYTHM_SHARE) * services.PRUNE_SECONDS < 60
     app.close()
 
 
-def test_jobs_with_their_own_retention_are_kept(database_url: str, engine: Engine) -> None:
-    app = sqlq.App(database_url, retention="0s")
-    task = app.task(name="t")(lambda: None)
-    lasting = app.task(name="lasting", retention="1h")(lambda: None)
+# -- services on one database --------------------------------------------------------------------------------
 
-    @app.task(name="completing")
-    def completing() -> None:
+
+def test_a_worker_of_a_service_leaves_the_jobs_of_another_one(app: sqlq.App) -> None:
+    shop, billing = (sqlq.App(app.database.engine.url, service=name) for name in ("shop", "billing"))
+    shop.enqueue_many([shop.task(name="send")(lambda: None).new()] * 5)
+    charges = billing.enqueue_many([billing.task(name="charge")(lambda: None).new()] * 5)
+    assert drain(shop) == drain(billing)
+    assert {app.jobs.get(job.id).releases for job in charges} == {0}
+    assert {(job.queue, job.state) for job in app.jobs.list()} == {
+        (name, "finished") for name in ("shop", "billing")
+    }
+    shop.close()
+    billing.close()
+
+
+def test_a_worker_of_a_service_serves_the_queues_that_its_app_names(database_url: str) -> None:
+    app = sqlq.App(database_url, service="shop", queues={"bulk": {"timeout": "1m"}})
+    send = app.task(name="send", queue="mail")(lambda: None)
+    plain = app.task(name="plain")(lambda: None)
+    new = send.new()
+    jobs = app.enqueue_many([new, new.set(queue="bulk"), plain.new(), new.set(queue="elsewhere")])
+    assert app.jobs.get(jobs[2].id).queue == "shop"
+    assert drain(app).finished == 3
+    assert app.jobs.get(jobs[3].id).state == "available"
+    assert drain(app, queues=["elsewhere"]).finished == 1
+    app.close()
+
+
+def test_a_default_queue_comes_before_the_service(database_url: str) -> None:
+    app = sqlq.App(database_url, service="shop", defaults={"queue": "jobs-of-shop"})
+    job = app.enqueue(app.task(name="t")(lambda: None).new())
+    assert (job.queue, drain(app).finished) == ("jobs-of-shop", 1)
+    app.close()
+
+
+def test_a_service_that_could_be_no_queue_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"^service is 'a,b': a comma separates queues"):
+        sqlq.App("sqlite:///x.db", service="a,b")
+
+
+# -- jobs that start only once -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a worker that stops wait half as long for handlers that do not end."""
+    monkeypatch.setattr("sqlq.worker.run.executor.CANCELLED_SECONDS", 0.5)
+
+
+class Charge:
+    """A handler that outlasts the grace time, in each of the ways it may do so."""
+
+    def __init__(self) -> None:
+        self.began, self.goes_on = threading.Event(), threading.Event()
+        self.starts = 0
+
+    def _begin(self) -> None:
+        self.starts += 1
+        self.began.set()
+
+    async def is_cancelled(self) -> None:
+        self._begin()
+        await asyncio.Event().wait()
+
+    def goes_on_in_its_thread(self) -> None:
+        self._begin()
+        self.goes_on.wait(30)
+
+    def looks_and_returns(self) -> None:
+        self._begin()
+        wait_until(lambda: sqlq.current_job().should_stop(), what="it being asked to stop")
+
+
+def outlast(app: sqlq.App, charge: Charge, **options: Any) -> Worker:
+    """Run a worker until the handler has begun, and stop it without a grace time."""
+    worker = app.worker(grace="0s", **options).start()
+    assert charge.began.wait(30)
+    worker.stop()
+    assert worker.join("30s")
+    return worker
+
+
+HANDLERS = ["is_cancelled", "goes_on_in_its_thread", "looks_and_returns"]
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize(
+    ("handler", "by_sql"), [*((handler, False) for handler in HANDLERS), (HANDLERS[0], True)]
+)
+def test_a_job_with_one_attempt_fails_when_it_outlasts_the_grace_time(
+    app: sqlq.App, engine: Engine, handler: str, by_sql: bool
+) -> None:
+    charge = Charge()
+    alarm = app.task(name="alarm", queue="ops")(lambda ended: None)
+    given: dict[str, Any] = {} if by_sql else {"max_attempts": 1}
+    task = app.task(name="t", on_failure=alarm, **given)(getattr(charge, handler))
+    if by_sql:
         with engine.begin() as conn:
-            sqlq.current_job().complete(conn)
+            row = "INSERT INTO jobs (queue, task, payload, max_attempts) VALUES ('default', 't', '{}', 1)"
+            conn.execute(text(row))
+    else:
+        app.enqueue(task.new())
+    worker = outlast(app, charge, queues=["default"])
+    charge.goes_on.set()
+    (failed,) = app.jobs.list(state="failed")
+    assert (failed.reason, failed.attempts, failed.releases) == ("worker_lost", 1, 0)
+    assert failed.error is not None
+    assert "it starts only once" in failed.error
+    assert worker.counts == Counts(failed=1)
+    assert [job.task for job in app.jobs.list(state="available")] == ["alarm"]
+    assert app.worker(drain=True, queues=["default"]).run() == Counts()
+    assert charge.starts == 1
 
-    with engine.begin() as conn:
-        by_sql = conn.execute(text("INSERT INTO jobs (task) VALUES ('lasting') RETURNING id")).scalar_one()
-    kept = [app.enqueue(task.new().set(retention="1h")).id, app.enqueue(lasting.new()).id]
-    kept += [by_sql, app.enqueue(completing.new().set(retention="forever")).id]
-    app.enqueue_many([task.new(), completing.new()])
-    drain(app)
+
+@needs("cheap")
+def test_a_process_of_its_own_that_is_killed_at_a_stop_ran_once(app: sqlq.App) -> None:
+    spawned = Spawned(DEAF)
+    try:
+        job = app.enqueue(app.task(name="t", isolate=True, max_attempts=1)(lambda: None).new())
+        told = listening(app)
+        with worker_of(app, isolates=spawned.isolates, grace="0s") as worker:
+            wait_until(lambda: told, what="it has started")
+        assert (app.jobs.get(job.id).state, app.jobs.get(job.id).reason) == ("failed", "worker_lost")
+        assert worker.counts == Counts(failed=1)
+    finally:
+        spawned.isolates.close()
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_the_last_of_several_attempts_is_released_at_a_stop(app: sqlq.App, handler: str) -> None:
+    charge = Charge()
+    job = app.enqueue(app.task(name="t", max_attempts=2)(getattr(charge, handler)).new())
     with app.database.begin() as conn:
-        assert operate.prune(conn, older_than_ms=0, limit=9) == 2
-        assert operate.prune_expired(conn, limit=9) == 0
-    assert sorted(job.id for job in app.jobs.list()) == sorted(kept)
-    app.close()
+        conn.execute(text("UPDATE jobs SET attempts = 1"))
+    outlast(app, charge)
+    charge.goes_on.set()
+    row = app.jobs.get(job.id)
+    assert (row.state, row.attempts, row.releases) == ("available", 1, 1)
+
+
+@needs("cheap")
+def test_a_job_released_before_it_began_does_not_start(app: sqlq.App) -> None:
+    """A slot may take up its job after the worker has released it: another worker may run it by then."""
+    ran: list[str] = []
+    task = app.task(name="t", max_attempts=1)(lambda: ran.append("charged"))
+    attempt = Attempt(ClaimedJob(1, 1, "default", "t", '{"args": []}', 1, 1), task, float("inf"))
+    attempt.cancel()
+    assert (type(call.execute(attempt)), ran) == (Released, [])

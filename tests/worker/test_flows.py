@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from typing import Any
 
@@ -84,21 +83,6 @@ def test_a_result_may_be_an_argument_or_an_item_of_one(shop: Shop) -> None:
     shop.app.enqueue(flow)
     shop.work()
     assert got == [(7, 6, [5, 6])]
-
-
-def test_a_step_can_read_the_results_before_it(shop: Shop) -> None:
-    got: list[Any] = []
-
-    @shop.app.task(name="look")
-    def look() -> None:
-        got.append(sqlq.current_job().results)
-
-    flow = sqlq.Flow()
-    a, b = flow.add(shop.note.new("a")), flow.add(shop.note.new("b"))
-    flow.add(look.new(), after=[b, a])
-    shop.app.enqueue(flow)
-    shop.work()
-    assert got == [["b", "a"]]
 
 
 def test_a_draining_worker_awaits_jobs_that_a_service_unblocks(
@@ -219,16 +203,6 @@ def test_a_deleted_step_cancels_steps_that_need_its_success(shop: Shop) -> None:
     assert shop.states() == {"ship": "cancelled"}
 
 
-def test_each_edge_has_its_own_condition(shop: Shop) -> None:
-    shop.broken.add("a")
-    flow = sqlq.Flow()
-    a, b = flow.add(shop.note.new("a")), flow.add(shop.note.new("b"))
-    flow.add(shop.note.new("c"), after={a: "failure", b: "success"})
-    shop.app.enqueue(flow)
-    assert sorted(shop.work()[:2]) == ["a", "b"]
-    assert shop.called[-1] == "c"
-
-
 def test_a_missing_result_fails_the_step_with_one_error(shop: Shop, engine: Engine) -> None:
     flow = sqlq.Flow()
     number = flow.add(shop.note.new(1))
@@ -314,25 +288,6 @@ def test_steps_added_in_a_rolled_back_transaction_do_not_exist(shop: Shop, engin
 # -- wide ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("width", [2_500])
-def test_a_wide_group_and_its_join(shop: Shop, width: int) -> None:
-    middle = shop.note.map(range(width))
-    done = shop.app.enqueue(sqlq.chain(shop.note.new(-1), middle, shop.total))
-    called = shop.work(concurrency=20)
-    assert called[0] == -1
-    assert sorted(called[1:-1]) == list(range(width))
-    assert called[-1] == list(range(width))
-    assert shop.app.result(done.jobs[-1]) == sum(range(width))
-
-
-def test_other_jobs_run_beside_blocked_ones(shop: Shop) -> None:
-    shop.broken.add("never")
-    shop.app.enqueue(sqlq.chain(shop.note.new("never"), shop.note.map(range(1000))))
-    assert shop.work() == ["never"]
-    shop.app.enqueue(shop.note.new("a"))
-    assert shop.work() == ["a"]
-
-
 def test_expiry_of_a_queue_or_app_does_not_count_for_steps(database_url: str) -> None:
     """A step waits for others, for as long as they take."""
     app = sqlq.App(database_url, defaults={"start_within": "1h"}, queues={"mail": {"start_within": "1m"}})
@@ -346,11 +301,3 @@ def test_expiry_of_a_queue_or_app_does_not_count_for_steps(database_url: str) ->
             app.enqueue(sqlq.chain(task.new(), said))
     assert app.enqueue(sqlq.chain(own.new().set(start_within=None))).jobs
     app.close()
-
-
-def test_aget_returns_a_flow(app: sqlq.App) -> None:
-    task = app.task(name="step")(lambda n: n)
-    flow = app.enqueue(sqlq.chain(task.new(1)))
-    app.worker(drain=True).run()
-    found = asyncio.run(app.flows.aget(flow.id))
-    assert found.results == {flow.jobs[0].id: 1}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any, Literal, TypedDict
+from uuid import UUID
 
 import pytest
 from sqlalchemy import Connection, Engine, text
@@ -15,7 +17,6 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.config.constants import MAX_RELEASES
 from sqlq.database.database import Database
 from sqlq.database.schemas import in_schema
 from sqlq.model.job import ClaimedJob
@@ -30,15 +31,12 @@ from sqlq.model.outcome import (
     Retried,
     settlement,
 )
-from sqlq.model.retry import given_back
-from sqlq.schema.tables import CARRIED
 from sqlq.store.jobs import insert as inserting
 from sqlq.store.jobs import settle
 from tests.faults.follow_ups import count_followed
-from tests.kit import claim, execute, span
+from tests.kit import claim, execute, for_each, span
 
 ERROR = ErrorText("ValueError", "no")
-LOST = "sqlq.errors.WorkerLostError"
 
 
 class Shop:
@@ -111,26 +109,6 @@ def test_a_failed_job_gets_its_callback_after_the_last_attempt(shop: Shop) -> No
     assert (follow_up.queue, follow_up.priority, follow_up.max_attempts) == ("ops", 7, 2)
 
 
-def test_a_job_past_its_timeout_gets_its_callback(shop: Shop) -> None:
-    async def hang() -> None:
-        await asyncio.Event().wait()
-
-    shop.app.enqueue(shop.task(hang, max_attempts=1, timeout="10ms").new())
-    (ended,) = shop.work()
-    assert (ended.outcome, ended.reason, ended.exception) == (
-        "failed",
-        "timeout",
-        "sqlq.errors.JobTimeoutError",
-    )
-
-
-def test_a_job_with_a_bad_payload_gets_its_callback(shop: Shop, engine: Engine) -> None:
-    shop.app.enqueue(shop.task(lambda n: n).new(1))
-    execute(engine, "UPDATE jobs SET payload = 'no JSON'")
-    (ended,) = shop.work()
-    assert (ended.reason, ended.exception) == ("bad_payload", "sqlq.errors.ArgumentsError")
-
-
 def test_a_job_of_a_removed_task_gets_its_callback(shop: Shop, engine: Engine) -> None:
     """The row names the callback: the code of the task need not be there any more."""
     gone = Shop(sqlq.App(shop.url), shop.url).task(lambda: None, name="gone")
@@ -164,35 +142,6 @@ def test_a_job_that_completes_itself_gets_its_callback_at_the_commit(
     else:
         assert (ended.outcome, ended.reason) == ("failed", "error")
         assert "did not commit" in (ended.message or "")
-
-
-@pytest.mark.parametrize("known_dead", [True, False])
-def test_a_job_lost_for_the_last_time_gets_its_callback(shop: Shop, engine: Engine, known_dead: bool) -> None:
-    """By whoever takes it: a supervisor, too, which knows no tasks."""
-    shop.app.enqueue_many([shop.task(lambda: 1, max_attempts=n, name=f"pay {n}").new() for n in (1, 2)])
-    held = shop.claim("dead")
-    execute(engine, "UPDATE jobs SET lease_expires_at = reserved_at")
-    with shop.app.database.begin() as conn:
-        if known_dead:
-            lost = settle.lose(conn, [(job.id, job.lease_token) for job in held], "is gone")
-        else:
-            lost = settle.rescue(conn)
-    assert [job.failed for job in sorted(lost)] == [True, False]
-    ((task, ended),) = shop.following()
-    assert (task, ended.task, ended.outcome, ended.reason) == ("alarm", "pay 1", "failed", "worker_lost")
-    assert (ended.exception, ended.attempts) == (LOST, 1)
-    assert "worker dead" in ended.message
-
-
-def test_a_job_released_for_the_last_time_gets_its_callback(shop: Shop, engine: Engine) -> None:
-    """So a supervisor settles what a dead child had not started."""
-    shop.app.enqueue(shop.task(lambda: 1, max_attempts=1).new())
-    execute(engine, "UPDATE jobs SET releases = :most", most=MAX_RELEASES)
-    (job,) = shop.claim()
-    with shop.app.database.begin() as conn:
-        settle.settle(conn, [settlement(job, given_back(job))])
-    ((task, ended),) = shop.following()
-    assert (task, ended.outcome) == ("alarm", "failed")
 
 
 # -- what is no end, or none that is followed ----------------------------------------------------------------
@@ -252,13 +201,6 @@ def test_on_cancel_and_on_failure_are_set_apart_from_each_other(shop: Shop) -> N
     assert shop.following() == []
 
 
-def test_a_bad_on_cancel_fails_its_job_before_it_runs(shop: Shop, engine: Engine) -> None:
-    shop.app.enqueue(shop.task(lambda: 1, on_cancel=shop.thank).new())
-    execute(engine, """UPDATE jobs SET on_failure = '{"on_cancel": {"task": 7}}'""")
-    assert shop.work() == []
-    assert [job.reason for job in shop.app.jobs.list(state="failed")] == ["bad_payload"]
-
-
 def test_a_cancelled_job_gets_no_callback(shop: Shop) -> None:
     def cancels() -> None:
         raise sqlq.Cancel("not wanted")
@@ -271,19 +213,6 @@ def test_a_cancelled_job_gets_no_callback(shop: Shop) -> None:
     shop.claim()
     assert shop.app.jobs.cancel([running.id], force=True) == {running.id: "cancelled"}
     assert shop.following() == []
-
-
-@pytest.mark.parametrize("outcome", [Finished("1"), Finished(), Failed("error", ERROR)])
-def test_only_the_owners_settle_writes_a_callback(shop: Shop, outcome: Outcome) -> None:
-    shop.app.enqueue(shop.task(lambda: 1).new())
-    (zombie,) = shop.claim("zombie")
-    with shop.app.database.begin() as conn:
-        settle.lose(conn, [(zombie.id, zombie.lease_token)], "is gone")
-    (job,) = shop.claim("owner")
-    for claimed, good in ((zombie, False), (job, True), (job, False)):
-        with shop.app.database.begin() as conn:
-            assert bool(settle.settle(conn, [settlement(claimed, outcome)])) == good
-        assert len(shop.following()) == (claimed is job)
 
 
 def test_a_zombies_complete_writes_no_callback(shop: Shop, engine: Engine) -> None:
@@ -358,16 +287,6 @@ def test_a_lost_reply_to_commit_doubles_no_callback(shop: Shop, monkeypatch: pyt
     assert [ended.outcome for ended in sorted(heard, key=lambda e: e.id)] == ["finished", "failed"] * 10
 
 
-def test_jobs_with_and_without_a_callback_end_side_by_side(shop: Shop) -> None:
-    plain = shop.app.task(name="plain")(lambda n: n)
-    pay = shop.task(lambda n: n)
-    made = shop.app.enqueue_many([(pay if n % 3 else plain).new(n) for n in range(60)])
-    heard = shop.work()
-    followed = [job.id for job in made if job.task == "pay"]
-    assert sorted(ended.id for ended in heard) == sorted(followed)
-    assert {str(shop.app.jobs.get(job.id).state) for job in made} == {"finished"}
-
-
 def refuse_alarms(engine: Engine) -> None:
     """A rule of the host's own."""
     rules = {
@@ -379,25 +298,6 @@ def refuse_alarms(engine: Engine) -> None:
     }
     with engine.begin() as conn:
         conn.exec_driver_sql(rules[conn.dialect.name])
-
-
-def test_an_id_that_failed_before_does_not_block_other_rescues(
-    shop: Shop, engine: Engine, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As where rows of failed_jobs came back from a backup, or from another database."""
-    plain = shop.app.task(name="plain", max_attempts=1)(lambda: 1)
-    made = shop.app.enqueue_many([plain.new() for _ in range(5)])
-    columns = ", ".join(map(engine.dialect.identifier_preparer.quote, CARRIED))
-    execute(
-        engine,
-        f"INSERT INTO failed_jobs ({columns}, reason, exception, message) "
-        f"SELECT {columns}, 'worker_lost', 'E', 'm' FROM jobs WHERE id = {made[1].id}",
-    )
-    shop.claim("dead")
-    execute(engine, "UPDATE jobs SET lease_expires_at = reserved_at WHERE reserved_at IS NOT NULL")
-    with shop.app.database.begin() as conn:
-        assert [job.id for job in settle.rescue(conn)] == [job.id for job in made if job.id != made[1].id]
-    assert f"job {made[1].id} has lost its worker, but the database refuses to store that" in caplog.text
 
 
 def test_a_refused_callback_does_not_block_other_rescues(
@@ -581,40 +481,6 @@ def test_a_callback_may_have_a_callback(shop: Shop) -> None:
     assert shop.app.jobs.get(ended.id).payload["args"][0]["id"] == job.id
 
 
-def test_a_task_of_another_process_may_be_a_callback_by_name(shop: Shop) -> None:
-    pay = shop.app.task(name="pay", on_success=shop.app.named("thank"), on_failure=shop.app.named("far.away"))
-    assert pay(lambda: 1).new().on_success == '{"task": "thank", "queue": "ops"}', "which is known here"
-    job = shop.app.enqueue(shop.app.tasks["pay"].new())
-    assert [ended.id for ended in shop.work()] == [job.id]
-    with shop.app.database.begin() as conn:
-        (new,) = inserting.insert(conn, [shop.app.tasks["pay"].new()])
-    (held,) = shop.claim()
-    with shop.app.database.begin() as conn:
-        settle.settle(conn, [settlement(held, Failed("error", ERROR))])
-    (follow_up,) = shop.app.jobs.list(task="far.away")
-    assert (follow_up.queue, follow_up.payload["args"][0]["id"]) == ("default", new.id)
-
-
-def test_a_callback_without_an_annotation_gets_a_dict(shop: Shop) -> None:
-    heard: list[Any] = []
-    shop.app.task(name="any")(heard.append)
-    job = shop.app.enqueue(shop.task(fail, max_attempts=1, on_failure=shop.app.tasks["any"]).new())
-    shop.work()
-    assert heard == [
-        {
-            "id": job.id,
-            "task": "pay",
-            "queue": "default",
-            "outcome": "failed",
-            "attempts": 1,
-            "reason": "error",
-            "exception": "ValueError",
-            "message": "no",
-            "label": None,
-        }
-    ]
-
-
 # -- what it inherits ----------------------------------------------------------------------------------------
 
 
@@ -647,3 +513,77 @@ def test_unreadable_headers_are_not_passed_on_to_a_callback(shop: Shop, engine: 
     shop.work()
     (follow_up,) = shop.app.jobs.list(task="alarm")
     assert (follow_up.state, follow_up.headers) == ("finished", {})
+
+
+# -- what a callback takes -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Part:
+    """Some of what is known of an ending."""
+
+    id: int
+    task: str
+
+
+@dataclass
+class Other:
+    order: int
+
+
+class Typed(TypedDict, total=False):
+    id: int
+
+
+TAKING: dict[str, tuple[Any, bool]] = {
+    "a JobOutcome": (sqlq.JobOutcome, True),
+    "a JobOutcome or none": (sqlq.JobOutcome | None, True),
+    "a dict": (dict, True),
+    "a dict of a type": (dict[str, Any], True),
+    "a mapping": (Mapping[str, Any], True),
+    "a dict of a known form": (Typed, True),
+    "anything": (Any, True),
+    "any object": (object, True),
+    "one of several": (int | sqlq.JobOutcome, True),
+    "a number or a dict": (int | dict[str, Any], True),
+    "what is not known here": ("NotHere", True),
+    "a class that has some of it": (Part, False),
+    "a number": (int, False),
+    "a text": (str, False),
+    "a text in quotes": ("str", False),
+    "a list": (list[Any], False),
+    "a truth or none": (bool | None, False),
+    "nothing": (None, False),
+    "an id": (UUID, False),
+    "a moment": (datetime, False),
+    "a class of another form": (Other, False),
+    "a word": (Literal["failed"], False),
+    "an annotated number": (Annotated[int, "of the order"], False),
+}
+
+
+@for_each("what", TAKING)
+def test_a_task_with_another_annotation_cannot_be_a_callback(what: str) -> None:
+    app = sqlq.App("sqlite://")
+    hint, fits = TAKING[what]
+
+    def handler(ended: Any) -> None: ...
+
+    handler.__annotations__["ended"] = hint
+    follows = app.task(name="follows")(handler)
+    pay = app.task(name="pay")(lambda: None)
+    ways: list[tuple[str, Callable[[], Any]]] = [
+        ("on_failure", lambda: app.task(name=f"f{len(app.tasks)}", on_failure=follows)(lambda: None)),
+        ("on_success", lambda: app.task(name=f"s{len(app.tasks)}", on_success=follows)(lambda: None)),
+        ("on_failure", lambda: pay.new().set(on_failure=follows)),
+        ("on_success", lambda: pay.new().set(on_success=app.named("follows"))),
+    ]
+    for option, way in ways:
+        if fits:
+            way()
+            continue
+        with pytest.raises(
+            sqlq.SqlqError, match=f"^{option} is follows, whose ended is annotated as "
+        ) as error:
+            way()
+        assert isinstance(error.value, (sqlq.errors.ConfigurationError, sqlq.EnqueueError))

@@ -1,21 +1,29 @@
-"""The record that each attempt of a job leaves in its history."""
+"""How far a job has come, and the record that each of its attempts leaves."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES, NOTES_BYTES
 from sqlq.model.history import NOTES, AttemptRecord
+from sqlq.model.job import Progress
 from sqlq.model.outcome import ErrorText, Released, Retried, Settlement
+from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
-from tests.kit import claim_on, drain, execute, needs, wait_until
+from sqlq.store.jobs.lease import Note
+from sqlq.testing import inline
+from sqlq.worker.attempt import progress as progress_writer
+from tests.kit import claim, claim_on, drain, execute, for_each, handler_of, needs, wait_until, working
 
 
 def acting(app: sqlq.App, *acts: Callable[[], object], **options: Any) -> sqlq.Job[Any]:
@@ -106,22 +114,6 @@ def test_each_attempt_leaves_a_record(app: sqlq.App) -> None:
     assert [error["attempt"] for error in done.errors] == [1, 2, 3], "a snooze is no error"
 
 
-def test_the_last_attempt_of_a_failed_job_is_in_its_history(app: sqlq.App) -> None:
-    job = acting(app, raising(ValueError("1")), raising(ValueError("2")), max_attempts=2)
-    drain(app)
-    done = app.jobs.get(job.id)
-    assert [(line.outcome, line.attempt, line.message) for line in done.history] == [
-        ("failed", 1, "1"),
-        ("failed", 2, "2"),
-    ]
-    last = done.history[-1]
-    assert last.claimed_at is not None
-    assert last.started_at is not None
-    assert last.ended_at is not None
-    assert last.claimed_at <= last.started_at <= last.ended_at
-    assert last.ended_at == done.ended_at
-
-
 def test_an_operators_retry_leaves_a_record(app: sqlq.App) -> None:
     job = acting(app, raising(ValueError("no van")), lambda: None, max_attempts=1)
     drain(app)
@@ -138,39 +130,6 @@ def test_an_operators_retry_leaves_a_record(app: sqlq.App) -> None:
     assert len(app.jobs.get(job.id).errors) == 1
 
 
-def test_a_release_by_a_stopping_worker_leaves_a_record(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sqlq.worker.run.executor.CANCELLED_SECONDS", 0.1)
-    started, go_on = threading.Event(), threading.Event()
-
-    def long() -> None:
-        started.set()
-        go_on.wait(30)
-
-    job = acting(app, long, lambda: None)
-    worker = app.worker(grace="0s")
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    assert started.wait(30)
-    worker.stop()
-    thread.join(30)
-    go_on.set()
-    (line,) = app.jobs.get(job.id).history
-    assert (line.outcome, line.attempt) == ("released", 1)
-    assert line.started_at is not None
-    drain(app)
-    assert outcomes(app, job.id) == ["released", "finished"]
-    assert app.jobs.get(job.id).history[-1].started_at is not None, "of a later claim the start is kept"
-
-
-def test_an_unknown_task_leaves_a_record(app: sqlq.App, database_url: str) -> None:
-    job = app.enqueue(app.named("shop.nowhere").new())
-    drain(app)
-    (line,) = app.jobs.get(job.id).history
-    assert (line.outcome, line.reason, line.started_at) == ("released", "unknown_task", None)
-
-
 def test_a_running_job_has_an_open_record(app: sqlq.App) -> None:
     job = acting(app, lambda: None)
     with app.database.begin() as conn:
@@ -185,17 +144,6 @@ def test_a_cancel_leaves_a_record_with_its_reason(app: sqlq.App) -> None:
     (line,) = app.jobs.get(waiting.id).history
     assert (line.outcome, line.attempt, line.claimed_at) == ("cancelled", None, None)
     assert line.message == "cancelled on request"
-
-
-def test_a_job_that_completes_itself_has_its_start_in_a_later_claim(app: sqlq.App, engine: Engine) -> None:
-    def completes() -> None:
-        with engine.begin() as conn:
-            sqlq.current_job().complete(conn)
-
-    job = acting(app, raising(sqlq.Snooze("0s")), completes)
-    drain(app)
-    assert outcomes(app, job.id) == ["snoozed", "finished"]
-    assert app.jobs.get(job.id).history[-1].started_at is not None
 
 
 def test_a_thousand_snoozes_leave_room_for_errors(app: sqlq.App, engine: Engine) -> None:
@@ -239,20 +187,200 @@ def test_records_of_another_program_are_read_as_far_as_possible(app: sqlq.App, e
     assert "mine" not in NOTES
 
 
-@needs("postgresql")
-def test_a_rescue_leaves_a_record(app: sqlq.App) -> None:
-    """A rescue, by another worker: it knows when the job was claimed, and by whom."""
-    job = acting(app, lambda: None)
+# -- progress ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_progress_is_visible_while_the_job_runs(app: sqlq.App, engine: Engine, kind: str) -> None:
+    go_on = threading.Event()
+
+    def say() -> None:
+        for done in range(1, 26):
+            sqlq.current_job().progress(done, of=100, note=f"row {done}")
+        go_on.wait(60)
+
+    job = app.enqueue(app.task(name="t")(handler_of(kind, say)).new())
+    with working(app):
+        try:
+            found = wait_until(lambda: _if_done(app, job.id, 25), what="the last word in the row")
+        finally:
+            go_on.set()
+        wait_until(lambda: app.jobs.get(job.id).ended_at, what="the end")
+    assert found == Progress(25, 100, "row 25")
+    assert app.jobs.get(job.id).progress == found
+    with engine.connect() as conn:
+        row = conn.execute(text("SELECT progress, progress_of, progress_note FROM job_states")).one()
+    assert tuple(row) == (25, 100, "row 25")
+
+
+def _if_done(app: sqlq.App, id: int, done: float) -> Progress | None:
+    found = app.jobs.get(id).progress
+    return found if found is not None and found.done == done else None
+
+
+@pytest.mark.parametrize("ending", ["returns", "fails", "is retried", "is cancelled", "completes itself"])
+def test_the_last_progress_is_in_the_row_however_the_job_ends(
+    app: sqlq.App, engine: Engine, ending: str
+) -> None:
+    def handler() -> None:
+        job = sqlq.current_job()
+        job.progress(1, of=3)
+        # from here on the writer rests for a second
+        wait_until(lambda: app.jobs.get(job.id).progress, timeout=10, what="the first progress in the row")
+        for done in (2, 3):
+            job.progress(done, of=3)
+        match ending:
+            case "fails" | "is retried":
+                raise ValueError("no")
+            case "is cancelled":
+                raise sqlq.Cancel("enough")
+            case "completes itself":
+                with Session(engine) as session, session.begin():
+                    job.complete(session)
+
+    task = app.task(name="t", max_attempts=2 if ending == "is retried" else 1, backoff="1h")(handler)
+    id = app.enqueue(task.new()).id
+    drain(app)
+    states = {
+        "returns": "finished",
+        "fails": "failed",
+        "is retried": "scheduled",
+        "is cancelled": "cancelled",
+    }
+    assert app.jobs.get(id).state == states.get(ending, "finished")
+    assert app.jobs.get(id).progress == Progress(3, 3)
+
+
+@pytest.mark.parametrize(
+    ("said", "warning"),
+    [
+        (("x",), "could not convert"),
+        ((float("nan"),), "are no numbers"),
+        ((1, float("inf")), "are no numbers"),
+        ((None,), "float()"),
+    ],
+)
+def test_progress_that_is_no_number_is_ignored_with_a_warning(
+    app: sqlq.App, caplog: pytest.LogCaptureFixture, said: Any, warning: str
+) -> None:
+    @app.task(name="t")
+    def handler() -> None:
+        sqlq.current_job().progress(*said)
+        sqlq.current_job().progress(*said)
+
+    id = app.enqueue(handler.new()).id
+    assert drain(app).finished == 1
+    assert app.jobs.get(id).progress is None
+    (line,) = (record for record in caplog.records if "progress" in record.getMessage())
+    assert warning in line.getMessage()
+
+
+def test_a_note_is_scrubbed_and_cut(app: sqlq.App) -> None:
+    @app.task(name="t")
+    def handler() -> None:
+        sqlq.current_job().progress(1, note="\0\ud800" + "ü" * 1_000)
+
+    id = app.enqueue(handler.new()).id
+    assert drain(app).finished == 1
+    found = app.jobs.get(id).progress
+    assert found is not None
+    assert found.note == "\u2400\ufffd" + "ü" * 253
+
+
+def test_a_tight_loop_writes_once_a_second_at_most(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[list[Note]] = []
+    write = lease.note
+
+    def counting(conn: Any, notes: Any, **options: Any) -> Any:
+        written.append(list(notes))
+        return write(conn, notes, **options)
+
+    monkeypatch.setattr(lease, "note", counting)
+
+    @app.task(name="t")
+    def handler() -> None:
+        for done in range(20_000):
+            sqlq.current_job().progress(done)
+
+    begun = time.monotonic()
+    app.enqueue_many([handler.new() for _ in range(5)])
+    assert drain(app).finished == 5
+    most = 2 + (time.monotonic() - begun) / progress_writer.EVERY_SECONDS
+    by_the_thread = len(written) - 5
+    assert by_the_thread <= most + 5, "each job's last word, and one statement a second for all"
+
+
+def test_progress_is_fenced(app: sqlq.App) -> None:
+    """A worker that has lost the job writes nothing of it."""
+    id = app.enqueue(app.task(name="t")(lambda: None).new()).id
+    (job,) = claim(app)
+    right, wrong = (id, job.lease_token), (id, job.lease_token + 1)
     with app.database.begin() as conn:
-        claim_on(conn, limit=1, owner="w1", lease_ms=1)
+        assert lease.note(conn, [Note(*wrong, 1.0, None, None, None)]) == set()
+        assert lease.note(conn, [Note(*right, 2.0, 4.0, "a", None)]) == {right}
+        # nothing is set: a stored value stays, and a retention is written where there is none
+        assert lease.note(conn, [Note(*right, None, None, None, 1_000)]) == {right}
+        assert lease.note(conn, [Note(*right, None, None, None, 2_000)]) == {right}
+    found = app.jobs.get(id)
+    assert (found.progress, found.retention_ms) == (Progress(2, 4, "a"), 1_000)
 
-    def rescued() -> bool:
-        with app.database.begin() as conn:
-            return bool(settling.rescue(conn))
 
-    wait_until(rescued)
-    (line,) = app.jobs.get(job.id).history
-    assert (line.outcome, line.attempt, line.worker) == ("lost", 1, "w1")
-    assert line.claimed_at is not None
-    assert line.ended_at is not None
-    assert line.claimed_at <= line.ended_at + timedelta(seconds=5)
+@needs("file")
+def test_progress_that_the_database_refuses_fails_no_job(
+    app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For example by another program's trigger."""
+    execute(
+        engine,
+        "CREATE TRIGGER refuse BEFORE UPDATE OF progress ON jobs WHEN NEW.progress IS NOT NULL "
+        "BEGIN SELECT RAISE(ABORT, 'no progress here'); END",
+    )
+    id = app.enqueue(app.task(name="t")(lambda: sqlq.current_job().progress(1)).new()).id
+    assert drain(app).finished == 1
+    assert (app.jobs.get(id).state, app.jobs.get(id).progress) == ("finished", None)
+    assert "no progress here" in caplog.text
+
+
+def test_progress_is_accepted_inline(app: sqlq.App) -> None:
+    task = app.task(name="t")(lambda: sqlq.current_job().progress(1, of=2))
+    with inline(app) as ran:
+        app.enqueue(task.new())
+    assert ran.jobs[0].state == "finished"
+
+
+@for_each(
+    ("progress", "share", "text"),
+    [
+        (Progress(25, 100), 0.25, "25 of 100"),
+        (Progress(3, 12, "packing"), 0.25, "3 of 12 (25%): packing"),
+        (Progress(0.5), None, "0.5"),
+        (Progress(7, 0), None, "7 of 0"),
+        (Progress(9, 3), 1.0, "9 of 3 (100%)"),
+    ],
+)
+def test_progress_is_shown_with_its_share_and_text(
+    progress: Progress, share: float | None, text: str
+) -> None:
+    assert (progress.share, str(progress)) == (share, text)
+
+
+def test_progress_keeps_up_when_many_jobs_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that was noted while the last batch was written goes with the next one."""
+    monkeypatch.setattr(progress_writer, "EVERY_SECONDS", 0.0)
+    batches: list[int] = []
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hand_over(jobs: Any) -> None:
+        batches.append(len(jobs))
+        begun.set()
+        go_on.wait(30)
+
+    pace = progress_writer.Pace(hand_over)
+    pace.note(SimpleNamespace(right=(0, 1)))  # type: ignore[arg-type]
+    assert begun.wait(30)
+    for id in range(1, 2_501):
+        pace.note(SimpleNamespace(right=(id, 1)))  # type: ignore[arg-type]
+    go_on.set()
+    wait_until(lambda: sum(batches) == 2_501, what="all handed over")
+    pace.close()
+    assert batches == [1, 2_500]

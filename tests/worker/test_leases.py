@@ -32,6 +32,7 @@ from tests.kit import (
     fate,
     ids,
     needs,
+    received,
     renew,
     rescue,
     settle,
@@ -236,25 +237,6 @@ def extend_all(app: sqlq.App, held: list[Any]) -> set[int]:
         return ids(set(lease.extend(conn, [(j.id, j.lease_token) for j in held], lease_ms=30_000)))
 
 
-@needs("sessions")
-def test_an_outcome_of_a_locked_row_does_not_delay_others(app: sqlq.App, engine: Engine) -> None:
-    first, others = threading.Event(), threading.Event()
-    task = app.task(name="t")(lambda n: (first if n == 0 else others).wait(30))
-    locked, *free = app.enqueue_many([task.new(n) for n in range(4)])
-    with working(app) as worker:
-        wait_until(lambda: len(app.jobs.list(state="running")) == 4, what="the jobs running")
-        with engine.begin() as rival:
-            rival.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": locked.id})
-            first.set()
-            wait_until(lambda: worker._executors.ended == 1, what="the locked job's handler ending")
-            others.set()
-            wait_until(
-                lambda: {str(app.jobs.get(job.id).state) for job in free} == {"finished"},
-                what="the others finished",
-            )
-        wait_until(lambda: app.jobs.get(locked.id).state == "finished", what="the locked job finished")
-
-
 def test_a_claim_skips_jobs_that_a_rival_is_claiming(app: sqlq.App, noop: Any) -> None:
     app.enqueue_many([noop.new() for _ in range(6)])
     if app.database.engine.dialect.name == "sqlite":  # one writer at a time: the rival cannot even begin
@@ -334,27 +316,15 @@ def test_an_attempt_that_is_settled_late_does_not_drop_the_lease_of_the_next(
     assert first.trusted_until <= time.monotonic()
 
 
-@needs("sessions")
-def test_a_message_of_a_supervisor_waits_for_no_database(app: sqlq.App, noop: Any, engine: Engine) -> None:
+def test_a_message_of_a_supervisor_waits_for_no_database(app: sqlq.App, noop: Any) -> None:
     """The thread that receives it receives a stop, too."""
-    job = app.enqueue(noop.new())
-    with working(app, queues=["other"]) as worker, engine.connect() as conn:
-        (claimed,) = claim(app)
-
-        def tell(*, entered: bool) -> bool:
-            rights = [[claimed.id, claimed.lease_token, False]]
-            message = {"rights": rights, "sent_at": time.monotonic(), "entered": entered}
-            receiving = threading.Thread(target=worker._renewed_for_us, args=(message,))
-            receiving.start()
-            receiving.join(2)
-            assert not receiving.is_alive()
-            return bool(app.jobs.get(job.id).state == "available")
-
-        wait_until(lambda: tell(entered=True), what="the job given back")
-        conn.execute(text("LOCK TABLE sqlq_workers IN SHARE ROW EXCLUSIVE MODE"))
-        tell(entered=False)
-        conn.rollback()
-    assert app.jobs.get(job.id).attempts == 0
+    app.enqueue(noop.new())
+    (claimed,) = claim(app)
+    leases = app.worker()._leases
+    with received(app.database.for_loops.engine) as sent:
+        for sent_at, entered in enumerate((True, True, False)):
+            leases.renewed_for_us({(claimed.id, claimed.lease_token): False}, sent_at, entered=entered)
+    assert sent == []
 
 
 def test_a_claim_under_way_is_kept_when_another_lease_is_lost(app: sqlq.App, noop: Any) -> None:
@@ -375,18 +345,6 @@ def test_a_claim_whose_reply_was_lost_is_released(app: sqlq.App, noop: Any) -> N
     renew(leases, renewed, 1.0)
     assert app.jobs.get(job.id).state == "running", "the reply may be under way"
     renew(leases, renewed, 2.0)
-    assert (app.jobs.get(job.id).state, app.jobs.get(job.id).attempts) == ("available", 0)
-
-
-def test_a_claim_whose_reply_was_lost_is_released_during_the_next_claim(app: sqlq.App, noop: Any) -> None:
-    job = app.enqueue(noop.new())
-    leases = app.worker()._leases
-    with leases.claiming():
-        (claimed,) = claim(app)
-        renewed = {(claimed.id, claimed.lease_token): False}
-        renew(leases, renewed, 1.0)
-    with leases.claiming():
-        renew(leases, renewed, 2.0)
     assert (app.jobs.get(job.id).state, app.jobs.get(job.id).attempts) == ("available", 0)
 
 

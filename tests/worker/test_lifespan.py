@@ -105,30 +105,6 @@ def test_a_worker_whose_lifespan_fails_does_not_start(
     assert app.workers.list() == []
 
 
-def test_a_lifespan_that_does_not_yield_fails(app: sqlq.App) -> None:
-    @app.lifespan
-    def nothing() -> Iterator[None]:
-        yield from ()
-
-    with pytest.raises(sqlq.SqlqError, match="RuntimeError: generator didn't yield"):
-        drain(app)
-
-
-def test_the_lifespan_is_not_entered_without_a_database() -> None:
-    told: list[str] = []
-    app = sqlq.App("sqlite:///absent/sqlq.db")
-
-    @app.lifespan
-    def noted() -> Iterator[None]:
-        told.append("entered")
-        yield
-        told.append("left")
-
-    with pytest.raises(sqlq.SqlqError):
-        app.worker(drain=True).run()
-    assert told == []
-
-
 def test_an_error_at_the_exit_of_the_lifespan_is_logged(
     app: sqlq.App, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -181,14 +157,11 @@ def test_a_hanging_lifespan_ends_with_the_grace_time(
 ) -> None:
     monkeypatch.setattr(stop, "MIN_END_SECONDS", 0.2)
     app.lifespan(lifespan)
-    worker = app.worker(grace="100ms")
-    thread = threading.Thread(target=worker.run)
-    thread.start()
+    worker = app.worker(grace="100ms").start()
     if lifespan is not hanging_when_entered:
         wait_until(app.workers.list)
     worker.stop()
-    thread.join(10)
-    assert not thread.is_alive()
+    assert worker.join("10s")
     assert worker.left_running
     assert "hanging_when" in caplog.text
     assert "does not end, and is left behind" in caplog.text
@@ -202,20 +175,12 @@ def test_inline_takes_a_lifespan_value() -> None:
         raise AssertionError
         yield
 
-    def lifespan() -> Any:
-        return sqlq.current_job().lifespan
-
-    async def alifespan() -> Any:
-        return sqlq.current_job().lifespan
-
-    app.task(name="d")(lifespan)
-    app.task(name="a")(alifespan)
+    task = app.task(name="t")(lambda: sqlq.current_job().lifespan)
     with inline(app, lifespan={"fake": 1}) as ran:
-        for task in app.tasks.values():
-            app.enqueue(task.new())
-    assert [job.result for job in ran.jobs] == [{"fake": 1}] * 2
+        app.enqueue(task.new())
+    assert ran.jobs[0].result == {"fake": 1}
     with inline(app) as ran:
-        app.enqueue(app.tasks["d"].new())
+        app.enqueue(task.new())
     assert ran.jobs[0].result is None
 
 
@@ -251,7 +216,7 @@ def test_a_second_lifespan_is_refused() -> None:
 # -- in processes of `sqlq work` -----------------------------------------------------------------------------
 
 PLAY = """
-import asyncio, os, threading, time, sqlq
+import asyncio, os, time, sqlq
 
 app = sqlq.App()
 
@@ -276,19 +241,12 @@ elif os.environ["PLAY"] == "async def":
         await asyncio.sleep(0.01)
         note("leave")
 
-elif os.environ["PLAY"] == "failing":
+else:
     @app.lifespan
     def life():
         note("enter")
         raise OSError("no broker")
         yield
-
-else:
-    @app.lifespan
-    def life():
-        note("enter")
-        yield
-        threading.Event().wait(120)
 
 @app.task
 def work():
@@ -381,17 +339,6 @@ def test_each_subprocess_has_its_own_lifespan(
 
 
 @needs("cheap")
-def test_a_stop_at_once_does_not_exit_the_lifespan(
-    app: sqlq.App, database_url: str, tmp_path: Path, lines: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PLAY", "def")
-    with worker_process(tmp_path, "play:app", database_url) as worker:
-        worker.process.send_signal(signal.SIGQUIT)
-        assert worker.process.wait(20) == 128 + signal.SIGQUIT
-    assert [what for what, _ in lines()] == ["enter"]
-
-
-@needs("cheap")
 def test_a_failed_lifespan_ends_the_command_with_one_sentence(
     app: sqlq.App, database_url: str, tmp_path: Path, lines: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,14 +349,3 @@ def test_a_failed_lifespan_ends_the_command_with_one_sentence(
     assert said[-1] == "sqlq: the lifespan play.life failed: OSError: no broker"
     assert "Traceback (most recent call last):" in said
     assert lines() == [("enter", pid) for _, pid in lines()][:1], "one process, and no other after it"
-
-
-@needs("cheap")
-def test_a_process_ends_although_its_lifespan_does_not(
-    app: sqlq.App, database_url: str, tmp_path: Path, lines: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PLAY", "hanging")
-    with worker_process(tmp_path, "play:app", database_url, "--grace", "500ms") as worker:
-        assert worker.stop(timeout=8) == 0
-        assert worker.said("the lifespan play.life does not end, and is left behind")
-        assert worker.said("stopped: no jobs")

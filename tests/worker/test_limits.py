@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
-from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session
 
 import sqlq
@@ -18,7 +16,6 @@ from sqlq.model.outcome import ErrorText, Retried, Settlement
 from sqlq.store.blockers import LimitBlocker
 from sqlq.store.jobs import settle
 from sqlq.store.limits import admit as admission
-from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.maintain.services import Unblock
 from sqlq.worker.settle.settle import Counts
 from tests.kit import claim, claim_on, needs, wait_until, waiting_for_locks, working
@@ -37,15 +34,23 @@ class Gauge:
         self.most: Counter[Any] = Counter()
         self.called: list[Any] = []
 
-    def run(self, key: Any, what: Any = None, until: threading.Event | None = None) -> None:
-        """Be seen running, until an event or for as long as another thread needs to be seen, too."""
+    def run(self, key: Any, what: Any = None) -> None:
+        """Be seen running for as long as another thread needs to be seen, too."""
         with self.lock:
             self.running[key] += 1
             self.most[key] = max(self.most[key], self.running[key])
             self.called.append(what)
-        (until or threading.Event()).wait(60 if until else 0.005)
+        threading.Event().wait(0.005)
         with self.lock:
             self.running[key] -= 1
+
+    def task(self, running: int, key: str = "stripe", **options: Any) -> Any:
+        """Return a task of which no more jobs run at a time."""
+
+        def call(n: Any = None) -> None:
+            self.run("stripe", n)
+
+        return self.app.task(name="call", limit=sqlq.Limit(key, running=running), **options)(call)
 
     def work(self, **options: Any) -> Counts:
         return self.app.worker(drain=True, **options).run()
@@ -68,10 +73,7 @@ def put_back(app: sqlq.App, held: list[Any], delay_ms: int) -> None:
 
 
 def test_no_more_jobs_than_the_limit_run_at_a_time(gauge: Gauge) -> None:
-    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=2))
-    def call(n: int) -> None:
-        gauge.run("stripe", n)
-
+    call = gauge.task(2)
     done = gauge.app.enqueue_many([call.new(n) for n in range(30)])
     assert {job.state for job in done} == {"blocked"}
     assert gauge.app.jobs.get(done[0].id).blocked_by == "limit"
@@ -92,22 +94,8 @@ def test_each_key_has_a_limit_of_its_own(gauge: Gauge) -> None:
     assert sorted(gauge.called) == list(range(12))
 
 
-def test_several_workers_share_a_limit(gauge: Gauge) -> None:
-    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=3))
-    def call(n: int) -> None:
-        gauge.run("stripe", n)
-
-    gauge.app.enqueue_many([call.new(n) for n in range(60)])
-    with ThreadPoolExecutor(3) as threads:
-        workers = [threads.submit(gauge.work, concurrency=8) for _ in range(3)]
-        assert sum(worker.result().finished for worker in workers) == 60
-    assert gauge.most["stripe"] <= 3
-
-
-def test_two_admissions_at_once_grant_no_slot_twice(app: sqlq.App) -> None:
-    @app.task(name="call", limit=sqlq.Limit("stripe", running=5))
-    def call() -> None: ...
-
+def test_two_admissions_at_once_grant_no_slot_twice(gauge: Gauge, app: sqlq.App) -> None:
+    call = gauge.task(5)
     app.enqueue_many([call.new() for _ in range(100)])
     admission.look(app.database)  # makes the key known
     for _ in range(10):
@@ -125,10 +113,10 @@ def test_two_admissions_at_once_grant_no_slot_twice(app: sqlq.App) -> None:
 
 
 @needs("sessions")
-def test_an_admission_counts_after_it_has_waited_for_the_key(app: sqlq.App, engine: Engine) -> None:
-    @app.task(name="call", limit=sqlq.Limit("stripe", running=5))
-    def call() -> None: ...
-
+def test_an_admission_counts_after_it_has_waited_for_the_key(
+    gauge: Gauge, app: sqlq.App, engine: Engine
+) -> None:
+    call = gauge.task(5)
     app.enqueue_many([call.new() for _ in range(20)])
     assert admission.look(app.database).number == 5
     put_back(app, claim(app), 0)
@@ -180,10 +168,8 @@ def test_a_retry_or_snooze_waits_for_its_turn_again(gauge: Gauge, signal: Except
     assert gauge.most["stripe"] <= 2
 
 
-def test_a_released_job_is_admitted_when_it_is_due(app: sqlq.App) -> None:
-    @app.task(name="call", limit=sqlq.Limit("stripe", running=1))
-    def call() -> None: ...
-
+def test_a_released_job_is_admitted_when_it_is_due(gauge: Gauge, app: sqlq.App) -> None:
+    call = gauge.task(1)
     app.enqueue(call.new())
     admission.look(app.database)
     put_back(app, claim(app), 20)
@@ -195,10 +181,8 @@ def test_a_released_job_is_admitted_when_it_is_due(app: sqlq.App) -> None:
     assert 3_000_000 < done.next_ms <= 3_600_000
 
 
-def test_a_key_without_a_known_limit_admits_one_by_one(app: sqlq.App) -> None:
-    @app.task(name="call", limit=sqlq.Limit("stripe", running=5))
-    def call() -> None: ...
-
+def test_a_key_without_a_known_limit_admits_one_by_one(gauge: Gauge, app: sqlq.App) -> None:
+    call = gauge.task(5)
     app.enqueue_many([call.new() for _ in range(9)])
     with app.database.begin() as conn:
         conn.execute(text("DELETE FROM sqlq_wakes"))
@@ -207,10 +191,8 @@ def test_a_key_without_a_known_limit_admits_one_by_one(app: sqlq.App) -> None:
     assert admission.look(app.database).number == 4
 
 
-def test_a_sweep_that_comes_before_the_wake_knows_the_limit(app: sqlq.App) -> None:
-    @app.task(name="call", limit=sqlq.Limit("stripe", running=5))
-    def call() -> None: ...
-
+def test_a_sweep_that_comes_before_the_wake_knows_the_limit(gauge: Gauge, app: sqlq.App) -> None:
+    call = gauge.task(5)
     app.enqueue_many([call.new() for _ in range(9)])
     assert admission.sweep(app.database, "")[0].number == 5
     assert admission.look(app.database).number == 0
@@ -238,32 +220,8 @@ def test_a_retried_job_waits_for_a_slot(gauge: Gauge) -> None:
     assert gauge.work().finished == 2
 
 
-def test_a_dead_worker_releases_its_slots(gauge: Gauge) -> None:
-    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=2))
-    def call(n: int) -> None:
-        gauge.run("stripe", n)
-
-    done = gauge.app.enqueue_many([call.new(n) for n in range(6)])
-    admission.look(gauge.app.database)
-    dead = claim(gauge.app)
-    assert len(dead) == 2
-    assert gauge.work().finished == 0  # their slots are taken
-    with gauge.app.database.begin() as conn:
-        taken = settle.lose(conn, [(job.id, job.lease_token) for job in dead], "died")
-    assert [job.row.limit_key for job in taken] == ["stripe"] * 2
-    assert {str(gauge.app.jobs.get(job.id).state) for job in dead} == {"blocked"}
-    with gauge.app.database.begin() as conn:
-        conn.execute(text("UPDATE jobs SET due_at = created_at").execution_options())
-        conn.execute(text("UPDATE sqlq_wakes SET at = (SELECT min(created_at) FROM jobs)"))
-    assert gauge.work(concurrency=4).finished == len(done)
-    assert gauge.most["stripe"] <= 2
-
-
 def test_a_job_that_fails_with_its_worker_releases_its_slot(gauge: Gauge) -> None:
-    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1), max_attempts=1)
-    def call(n: int) -> None:
-        gauge.run("stripe", n)
-
+    call = gauge.task(1, max_attempts=1)
     gauge.app.enqueue_many([call.new(n) for n in range(2)])
     admission.look(gauge.app.database)
     with gauge.app.database.begin() as conn:
@@ -274,10 +232,7 @@ def test_a_job_that_fails_with_its_worker_releases_its_slot(gauge: Gauge) -> Non
 
 @pytest.mark.parametrize("force", [False, True])
 def test_a_cancelled_job_releases_its_slot(gauge: Gauge, force: bool) -> None:
-    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))
-    def call(n: int) -> None:
-        gauge.run("stripe", n)
-
+    call = gauge.task(1)
     first, _ = gauge.app.enqueue_many([call.new(n) for n in range(2)])
     admission.look(gauge.app.database)
     if force:
@@ -289,10 +244,7 @@ def test_a_cancelled_job_releases_its_slot(gauge: Gauge, force: bool) -> None:
 
 
 def test_jobs_of_a_paused_queue_hold_no_slots(gauge: Gauge) -> None:
-    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=2))
-    def call(n: int) -> None:
-        gauge.run("stripe", n)
-
+    call = gauge.task(2)
     stuck = gauge.app.enqueue_many([call.new(n).set(queue="night") for n in range(5)])
     admission.look(gauge.app.database)
     assert [str(gauge.app.jobs.get(job.id).state) for job in stuck].count("available") == 2
@@ -311,10 +263,7 @@ def test_jobs_of_a_paused_queue_hold_no_slots(gauge: Gauge) -> None:
 
 
 def test_the_sweep_admits_jobs_of_a_lost_wake(gauge: Gauge) -> None:
-    @gauge.app.task(name="call", limit=sqlq.Limit("key:{n}", running=1))
-    def call(n: int) -> None:
-        gauge.run("stripe", n)
-
+    call = gauge.task(1, "key:{n}")
     gauge.app.enqueue_many([call.new(n) for n in range(7)])
     with gauge.app.database.begin() as conn:
         conn.execute(text("DELETE FROM sqlq_wakes"))
@@ -325,10 +274,8 @@ def test_the_sweep_admits_jobs_of_a_lost_wake(gauge: Gauge) -> None:
     assert gauge.work().finished == 7
 
 
-def test_a_sweep_continues_where_it_stopped(app: sqlq.App) -> None:
-    @app.task(name="call", limit=sqlq.Limit("key:{n}", running=1))
-    def call(n: int) -> None: ...
-
+def test_a_sweep_continues_where_it_stopped(gauge: Gauge, app: sqlq.App) -> None:
+    call = gauge.task(1, "key:{n}")
     app.enqueue_many([call.new(n) for n in range(5)])
     with app.database.begin() as conn:
         conn.execute(text("DELETE FROM sqlq_wakes"))
@@ -340,26 +287,11 @@ def test_a_sweep_continues_where_it_stopped(app: sqlq.App) -> None:
 
 
 def test_an_idle_worker_admits_enqueued_jobs(gauge: Gauge) -> None:
-    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))
-    def call(n: int) -> None:
-        gauge.run("stripe", n)
-
+    call = gauge.task(1)
     with working(gauge.app):
         for n in range(3):
             job = gauge.app.enqueue(call.new(n))
             wait_until(lambda job=job: gauge.app.jobs.get(job.id).state == "finished")  # type: ignore[misc]
-
-
-def test_a_limit_of_a_job_alone_is_kept(gauge: Gauge) -> None:
-    @gauge.app.task(name="call")
-    def call(n: int) -> None:
-        gauge.run("rare", n)
-
-    rare = sqlq.Limit("rare", running=1)
-    gauge.app.enqueue_many([call.new(n).set(limit=rare) for n in range(4)])
-    with working(gauge.app, concurrency=4):
-        wait_until(lambda: len(gauge.app.jobs.list(state="finished")) == 4)
-    assert gauge.most["rare"] == 1
 
 
 def test_a_drain_runs_all_jobs_of_a_waiting_list(gauge: Gauge, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,10 +307,7 @@ def test_a_drain_runs_all_jobs_of_a_waiting_list(gauge: Gauge, monkeypatch: pyte
 
 
 def test_a_limited_job_keeps_its_delay(gauge: Gauge) -> None:
-    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))
-    def call(n: int) -> None:
-        gauge.run("stripe", n)
-
+    call = gauge.task(1)
     later = gauge.app.enqueue(call.new(1).set(delay="1h"))
     soon = gauge.app.enqueue(call.new(2).set(delay="100ms"))
     assert gauge.app.jobs.get(later.id).due_at is not None
@@ -391,19 +320,14 @@ def test_a_limited_job_keeps_its_delay(gauge: Gauge) -> None:
 
 
 def test_the_waiting_list_is_ordered_by_priority_then_age(gauge: Gauge) -> None:
-    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))
-    def call(n: int) -> None:
-        gauge.run("stripe", n)
-
+    call = gauge.task(1)
     gauge.app.enqueue_many([call.new(1), call.new(2), call.new(3).set(priority=5)])
     gauge.work(concurrency=4)
     assert gauge.called == [3, 1, 2]
 
 
-def test_a_large_waiting_list_is_admitted_in_portions(app: sqlq.App) -> None:
-    @app.task(name="call", limit=sqlq.Limit("wide", running=2500))
-    def call() -> None: ...
-
+def test_a_large_waiting_list_is_admitted_in_portions(gauge: Gauge, app: sqlq.App) -> None:
+    call = gauge.task(2500, "wide")
     app.enqueue_many([call.new() for _ in range(3000)])
     done = [admission.look(app.database) for _ in range(4)]
     assert [(each.number, each.has_more) for each in done] == [
@@ -418,10 +342,8 @@ def test_a_large_waiting_list_is_admitted_in_portions(app: sqlq.App) -> None:
 
 
 @needs("sessions")
-def test_an_enqueue_does_not_wait_for_another_of_its_key(app: sqlq.App, engine: Engine) -> None:
-    @app.task(name="call", limit=sqlq.Limit("stripe", running=1))
-    def call() -> None: ...
-
+def test_an_enqueue_does_not_wait_for_another_of_its_key(gauge: Gauge, app: sqlq.App, engine: Engine) -> None:
+    call = gauge.task(1)
     with Session(engine) as one, Session(engine) as two:
         two.execute(text("SET lock_timeout = '1ms'"))  # any wait would be an error
         app.enqueue(call.new(), session=one)
@@ -434,10 +356,8 @@ def test_an_enqueue_does_not_wait_for_another_of_its_key(app: sqlq.App, engine: 
     assert blocked(app) == 2
 
 
-def test_a_rollback_leaves_no_job_and_no_wake(app: sqlq.App, engine: Engine) -> None:
-    @app.task(name="call", limit=sqlq.Limit("stripe", running=1))
-    def call() -> None: ...
-
+def test_a_rollback_leaves_no_job_and_no_wake(gauge: Gauge, app: sqlq.App, engine: Engine) -> None:
+    call = gauge.task(1)
     with Session(engine) as session:
         app.enqueue(call.new(), session=session)
         app.enqueue_many([call.new(), call.new().set(delay="5m")], session=session)
@@ -448,75 +368,6 @@ def test_a_rollback_leaves_no_job_and_no_wake(app: sqlq.App, engine: Engine) -> 
 
 
 # -- with others ---------------------------------------------------------------------------------------------
-
-
-@needs("sessions")
-def test_a_drain_waits_for_an_admission_that_is_under_way(
-    gauge: Gauge, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last look of a drain skips rows that the worker's own thread has locked to admit them."""
-    task = gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))(lambda: None)
-    held, looked = threading.Event(), threading.Event()
-    monkeypatch.setattr("sqlq.worker.settle.after.POLL_MS", 3_600_000)
-    worker = gauge.app.worker(drain=True)
-    (admissions,) = (each for each in worker._unblockers if each.blocker.name == "limit")
-    claim, look, start = Claimer.claim, admission.look, admissions.start
-    enqueued: list[int] = []
-
-    def starts() -> None:
-        """Let the thread have looked before the first claim, and look again only when it is called."""
-        start()
-        wait_until(lambda: admissions.is_idle and admissions._look_began_at > 0)
-
-    def claims(claimer: Claimer, limit: int, *, quiet: bool = False) -> list[Any]:
-        found = claim(claimer, limit, quiet=quiet)
-        if not enqueued:  # the first claim: after the one that follows it, the worker would leave
-            enqueued.append(gauge.app.enqueue(task.new()).id)
-            admissions.look()
-            assert held.wait(30)
-        return found
-
-    def looks(*given: Any, **options: Any) -> Any:
-        if threading.current_thread().name != "sqlq-limit":
-            done = look(*given, **options)
-            if held.is_set():
-                looked.set()
-            return done
-        if enqueued and not held.is_set():
-            with engine.begin() as conn:
-                conn.execute(text("SELECT * FROM sqlq_wakes FOR UPDATE"))
-                held.set()
-                looked.wait(30)
-        return look(*given, **options)
-
-    monkeypatch.setattr(admissions, "start", starts)
-    monkeypatch.setattr(Claimer, "claim", claims)
-    monkeypatch.setattr(admission, "look", looks)
-    assert worker.run().finished == 1
-    assert gauge.app.jobs.get(enqueued[0]).state == "finished"
-
-
-def test_a_drain_claims_once_more_after_its_last_poll(
-    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A service admits a job after the claim: the last look finds none blocked, and no thread reports it."""
-    producer = sqlq.App(engine=engine)
-    limited = producer.task(name="call", limit=sqlq.Limit("stripe", running=1))(lambda: None)
-    app.task(name="call")(lambda: None)  # this worker knows of no limits, and so has no thread for them
-    claim = Claimer.claim
-    enqueued: list[int] = []
-
-    def claims(claimer: Claimer, limit: int, *, quiet: bool = False) -> list[Any]:
-        found = claim(claimer, limit, quiet=quiet)
-        if not enqueued:  # it would leave now
-            enqueued.append(producer.enqueue(limited.new()).id)
-            assert admission.look(app.database).number == 1
-        return found
-
-    monkeypatch.setattr(Claimer, "claim", claims)
-    assert app.worker(drain=True).run().finished == 1
-    assert app.jobs.get(enqueued[0]).state == "finished"
-    producer.close()
 
 
 def test_a_step_waits_for_its_parents_and_then_for_a_slot(gauge: Gauge) -> None:
@@ -539,9 +390,7 @@ def test_a_step_waits_for_its_parents_and_then_for_a_slot(gauge: Gauge) -> None:
 
 
 def test_jobs_without_a_limit_run_beside_a_full_waiting_list(gauge: Gauge) -> None:
-    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))
-    def call(n: int) -> None:
-        gauge.run("stripe", n)
+    call = gauge.task(1)
 
     @gauge.app.task(name="free")
     def free(n: int) -> None:
@@ -556,10 +405,7 @@ def test_jobs_without_a_limit_run_beside_a_full_waiting_list(gauge: Gauge) -> No
 
 
 def test_a_unique_key_and_a_limit_go_together(gauge: Gauge) -> None:
-    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))
-    def call(n: int) -> None:
-        gauge.run("stripe", n)
-
+    call = gauge.task(1)
     first = gauge.app.enqueue(call.new(1).set(unique_key="a"))
     again = gauge.app.enqueue(call.new(1).set(unique_key="a"))
     both = gauge.app.enqueue_many([call.new(2).set(unique_key="b"), call.new(3)])
@@ -569,10 +415,7 @@ def test_a_unique_key_and_a_limit_go_together(gauge: Gauge) -> None:
 
 
 def test_inline_and_eager_jobs_ignore_limits(gauge: Gauge) -> None:
-    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))
-    def call(n: int) -> None:
-        gauge.run("stripe", n)
-
+    call = gauge.task(1)
     gauge.app.enqueue(call.new(1), eager=True)
     with sqlq.testing.inline(gauge.app):
         gauge.app.enqueue_many([call.new(2), call.new(3)])
@@ -601,15 +444,3 @@ def test_fairness_admits_a_new_tenant_early(gauge: Gauge) -> None:
 def test_fairness_names_an_argument(app: sqlq.App) -> None:
     with pytest.raises(sqlq.errors.ConfigurationError, match="by is 'tenant', which names no argument"):
         app.fair(by="tenant", window=3)
-
-
-def test_a_drain_without_the_right_to_admit_ends_with_a_warning(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refused(*args: Any, **options: Any) -> Any:
-        raise ProgrammingError("DELETE", {}, Exception("permission denied for table sqlq_wakes"))
-
-    monkeypatch.setattr(admission, "look", refused)
-    with caplog.at_level(logging.WARNING, "sqlq.worker"):
-        assert app.worker(drain=True).run().finished == 0
-    assert "permission denied for table sqlq_wakes" in caplog.text

@@ -3,19 +3,35 @@ counts."""
 
 from __future__ import annotations
 
-from datetime import timedelta
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
+from sqlq.model.checks import Rule
 from sqlq.model.outcome import ErrorText, Failed
 from sqlq.store import schedules
 from sqlq.store.limits import admit
+from sqlq.store.limits.grant import Grant
 from sqlq.store.workers import workers
 from sqlq.testing.database import write_declared
-from tests.kit import claim, count, execute, settle, span, wait_until
+from tests.kit import (
+    claim,
+    claim_on,
+    count,
+    execute,
+    for_each,
+    settle,
+    span,
+    wait_until,
+    waiting_for_locks,
+    working,
+)
 
 ONE = sqlq.Limit("api", running=1)
 
@@ -157,32 +173,6 @@ def test_skipping_a_failed_step_releases_its_serial_key(app: sqlq.App) -> None:
     assert (state(app, flow.jobs[1].id), state(app, other.id)) == ("available", "blocked")
 
 
-def test_a_retried_step_waits_for_a_slot_and_keeps_its_followers(app: sqlq.App) -> None:
-    task = app.task(name="call", limit=ONE)(lambda: None)
-    flow = app.enqueue(sqlq.chain(task.new(), task.new()))
-    assert look(app) == 1
-    settle(app, claim(app), Failed("error", ErrorText("ValueError", "no")))
-    other = app.enqueue(task.new())
-    assert look(app) == 1
-    app.jobs.retry([flow.jobs[0].id])
-    assert look(app) == 0
-    first, second = (app.jobs.get(job.id) for job in flow.jobs)
-    assert (first.blocked_by, second.blocked_by) == ("limit", "flow")
-    app.jobs.cancel([other.id])
-    assert look(app) == 1
-    assert app.worker(drain=True).run().finished == 2
-
-
-def test_cancelling_admitted_jobs_admits_the_tenants_others(app: sqlq.App) -> None:
-    app.fair(by="tenant:{tenant}", window=2)
-    task = app.task(name="report", queue="reports")(lambda tenant: None)
-    mine = app.enqueue_many([task.new(1) for _ in range(6)])
-    assert look(app) == 2
-    app.jobs.cancel([job.id for job in mine[:4]])
-    assert look(app) == 2
-    assert [state(app, job.id) for job in mine] == ["cancelled"] * 4 + ["available"] * 2
-
-
 # -- queues that nobody serves -------------------------------------------------------------------------------
 
 
@@ -228,3 +218,219 @@ def test_all_queues_count_as_served_without_workers_or_with_one_for_all(app: sql
     assert look(app) == 1
     admit.sweep(app.database, "")
     assert {job.state for job in app.jobs.list()} == {"available"}
+
+
+# -- rates ---------------------------------------------------------------------------------------------------
+
+
+MOMENT = datetime(2030, 1, 1, tzinfo=UTC)
+MS = timedelta(milliseconds=1)
+
+
+def turn(rule: Rule, next_free_at: datetime | None = None) -> Grant:
+    return Grant("api", rule, MOMENT, next_free_at, 1000)
+
+
+@for_each(("rate", "period_ms"), [(100, 60_000), (7, 1_000), (3_000, 1_000), (1, 250)])
+def test_starts_are_never_closer_than_the_rate(rate: int, period_ms: int) -> None:
+    """Lot after lot, as wakes come: any window of one period has at most `rate` starts."""
+    starts: list[datetime] = []
+    moment, next_free_at = MOMENT, None
+    for _ in range(200):
+        lot = Grant("api", Rule(rate=rate, period_ms=period_ms), moment, next_free_at, 1000)
+        lot.ids = list(range(lot.number))
+        starts += [start for _, start in lot.starts() if start]
+        next_free_at = lot.start(lot.number)
+        (again,) = (wake.moment for wake in lot.again())
+        assert again is not None
+        moment = max(again, moment)
+    period = timedelta(milliseconds=period_ms)
+    assert starts == sorted(starts)
+    for first, later in zip(starts, starts[rate:], strict=False):
+        assert later - first >= period
+    # and not much slower either: what is lost is less than a millisecond for each lot
+    slowest = period * (len(starts) / rate) + MS * 200
+    assert starts[-1] - starts[0] <= slowest
+
+
+def test_no_start_is_granted_beyond_the_look_ahead() -> None:
+    rule = Rule(rate=10, period_ms=1_000)
+    assert turn(rule).number == 2  # now and in 100 ms
+    assert turn(rule, MOMENT + 100 * MS).number == 1
+    assert turn(rule, MOMENT + 101 * MS).number == 0
+    assert turn(rule, MOMENT - timedelta(hours=1)).number == 2  # what was not used is not made up for
+
+
+def test_a_rate_and_a_number_running_hold_together(app: sqlq.App) -> None:
+    @app.task(name="call", limit=sqlq.Limit("api", running=3, rate="1000/1s"))
+    def call() -> None: ...
+
+    app.enqueue_many([call.new() for _ in range(50)])
+    done = admit.look(app.database)
+    assert done.number == 3
+    assert admit.look(app.database, ["api"]).number == 0
+
+
+def test_a_key_without_free_starts_has_a_next_wake(app: sqlq.App) -> None:
+    @app.task(name="call", limit=sqlq.Limit("api", rate="20/1s"))
+    def call() -> None: ...
+
+    app.enqueue_many([call.new() for _ in range(9)])
+    done = admit.look(app.database)
+    assert done.number == 3  # at 0, 50 and 100 ms
+    assert done.next_ms is not None
+    assert done.next_ms <= 100  # half of what is granted ahead before the next is free
+
+
+def test_workers_keep_a_rate(app: sqlq.App) -> None:
+    @app.task(name="call", limit=sqlq.Limit("api", rate="50/1s"))
+    def call(n: int) -> None: ...
+
+    done = app.enqueue_many([call.new(n) for n in range(30)])
+    worker = app.worker(concurrency=10)
+    starts = run_until_finished(app, worker, [job.id for job in done])
+    granted = sorted(starts)
+    gaps = [later - earlier for earlier, later in pairwise(granted)]
+    assert min(gaps) >= 20 * MS
+    assert granted[-1] - granted[0] < timedelta(seconds=30)
+
+
+def run_until_finished(app: sqlq.App, worker: Any, ids: list[int]) -> list[datetime]:
+    """Run a worker until these jobs have finished; return when each was allowed to start."""
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(worker.run)
+        wait_until(lambda: len(app.jobs.list(state="finished", limit=1000)) == len(ids), timeout=60)
+        worker.stop()
+        running.result(60)
+    found = [app.jobs.get(id) for id in ids]
+    for job in found:
+        assert job.available_at is not None
+        assert job.reserved_at is not None
+        assert job.reserved_at >= job.available_at
+    return [job.available_at for job in found if job.available_at is not None]
+
+
+# -- serial keys ---------------------------------------------------------------------------------------------
+
+
+class Books:
+    """An App with accounts whose bookings are noted as they come."""
+
+    def __init__(self, app: sqlq.App) -> None:
+        self.app = app
+        self.noted: list[tuple[Any, int]] = []
+        self.broken: set[int] = set()
+        self.once: set[int] = set()
+        self.lock = threading.Lock()
+
+    def task(self, **options: Any) -> sqlq.Task[..., None]:
+        @self.app.task(name="book", **options)
+        def book(account: str, n: int) -> None:
+            with self.lock:
+                self.noted.append((account, n))
+            if n in self.broken:
+                raise ValueError("broken")
+            if n in self.once:
+                self.once.discard(n)
+                raise ValueError("not yet")
+
+        return book
+
+    def work(self, **options: Any) -> list[int]:
+        before = len(self.noted)
+        self.app.worker(drain=True, concurrency=6, **options).run()
+        return [n for _, n in self.noted[before:]]
+
+    def of(self, account: str) -> list[int]:
+        return [n for name, n in self.noted if name == account]
+
+
+@pytest.fixture
+def books(app: sqlq.App) -> Books:
+    return Books(app)
+
+
+def test_jobs_of_a_key_run_in_the_order_of_their_ids(books: Books) -> None:
+    book = books.task(limit=sqlq.Serial("account:{account}"))
+    later = [book.new("a", n).set(priority=n) for n in range(8)]  # priorities do not change the order
+    books.app.enqueue_many([*later, *(book.new("b", n) for n in range(8))])
+    with ThreadPoolExecutor(2) as threads:
+        for worker in [threads.submit(books.work) for _ in range(2)]:
+            worker.result(60)
+    assert books.of("a") == books.of("b") == list(range(8))
+
+
+def test_later_jobs_wait_for_the_next_attempt(books: Books) -> None:
+    book = books.task(limit=sqlq.Serial("account:{account}"), backoff="50ms")
+    books.once = {1, 3}
+    books.app.enqueue_many([book.new("a", n) for n in range(5)])
+    with working(books.app, concurrency=5):
+        wait_until(lambda: len(books.app.jobs.list(state="finished")) == 5)
+    assert books.of("a") == [0, 1, 1, 2, 3, 3, 4]
+
+
+def test_a_delayed_job_blocks_those_after_it(books: Books) -> None:
+    book = books.task(limit=sqlq.Serial("account:{account}"))
+    first = books.app.enqueue(book.new("a", 1).set(delay="1h"))
+    books.app.enqueue(book.new("a", 2))
+    assert books.work() == []
+    books.app.jobs.cancel([first.id])
+    assert books.work() == [2]
+
+
+def test_the_next_job_runs_after_a_final_failure(books: Books) -> None:
+    book = books.task(limit=sqlq.Serial("account:{account}"), max_attempts=1)
+    books.broken = {1}
+    books.app.enqueue_many([book.new("a", n) for n in range(3)])
+    assert books.work() == [0, 1, 2]
+    books.broken.clear()
+    books.app.enqueue(book.new("a", 3))
+    books.app.jobs.retry(all=True)  # whose id is the least again
+    assert books.work() == [1, 3]
+
+
+def test_a_failure_holds_the_key_until_it_is_retried(books: Books) -> None:
+    book = books.task(limit=sqlq.Serial("account:{account}", on_failure="hold"), max_attempts=1)
+    books.broken = {1}
+    books.app.enqueue_many([book.new("a", n) for n in range(3)])
+    books.app.enqueue(book.new("b", 7))
+    assert sorted(books.work()) == [0, 1, 7]
+    assert len(books.app.jobs.list(state="blocked")) == 1
+    books.broken.clear()
+    books.app.jobs.retry(all=True)
+    assert books.work() == [1, 2]
+
+
+def test_a_failure_holds_the_key_until_it_is_deleted(books: Books) -> None:
+    book = books.task(limit=sqlq.Serial("account:{account}", on_failure="hold"), max_attempts=1)
+    books.broken = {0}
+    books.app.enqueue_many([book.new("a", n) for n in range(3)])
+    assert books.work() == [0]
+    books.app.jobs.delete(all=True)
+    assert admit.look(books.app.database).number == 1
+    assert books.work() == [1, 2]
+
+
+def test_a_head_that_is_locked_is_not_overtaken(books: Books) -> None:
+    book = books.task(limit=sqlq.Serial("account:{account}"))
+    first, second = books.app.enqueue_many([book.new("a", n) for n in range(2)])
+    admit.look(books.app.database, limit=0)
+    if books.app.database.dialect.in_a_file:
+        return  # nobody holds a row there while another writes
+    with books.app.database.begin() as conn, ThreadPoolExecutor(1) as threads:
+        conn.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": first.id})
+        admitting = threads.submit(admit.look, books.app.database)
+        wait_until(lambda: admitting.done() or waits(books.app))  # MariaDB refuses a locked row at once
+        conn.commit()
+        if refused := admitting.exception(60):
+            assert "Lock wait timeout" in str(refused)
+        else:
+            assert admitting.result().number == 1
+    assert admit.look(books.app.database).number == (1 if refused else 0)
+    with books.app.database.begin() as conn:
+        assert [job.id for job in claim_on(conn, limit=9, lease_ms=1000)] == [first.id]
+    assert books.app.jobs.get(second.id).state == "blocked"
+
+
+def waits(app: sqlq.App) -> bool:
+    return bool(waiting_for_locks(app.database.engine))

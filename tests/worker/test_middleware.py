@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, nullcontext
@@ -15,8 +14,8 @@ from typing import Any, cast
 import pytest
 
 import sqlq
-from sqlq.testing import drain, inline
-from tests.kit import for_each, needs, wait_until
+from sqlq.testing import drain
+from tests.kit import for_each, handler_of, needs, wait_until
 from tests.kit.processes import worker_process
 
 SETTING: ContextVar[str] = ContextVar("SETTING", default="unset")
@@ -31,19 +30,6 @@ def told() -> list[Any]:
 def kind(request: pytest.FixtureRequest) -> str:
     kind: str = request.param
     return kind
-
-
-def handler_of(kind: str, body: Callable[[], Any]) -> Any:
-    """A handler of a kind that does what `body` does."""
-
-    async def handler() -> Any:
-        await asyncio.sleep(0)
-        return body()
-
-    def plain() -> Any:
-        return body()
-
-    return handler if kind == "async def" else plain
 
 
 def noting(told: list[Any], name: str) -> Any:
@@ -190,37 +176,6 @@ def test_a_task_may_decline_middleware(app: sqlq.App, told: list[Any]) -> None:
     assert told == ["handler"]
 
 
-def test_middleware_runs_inline(kind: str, told: list[Any]) -> None:
-    app = sqlq.App("sqlite://")
-    app.middleware(noting(told, "app"))
-
-    async def enqueue() -> None:
-        await app.aenqueue(task.new())
-
-    @app.middleware
-    def translating(running: sqlq.JobContext) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise sqlq.Cancel("no luck") from error
-
-    def body() -> int:
-        told.append(sqlq.current_job().id)
-        if "fail" in told:
-            raise OSError
-        return 7
-
-    task = app.task(name="t")(handler_of(kind, body))
-    with inline(app) as ran:
-        app.enqueue(task.new())
-        asyncio.run(enqueue())
-        told.append("fail")
-        app.enqueue(task.new())
-    assert told == ["app before", 1, "app after", "app before", 2, "app after", "fail", "app before", 3]
-    assert [(job.state, job.result) for job in ran.jobs[:2]] == [("finished", 7)] * 2
-    assert ran.jobs[2].state == "cancelled"
-
-
 PLAY = """
 import os, sqlq
 
@@ -331,22 +286,6 @@ def test_an_exception_of_middleware_is_the_outcome_with_its_traceback(
     assert told == ([] if when == "before" else ["handler"])
 
 
-def test_an_exception_swallowed_by_middleware_finishes_the_job(app: sqlq.App, kind: str) -> None:
-    @app.middleware
-    def swallowing(running: sqlq.JobContext) -> Iterator[None]:
-        try:
-            yield
-        except BusyError:
-            pass
-
-    def busy() -> None:
-        raise BusyError
-
-    job = app.enqueue(app.task(name="t")(handler_of(kind, busy)).new())
-    assert drain(app).finished == 1
-    assert (app.jobs.get(job.id).state, app.jobs.get(job.id).result) == ("finished", None)
-
-
 def test_a_stopped_job_is_released_when_middleware_swallows_its_exception(app: sqlq.App) -> None:
     started = threading.Event()
 
@@ -363,12 +302,10 @@ def test_a_stopped_job_is_released_when_middleware_swallows_its_exception(app: s
         await asyncio.sleep(60)
 
     job = app.enqueue(wait.new())
-    worker = app.worker(grace="0s")
-    thread = threading.Thread(target=worker.run)
-    thread.start()
+    worker = app.worker(grace="0s").start()
     assert started.wait(10)
     worker.stop()
-    thread.join(10)
+    assert worker.join("10s")
     assert app.jobs.get(job.id).state == "available"
     assert worker.counts.released == 1
 
@@ -390,41 +327,6 @@ def test_a_timeout_cancels_asynchronous_middleware(app: sqlq.App, where: str, to
     assert drain(app).failed == 1
     assert app.jobs.get(job.id).reason == "timeout"
     assert told == ([] if where == "before" else ["handler"])
-
-
-def test_a_timeout_covers_synchronous_middleware(app: sqlq.App) -> None:
-    @app.middleware
-    def slow(running: sqlq.JobContext) -> Iterator[None]:
-        yield
-        wait_until(running.should_stop)
-
-    job = app.enqueue(app.task(name="t", timeout="100ms", max_attempts=1)(lambda: None).new())
-    assert drain(app).failed == 1
-    assert app.jobs.get(job.id).reason == "timeout"
-
-
-# -- what it costs -------------------------------------------------------------------------------------------
-
-
-def test_an_attempt_without_middleware_calls_none(kind: str) -> None:
-    app = sqlq.App("sqlite://")
-    task = app.task(name="t")(handler_of(kind, lambda: None))
-    assert task._surroundings == ()
-    called: set[str] = set()
-
-    def note(frame: Any, event: str, arg: object) -> None:
-        called.add(frame.f_code.co_qualname)
-
-    with inline(app):
-        threading.setprofile(note)
-        sys.setprofile(note)
-        try:
-            app.enqueue(task.new())
-        finally:
-            sys.setprofile(None)
-            threading.setprofile(None)
-    assert {"_call", "_acall"} & called
-    assert not {name for name in called if "surrounded" in name or "ExitStack" in name}
 
 
 # -- refused -------------------------------------------------------------------------------------------------

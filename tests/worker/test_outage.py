@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import sqlq
 from sqlq.database.timeouts import waits_while
 from sqlq.store.workers import notify
 from sqlq.worker.maintain.maintenance import ServiceLoop
-from sqlq.worker.maintain.services import SchemaWatch, Service
+from sqlq.worker.maintain.services import Service
 from sqlq.worker.settle.after import notify_idle
 from sqlq.worker.threads import loop as loops
 from sqlq.worker.threads.loop import Outage
@@ -65,15 +63,6 @@ def test_an_answer_to_a_query_does_not_end_an_outage_at_a_standby(
     claiming.over()
     listening.over()
     assert caplog.messages[1:] == [caplog.messages[1]], "it is back is said once"
-    assert caplog.messages[1].startswith("the database is back after")
-
-
-def test_an_answer_to_a_query_ends_an_outage(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    claiming = Outage("claiming")
-    claiming.note(DBAPIError("SELECT 1", None, ConnectionError("refused")))
-    claiming.over(wrote=False)
-    assert caplog.messages[0].split(" (")[0] == "the database does not answer"
     assert caplog.messages[1].startswith("the database is back after")
 
 
@@ -172,42 +161,6 @@ def test_a_turn_that_only_reads_does_not_end_an_outage_at_a_standby(
     assert told == [1, 2], caplog.messages
 
 
-class Watch(SchemaWatch):
-    """Notes when it would have looked."""
-
-    first_wait = 0.0
-
-    def __init__(self, turn: Callable[[], object]) -> None:
-        self._turn = turn
-        self.looked_at: list[float] = []
-
-    def run(self) -> float:
-        self.looked_at.append(time.monotonic())
-        self._turn()
-        return 60.0
-
-
-def test_a_failed_check_of_the_tables_waits_before_the_next(app: sqlq.App, database_url: str) -> None:
-    """A worker would use a whole processor otherwise, for as long as its role may not see the table."""
-    again, enough = itertools.count(1), threading.Event()
-    fail = fails(refused(database_url, "SELECT gone FROM nowhere"))
-
-    def turn() -> None:
-        if next(again) == 5:
-            enough.set()
-        fail()
-
-    watch = Watch(turn)
-    loop = ServiceLoop([watch])
-    loop.start()
-    try:
-        assert enough.wait(30)
-    finally:
-        loop.close(10)
-    # at least half of each of its waits: of 0.1, 0.2, 0.4 and 0.8 s
-    assert watch.looked_at[4] - watch.looked_at[0] > 0.7
-
-
 def refused(database_url: str, *statements: str) -> DBAPIError:
     """Return the error of the database for the last of some statements."""
     engine = create_engine(database_url)
@@ -273,12 +226,6 @@ def test_two_databases_have_each_their_own_outage(
     assert caplog.messages[3].startswith("the database is back after")
     assert len(caplog.messages) == 4
     other.close()
-
-
-def test_the_services_of_a_worker_share_the_outage_of_its_database(app: sqlq.App) -> None:
-    worker = app.worker()
-    outages_of = {outage._shared for outage in worker._maintenance._outages.values()}
-    assert outages_of == {Outage("claiming", app.database)._shared}
 
 
 @needs("one_writer")

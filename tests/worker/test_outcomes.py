@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -18,8 +18,11 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 import sqlq
-from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES
-from tests.kit import drain, execute, for_each, needs, span, wait_until, working
+from sqlq.config.constants import ERROR_BYTES
+from sqlq.errors import ConfigurationError
+from sqlq.payload.encryption import new_key
+from sqlq.worker.attempt.context import attempt_of
+from tests.kit import drain, execute, for_each, handler_of, needs, span, wait_until, working
 
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 
@@ -49,7 +52,7 @@ def test_a_job_finishes_with_its_result(app: sqlq.App, kind: str) -> None:
     assert done.lease_token == 1
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("kind", ["def", "async def"])
 @pytest.mark.parametrize(
     "error",
     [
@@ -62,24 +65,21 @@ def test_a_job_finishes_with_its_result(app: sqlq.App, kind: str) -> None:
     ],
 )
 def test_any_exception_of_a_handler_is_the_error_of_its_attempt(
-    app: sqlq.App, error: BaseException, asynchronous: bool
+    app: sqlq.App, error: BaseException, kind: str
 ) -> None:
     def fails() -> None:
         raise error
 
-    async def afails() -> None:
-        raise error
-
-    task = app.task(name="t", max_attempts=2, backoff="0s")(afails if asynchronous else fails)
-    job = app.enqueue(task.new())
+    job = app.enqueue(app.task(name="t", max_attempts=2, backoff="0s")(handler_of(kind, fails)).new())
     counts = drain(app)
     assert (counts.retried, counts.failed) == (1, 1)
     done = app.jobs.get(job.id)
     assert (done.state, done.reason, done.attempts) == ("failed", "error", 2)
     # PEP 479: what leaves a coroutine as StopIteration arrives as RuntimeError
-    expected = "RuntimeError" if asynchronous and isinstance(error, StopIteration) else type(error).__name__
-    assert done.exception is not None
-    assert done.exception.endswith(expected)
+    expected = (
+        "RuntimeError" if kind == "async def" and isinstance(error, StopIteration) else type(error).__name__
+    )
+    assert (done.exception or "").endswith(expected)
     assert "fails" in (done.traceback or "")
     assert [(e["attempt"], e["reason"]) for e in done.errors] == [(1, "error")]
 
@@ -158,17 +158,6 @@ def test_an_error_text_of_50_megabytes_is_cut_and_scrubbed(
     assert len((done.message + (done.traceback or "")).encode()) <= ERROR_BYTES
 
 
-@pytest.mark.parametrize("result", [{1, 2}, float("nan"), b"bytes", "x" * 2_000_000, object()])
-def test_a_result_that_cannot_be_stored_is_null_and_the_job_is_finished(
-    app: sqlq.App, result: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    task = app.task(name="t")(lambda: result)
-    job = app.enqueue(task.new())
-    assert drain(app).finished == 1
-    assert (app.jobs.get(job.id).state, app.jobs.get(job.id).result) == ("finished", None)
-    assert "null is stored" in caplog.text
-
-
 def test_text_that_databases_refuse_is_scrubbed_in_results(app: sqlq.App) -> None:
     task = app.task(name="t")(lambda: {"a\0": ["\ud800é"]})
     job = app.enqueue(task.new())
@@ -206,75 +195,6 @@ def test_retry_snooze_and_cancel(app: sqlq.App) -> None:
     assert (job.state, job.reason) == ("cancelled", "not wanted any more")
 
 
-def test_a_snooze_counts_as_an_attempt_after_too_many_releases(app: sqlq.App, engine: Engine) -> None:
-    @app.task(name="t", max_attempts=2, backoff="0s")
-    def forever() -> None:
-        raise sqlq.Snooze("0s")
-
-    job = app.enqueue(forever.new())
-    execute(engine, "UPDATE jobs SET releases = :n", n=MAX_RELEASES - 2)
-    counts = drain(app)
-    assert (counts.released, counts.retried, counts.failed) == (2, 1, 1)
-    assert app.jobs.get(job.id).state == "failed"
-
-
-def test_retry_on_and_fail_on(app: sqlq.App) -> None:
-    def raises(error: str) -> None:
-        raise {"os": OSError, "value": ValueError, "timeout": TimeoutError}[error]
-
-    only = app.task(name="only", retry_on=OSError, backoff="1h")(raises)
-    never = app.task(name="never", fail_on=(OSError,), backoff="1h")(raises)
-    jobs = {(t.name, e): app.enqueue(t.new(e)).id for t in (only, never) for e in ("os", "value", "timeout")}
-    drain(app)
-    states = {key: str(app.jobs.get(id).state) for key, id in jobs.items()}
-    assert states == {
-        ("only", "os"): "scheduled",
-        ("only", "value"): "failed",
-        ("only", "timeout"): "scheduled",
-        ("never", "os"): "failed",
-        ("never", "value"): "scheduled",
-        ("never", "timeout"): "failed",
-    }
-
-
-@pytest.mark.parametrize(
-    ("backoff", "seconds"),
-    [
-        (None, (0.8, 1.2)),
-        ("7s", (7, 7)),
-        (["3s", "9s"], (3, 3)),
-        (lambda n: timedelta(seconds=40 + n), (41, 41)),
-        (sqlq.linear("10s"), (8, 12)),
-    ],
-)
-def test_backoff(app: sqlq.App, backoff: Any, seconds: tuple[float, float]) -> None:
-    @app.task(name="t", backoff=backoff)
-    def fails() -> None:
-        raise ValueError
-
-    app.enqueue(fails.new())
-    worker = app.worker(max_jobs=1)
-    worker.run()
-    job = app.jobs.list()[0]
-    # the error is noted by this machine's clock just before the database adds the wait to its own; here they
-    # are one
-    failed_at = datetime.fromisoformat(job.errors[0]["at"])
-    assert job.available_at is not None
-    waited = (job.available_at - failed_at).total_seconds()
-    assert seconds[0] - 0.01 <= waited <= seconds[1] + 2.0
-
-
-def test_a_backoff_that_fails_does_not_lose_the_job(app: sqlq.App) -> None:
-    @app.task(name="t", backoff=lambda attempts: "soon")
-    def fails() -> None:
-        raise ValueError
-
-    job = app.enqueue(fails.new())
-    app.worker(max_jobs=1).run()
-    row = app.jobs.get(job.id)
-    assert (row.state in ("scheduled", "available"), row.attempts) == (True, 1)
-
-
 def exits_while_asked(attempts: int) -> str:
     raise SystemExit
 
@@ -283,17 +203,14 @@ ENDLESS = '{"shape": "list", "waits_ms": [1e999], "cap_ms": 1, "jitter": 0}'
 
 
 @pytest.mark.parametrize(("backoff", "stored"), [(exits_while_asked, None), ("0s", ENDLESS)])
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("kind", ["def", "async def"])
 def test_a_backoff_that_cannot_be_computed_costs_no_slot(
-    app: sqlq.App, engine: Engine, backoff: Any, stored: str | None, asynchronous: bool
+    app: sqlq.App, engine: Engine, backoff: Any, stored: str | None, kind: str
 ) -> None:
     def fails() -> None:
         raise ValueError("no")
 
-    async def afails() -> None:
-        raise ValueError("no")
-
-    task = app.task(name="t", backoff=backoff)(afails if asynchronous else fails)
+    task = app.task(name="t", backoff=backoff)(handler_of(kind, fails))
     job = app.enqueue(task.new())
     execute(engine, "UPDATE jobs SET backoff = :stored", stored=stored)
     app.worker(max_jobs=1, concurrency=1).run()
@@ -301,21 +218,18 @@ def test_a_backoff_that_cannot_be_computed_costs_no_slot(
     assert (row.attempts, row.errors[-1]["message"]) == (1, "no")
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("kind", ["def", "async def"])
 def test_an_attempt_whose_outcome_cannot_be_computed_fails(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, asynchronous: bool
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
 ) -> None:
     def fails() -> None:
-        raise ValueError("no")
-
-    async def afails() -> None:
         raise ValueError("no")
 
     def raises(*_: Any) -> Any:
         raise SystemExit
 
     monkeypatch.setattr("sqlq.worker.attempt.call.decide", raises)
-    task = app.task(name="t", max_attempts=1)(afails if asynchronous else fails)
+    task = app.task(name="t", max_attempts=1)(handler_of(kind, fails))
     jobs = app.enqueue_many([task.new(), task.new()])
     assert drain(app, concurrency=1).failed == 2
     assert all("judging it raised a SystemExit" in (app.jobs.get(job.id).error or "") for job in jobs)
@@ -389,21 +303,6 @@ def test_a_job_with_unfitting_arguments_is_released_and_fails_after_a_day(
     assert not ran
 
 
-def test_a_job_that_waited_for_code_that_takes_its_arguments_runs(app: sqlq.App, database_url: str) -> None:
-    old, new = sqlq.App(database_url), sqlq.App(database_url)
-    old.task(name="t")(lambda a: a)
-    newer = new.task(name="t")(lambda a, b=0: a + b)
-    job = new.enqueue(newer.new(1, b=2))
-    assert drain(old).released == 1
-    with new.database.begin() as conn:
-        conn.execute(text("UPDATE jobs SET available_at = created_at"))
-    assert drain(new).finished == 1
-    done = new.jobs.get(job.id)
-    assert (done.result, done.attempts) == (3, 1)
-    old.close()
-    new.close()
-
-
 def test_a_type_error_in_the_handler_is_an_ordinary_failure(app: sqlq.App) -> None:
     @app.task(name="t", backoff="1h")
     def fails(a: Any) -> None:
@@ -463,36 +362,6 @@ def test_a_timeout_counts_as_an_attempt(app: sqlq.App, asynchronous: bool) -> No
     assert (done.reason, done.exception) == ("timeout", "sqlq.errors.JobTimeoutError")
 
 
-def test_the_timeout_of_a_job_comes_before_that_of_its_task(app: sqlq.App) -> None:
-    @app.task(name="t", timeout="1h", max_attempts=1)
-    async def slow() -> None:
-        await asyncio.Event().wait()
-
-    job = app.enqueue(slow.new().set(timeout="100ms"))
-    assert drain(app).failed == 1
-    assert app.jobs.get(job.id).reason == "timeout"
-
-
-def test_a_failure_is_logged_in_one_line_with_its_fields(
-    app: sqlq.App, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "sqlq")
-    task = app.task(name="shop.ship", max_attempts=1)(lambda: 1 / 0)
-    job = app.enqueue(task.new().set(queue="mail"))
-    drain(app)
-    (record,) = [r for r in caplog.records if getattr(r, "event", "") == "failed"]
-    fields = record.__dict__
-    assert (fields["job_id"], fields["task"], fields["queue"], fields["attempt"]) == (
-        job.id,
-        "shop.ship",
-        "mail",
-        1,
-    )
-    assert "duration_ms" in fields
-    assert "ZeroDivisionError: division by zero" in record.getMessage()
-    assert "\n" not in record.getMessage()
-
-
 def test_a_timed_out_thread_is_settled_when_it_ends(app: sqlq.App) -> None:
     """A thread cannot be killed; until it ends the job stays its worker's."""
     release = threading.Event()
@@ -504,22 +373,11 @@ def test_a_timed_out_thread_is_settled_when_it_ends(app: sqlq.App) -> None:
         return "too late"
 
     job = app.enqueue(stubborn.new())
-    worker = app.worker(drain=True)
-    thread = threading.Thread(target=worker.run)
-    thread.start()
+    worker = app.worker(drain=True).start()
     wait_until(lambda: app.jobs.get(job.id).state == "running", what="the job running")
     release.set()
-    thread.join(10)
+    assert worker.join("10s")
     assert (app.jobs.get(job.id).state, app.jobs.get(job.id).reason) == ("failed", "timeout")
-
-
-def test_the_debug_log_has_a_line_for_each_start(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("DEBUG", "sqlq")
-    job = app.enqueue(app.task(name="hangs", queue="q")(lambda: None).new())
-    app.worker(drain=True).run()
-    (said,) = [record for record in caplog.records if record.getMessage().endswith(" starts")]
-    assert said.getMessage() == f"job {job.id} hangs (queue q, attempt 1 of 5) starts"
-    assert (vars(said)["event"], vars(said)["job_id"]) == ("begun", job.id)
 
 
 def test_errors_of_many_attempts_stay_bounded(app: sqlq.App) -> None:
@@ -566,22 +424,6 @@ def test_an_async_handler_under_an_ordinary_decorator_is_awaited(app: sqlq.App) 
     assert drain(app).finished == 2
     assert app.jobs.get(job.id).result == {"job": job.id, "n": 7}
     assert loops[0] is loops[1], "clients and pools of the handlers' own belong to one loop"
-
-
-def test_a_coroutine_that_a_handler_returns_is_awaited(app: sqlq.App) -> None:
-    async def inner() -> str:
-        return "done"
-
-    async def outer() -> Any:
-        return inner()
-
-    def calls_it() -> Any:
-        return outer()
-
-    tasks = [app.task(name="a")(calls_it), app.task(name="b")(outer)]
-    jobs = app.enqueue_many([task.new() for task in tasks])
-    assert drain(app).finished == 2
-    assert [app.jobs.get(job.id).result for job in jobs] == ["done", "done"]
 
 
 def test_a_coroutine_of_a_thread_times_out_and_ends_before_its_settle(
@@ -663,3 +505,131 @@ def test_batches_of_large_jobs_are_written_whatever_their_size(app: sqlq.App, *,
     made = app.enqueue_many(jobs)
     assert app.worker(drain=True, concurrency=40).run().finished == 40
     assert {app.result(job) for job in made} == {large}
+
+
+# -- the next attempt ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signal", [sqlq.Retry, sqlq.Snooze])
+def test_retry_and_snooze_take_the_time_of_the_next_attempt(app: sqlq.App, signal: Any) -> None:
+    at = datetime.now(UTC) + timedelta(hours=2)
+
+    @app.task(name="t")
+    def task() -> None:
+        raise signal(at)
+
+    job = app.enqueue(task.new())
+    drain(app)
+    due = app.jobs.get(job.id).available_at
+    assert due is not None
+    assert abs(due - at) < timedelta(milliseconds=2), "by the database's clock"
+
+
+@pytest.mark.parametrize("signal", [sqlq.Retry, sqlq.Snooze])
+def test_a_past_time_means_at_once_and_a_naive_one_is_refused(signal: Any) -> None:
+    assert signal(datetime(2020, 1, 1, tzinfo=UTC)).delay_ms == 0
+    with pytest.raises(ConfigurationError, match="has no time zone"):
+        signal(datetime(2030, 1, 1))  # noqa: DTZ001 - what is refused
+
+
+def test_a_retry_names_the_queue_and_the_priority_of_the_next_attempt(app: sqlq.App) -> None:
+    seen = []
+
+    @app.task(name="t")
+    def task() -> None:
+        job = sqlq.current_job()
+        seen.append((job.queue, attempt_of(job).claimed.priority))
+        if len(seen) == 1:
+            raise sqlq.Retry("0s", queue="slow", priority=-5)
+        raise sqlq.Retry("1h", priority=7)
+
+    job = app.enqueue(task.new())
+    drain(app)
+    assert seen == [("default", 0), ("slow", -5)]
+    assert (app.jobs.get(job.id).queue, app.jobs.get(job.id).priority, app.jobs.get(job.id).attempts) == (
+        "slow",
+        7,
+        2,
+    )
+
+
+@for_each("options", [{"priority": 101}, {"queue": "a,b"}, {"priority": True}])
+def test_a_retry_into_no_queue_or_priority_is_refused(options: Any) -> None:
+    with pytest.raises(ConfigurationError):
+        sqlq.Retry("1s", **options)
+
+
+def test_a_retry_into_a_queue_with_its_key_stays_in_its_queue(app: sqlq.App) -> None:
+    @app.task(name="t")
+    def task() -> None:
+        raise sqlq.Retry("1h", queue="other")
+
+    app.enqueue(task.new().set(unique_key="k", queue="other", delay="1h"))
+    job = app.enqueue(task.new().set(unique_key="k"))
+    drain(app)
+    assert (app.jobs.get(job.id).queue, app.jobs.get(job.id).state) == ("default", "scheduled")
+
+
+def test_a_running_job_knows_its_worker(app: sqlq.App) -> None:
+    seen = []
+    task = app.task(name="t")(lambda: seen.append(sqlq.current_job().worker))
+    app.enqueue(task.new())
+    with working(app) as worker:
+        wait_until(lambda: seen, what="the job run")
+        assert seen == [worker.id] == [known.id for known in app.workers.list()]
+
+
+# -- what is logged ------------------------------------------------------------------------------------------
+
+
+def test_a_job_with_a_bad_signature_leaves_one_line_and_no_traceback(
+    app: sqlq.App, database_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "sqlq")
+    encrypting = sqlq.App(database_url, keys=[new_key()])
+    encrypting.task(name="t")(lambda: None)
+    job = app.enqueue(app.task(name="t")(lambda: None).new())
+    assert drain(encrypting).failed == 1
+    encrypting.close()
+    assert app.jobs.get(job.id).reason == "bad_signature"
+    (line,) = [record for record in caplog.records if getattr(record, "job_id", None) == job.id]
+    assert line.exc_info is None
+
+
+def test_a_retry_keeps_its_queue_and_priority_where_its_error_is_refused(
+    app: sqlq.App, engine: Engine
+) -> None:
+    with engine.begin() as conn:
+        if engine.dialect.name == "sqlite":
+            conn.exec_driver_sql(
+                "CREATE TRIGGER refuse BEFORE UPDATE ON jobs WHEN NEW.errors LIKE '%poison%' "
+                "BEGIN SELECT RAISE(ABORT, 'refused'); END"
+            )
+        else:
+            conn.exec_driver_sql("ALTER TABLE jobs ADD CHECK (errors NOT LIKE '%%poison%%')")
+
+    @app.task(name="t")
+    def task() -> None:
+        raise sqlq.Retry("1h", queue="other", priority=3) from ValueError("poison")
+
+    job = app.enqueue(task.new())
+    assert drain(app).retried == 1
+    found = app.jobs.get(job.id)
+    assert (found.queue, found.priority, found.attempts) == ("other", 3, 1)
+
+
+def test_a_signed_job_stays_in_its_queue(database_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    app = sqlq.App(database_url, keys=[new_key()])
+    attempts = []
+
+    @app.task(name="t")
+    def task() -> None:
+        attempts.append(sqlq.current_job().queue)
+        if len(attempts) == 1:
+            raise sqlq.Retry("0s", queue="other", priority=3)
+
+    app.enqueue(task.new())
+    assert drain(app).finished == 1
+    app.close()
+    assert attempts == ["default", "default"]
+    assert "it stays in its queue" in caplog.text

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
 import sqlq
@@ -132,18 +132,6 @@ def test_the_poller_finds_a_job_without_a_notification(
         wait_until(lambda: seen.went, what="a worker sent")
 
 
-@needs("listen")
-def test_a_notification_wakes_a_worker_before_the_next_poll(
-    app: sqlq.App, task: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(poller, "IDLE_POLL_SECONDS", 3600.0)
-    with looking_out(app, Seen()) as seen:
-        wait_until(lambda: seen.looked, what="the first look")
-        notify.notify(app.database)
-        wait_until(lambda: seen.went, what="a worker sent")
-        assert seen.looked == 1
-
-
 HINTS: dict[str, tuple[list[tuple[str, float]], tuple[float, float]]] = {
     "one host": ([("hint", 5.0)], (5.0, 5.0)),
     "two hints": ([("hint", 5.0), ("hint", 4.0)], (4.0, 5.0)),
@@ -210,18 +198,6 @@ def test_the_poller_wakes_a_worker_when_a_job_is_due(
 
 
 @needs("listen")
-def test_the_poller_sees_expired_leases(app: sqlq.App, task: Any, engine: Engine) -> None:
-    app.enqueue(task.new())
-    execute(
-        engine,
-        "UPDATE jobs SET reserved_at = now(), reserved_by = 'gone', attempts = 1, lease_token = 1, "
-        "lease_expires_at = now() - interval '1 second'",
-    )
-    with looking_out(app, Seen(), lease_ms=400) as seen:
-        wait_until(lambda: seen.expired, what="the lease seen")
-
-
-@needs("listen")
 def test_a_mistake_in_the_poller_is_logged_with_its_traceback(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -234,54 +210,10 @@ def test_a_mistake_in_the_poller_is_logged_with_its_traceback(
     assert "does not answer" not in caplog.text
 
 
-@needs("listen")
-def test_a_poller_whose_connection_ends_logs_no_mistake(
-    app: sqlq.App, engine: Engine, task: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    with looking_out(app, Seen(), quiet=True) as seen:
-        for _ in range(3):
-            wait_until(lambda: seen.looked, what="a look")
-            execute(
-                engine,
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-                "WHERE query LIKE '%AS listens,%' AND datname = current_database() "
-                "AND pid <> pg_backend_pid()",
-            )
-            seen.looked = 0
-        wait_until(lambda: seen.looked, what="a look")
-    assert not [record for record in caplog.records if record.levelname == "ERROR"]
-
-
 @for_each(("hosts", "least", "most"), [(1, 1_000, 1_000), (10, 1_000, 1_000), (1_000, 4, 20)])
 def test_many_hosts_share_the_looks_for_maintenance(hosts: int, least: int, most: int) -> None:
     random.seed(7)
     assert least <= sum(looks_for_services(hosts) for _ in range(1_000)) <= most
-
-
-@needs("listen")
-def test_a_poller_on_standby_has_no_connection(
-    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(poller, "IDLE_POLL_SECONDS", 0.3)
-
-    def listening() -> int:
-        with engine.connect() as conn:
-            found: int = conn.scalar(
-                text(
-                    "SELECT count(*) FROM pg_stat_activity WHERE query LIKE '%AS listens,%' "
-                    "AND pid <> pg_backend_pid() AND datname = current_database()"
-                )
-            )
-            return found
-
-    monkeypatch.setattr(poller, "STAND_BY_SECONDS", 0.0)
-    supervision = Supervised()
-    with looking_out(app, Seen(supervision)):
-        supervision.looks = False
-        wait_until(listening, what="it having taken over")
-        monkeypatch.setattr(poller, "STAND_BY_SECONDS", 3600.0)
-        supervision.looks = True
-        wait_until(lambda: not listening(), what="it having let go")
 
 
 @needs("postgresql")
@@ -369,26 +301,6 @@ def test_a_polled_service_runs_when_a_poll_has_found_work() -> None:
 # -- a worker that is watched --------------------------------------------------------------------------------
 
 
-@needs("listen")
-def test_a_worker_does_not_poll_while_a_poller_does(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks: list[float] = []
-    real = workers_look.due_in
-
-    def counted(*args: Any) -> Any:
-        looks.append(time.monotonic())
-        return real(*args)
-
-    monkeypatch.setattr(workers_look, "due_in", counted)
-    monkeypatch.setattr(poller, "IDLE_POLL_SECONDS", 0.3)
-    with working(app) as worker:
-        wait_until(lambda: worker._wake.is_resting, what="the worker resting")
-        before, seen = len(looks), worker._last_look.at()
-        wait_until(
-            lambda: worker._last_look.at() > seen + 2 * poller.IDLE_POLL_SECONDS, what="the lookout looking"
-        )
-        assert len(looks) == before
-
-
 @needs("postgresql")
 def test_a_resting_worker_keeps_one_connection_beside_that_for_claims(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
@@ -446,28 +358,6 @@ def test_a_wait_ends_at_the_nearest_known_time(app: sqlq.App, monkeypatch: pytes
     assert waiting.wait(), "ended by the calls"
     waiting.wait()
     assert 0.1 <= time.monotonic() - began < 10.0
-
-
-@needs("listen")
-def test_a_worker_polls_for_itself_when_its_poller_is_silent(
-    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran, goes_on = threading.Event(), threading.Event()
-    app.task(name="t")(ran.set)
-    look = workers_look.look
-
-    def hangs(*arguments: Any, **options: Any) -> workers_look.Look:
-        goes_on.wait(60)
-        return look(*arguments, **options)
-
-    with working(app) as worker:
-        wait_until(lambda: worker._wake.is_resting, what="the worker resting")
-        monkeypatch.setattr(workers_look, "look", hangs)
-        execute(engine, "INSERT INTO jobs (queue, task, payload) VALUES ('q', 't', '{}')")
-        try:
-            assert ran.wait(30), "the worker looks when its poller has been silent for long"
-        finally:
-            goes_on.set()
 
 
 @needs("postgresql")
@@ -605,17 +495,6 @@ def test_a_notification_wakes_the_worker_with_a_free_slot_and_fewest_jobs(childr
         found[2].stage = stage
         host_of(found).send()
     assert sent == ["less busy", "busy", "busy"]
-
-
-def test_the_next_lone_job_wakes_the_same_worker(children: Any) -> None:
-    sent: list[str] = []
-    found = [children("a", sent), children("b", sent), children("c", sent)]
-    host = host_of(found)
-    host.send()
-    for child in found:
-        child.box.pulse()
-    host.send()
-    assert sent == [sent[0]] * 2
 
 
 def test_another_worker_is_woken_when_the_last_one_does_not_react(

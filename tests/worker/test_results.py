@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -24,7 +22,6 @@ from tests.kit import execute, for_each, needs, wait_until, working
 from tests.kit.flows import Shop
 from tests.kit.mariadb import OwnMariaDB
 from tests.kit.postgresql import OwnPostgreSQL
-from tests.kit.processes import ROOT
 
 ID = UUID(int=7)
 
@@ -137,15 +134,6 @@ def test_waiting_for_a_cancelled_job_raises_job_cancelled(app: sqlq.App, tasks: 
     assert (raised.value.task, raised.value.reason) == ("cancels", "not needed")
 
 
-def test_a_cancel_by_an_operator_ends_the_wait(app: sqlq.App, tasks: dict[str, Any]) -> None:
-    job = app.enqueue(tasks["answer"].new(7))
-    waiter = in_a_thread(lambda: app.result(job, timeout="30s"))
-    wait_until(lambda: any(each.seen for each in watches(app).get(job.id, ())), what="a first look")
-    app.jobs.cancel([job.id])
-    with pytest.raises(sqlq.JobCancelledError):
-        waiter.result(60)
-
-
 def test_the_timeout_ends_the_wait_and_not_the_job(app: sqlq.App, tasks: dict[str, Any]) -> None:
     job = app.enqueue(tasks["answer"].new(7))
     with pytest.raises(TimeoutError, match=r"^job 1 is available and has no result after 50 ms$") as raised:
@@ -221,14 +209,6 @@ def test_waiting_for_a_job_ends_when_its_row_is_deleted(
 def test_waiting_for_a_value_that_is_no_job_is_refused(wrong: Callable[[sqlq.App], Any], says: str) -> None:
     with pytest.raises(sqlq.errors.ConfigurationError, match=says):
         wrong(sqlq.App("sqlite:///nowhere.db"))
-
-
-def test_a_missing_database_file_reaches_the_waiter(tmp_path: Any) -> None:
-    app = sqlq.App(f"sqlite:///{tmp_path}/none.db")
-    with pytest.raises(sqlq.errors.ConfigurationError, match="there is no database file"):
-        app.result(7, timeout="1h")
-    with pytest.raises(sqlq.errors.ConfigurationError, match="there is no database file"):
-        asyncio.run(app.aresult(7, timeout=None))
 
 
 def test_closing_the_app_ends_the_wait_with_an_error(app: sqlq.App, tasks: dict[str, Any]) -> None:
@@ -333,21 +313,6 @@ def test_the_result_of_a_flow_is_that_of_its_end(shop: Shop) -> None:
         assert app.result(placed) == ["send", "tell"]
 
 
-def test_a_job_or_flow_as_looked_at_is_waited_for_like_the_enqueued_one(shop: Shop) -> None:
-    app, note = shop.app, shop.note
-    single = app.jobs.get(app.enqueue(note.new(7)))
-    placed = app.enqueue(sqlq.chain(note.new(3), note))
-    flow = app.flows.get(placed)
-    assert app.flows.get(flow) == flow
-    with working(app):
-        assert app.result(single, "30s") == app.result([single])[0] == 7
-        assert app.result(flow, "30s") == app.result(placed) == 3
-        assert [len(app.wait_all(jobs, "30s").ended) for jobs in ([single], placed, flow)] == [1, 2, 2]
-    with pytest.raises(sqlq.errors.ConfigurationError, match=r"^id is <Job .*>: it must be a whole number"):
-        app.flows.cancel(cast("Any", placed.jobs[0]))
-    assert app.jobs.get(single).state == "finished"
-
-
 def test_a_failed_step_is_the_end_of_the_wait_for_its_flow(shop: Shop) -> None:
     shop.broken = {"pay"}
     placed = shop.app.enqueue(sqlq.chain(shop.note.new("pay"), shop.note.new("ship")))
@@ -389,21 +354,6 @@ def test_a_thousand_waiters_share_their_queries(app: sqlq.App, tasks: dict[str, 
     assert sum(thread.name == "sqlq-results" for thread in set(threading.enumerate()) - others) == 1
 
 
-def test_polls_become_rare_until_a_new_waiter_comes(app: sqlq.App, tasks: dict[str, Any]) -> None:
-    jobs = app.enqueue_many([tasks["answer"].new(n).set(delay="1h") for n in range(2)])
-    waiter = app._connected.results.waiter
-
-    def wait_for(number: int) -> None:
-        watch = waiting.Watch([jobs[number].id], whole=False)
-        waiter.watch(watch)
-        assert waiter._interval < waiting.MAX_SECONDS
-        wait_until(lambda: watch.seen, what="a poll")
-
-    for number in (0, 1):
-        wait_for(number)
-        wait_until(lambda: waiter._interval == waiting.MAX_SECONDS, what="rare polls")
-
-
 # -- trouble -------------------------------------------------------------------------------------------------
 
 
@@ -421,81 +371,6 @@ def test_waiters_wait_through_a_restart_of_the_database(
     restartable_server.start()
     with working(app):
         assert waiter.result(60) == ID
-
-
-@pytest.fixture
-def short_of_threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of threads of which the next cannot be started."""
-    names: list[str] = []
-    start = threading.Thread.start
-
-    def may_fail(thread: threading.Thread) -> None:
-        if thread.name in names:
-            names.remove(thread.name)
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", may_fail)
-    return names
-
-
-def test_the_next_waiter_starts_the_thread_that_could_not_start(
-    app: sqlq.App, tasks: dict[str, Any], short_of_threads: list[str]
-) -> None:
-    job = app.enqueue(tasks["answer"].new(7))
-    short_of_threads.append("sqlq-results")
-    with pytest.raises(RuntimeError, match="new thread"):
-        app.result(job, timeout="10s")
-    assert watched(app) == set(), "who was refused does not wait"
-    with working(app):
-        assert app.result(job, timeout="30s") == ID
-    short_of_threads.append("sqlq-results")
-    other = sqlq.App(app.database.engine.url.render_as_string(hide_password=False))
-    with pytest.raises(RuntimeError, match="new thread"):
-        other.result(other.enqueue(other.named("answer").new(7)), timeout="10s")
-    other.close()
-
-
-@needs("listen")
-def test_a_waiter_polls_by_psycopg2(app: sqlq.App, database_url: str, tasks: dict[str, Any]) -> None:
-    other = sqlq.App(database_url.replace("postgresql://", "postgresql+psycopg2://"))
-    job = other.enqueue(other.named("answer").new(7))
-    waiter = in_a_thread(lambda: other.result(job, timeout="50s"))
-    wait_until(lambda: any(each.seen for each in watches(other).get(job.id, ())), what="a look")
-    with working(app):
-        assert waiter.result(60) == str(ID)
-    other.close()
-
-
-FORKS = """
-import os, sys, threading
-import sqlq
-app = sqlq.App(sys.argv[1])
-task = app.task(name="t")(lambda n: n)
-later = app.enqueue(task.new(0).set(delay="1h"))
-try:
-    app.result(later, timeout="50ms")
-except sqlq.WaitTimeoutError:
-    pass
-assert any(thread.name == "sqlq-results" for thread in threading.enumerate())
-pid = os.fork()
-if pid == 0:
-    assert app.result(app.enqueue(task.new(7)), timeout="50s") == 7
-    app.close()
-    os._exit(0)
-assert app.result(app.enqueue(task.new(8)), timeout="50s") == 8
-ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-app.close()
-sys.exit(ended)
-"""
-
-
-def test_a_forked_process_waits_for_itself(app: sqlq.App, database_url: str) -> None:
-    app.task(name="t")(lambda n: n)
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS, database_url]
-    with working(app):
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_error_of_the_database_reaches_the_waiter(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from datetime import timedelta
@@ -15,9 +14,8 @@ import sqlq
 from sqlq.database.database import Database
 from sqlq.store import schedules
 from sqlq.testing import drain
-from sqlq.worker.ipc.parent import NoParent
 from sqlq.worker.maintain.control import Control
-from sqlq.worker.maintain.services import TAKEN_SECONDS, TICK_SECONDS, Follow, Ticks
+from sqlq.worker.maintain.services import TAKEN_SECONDS, TICK_SECONDS, Ticks
 from tests.kit import execute, needs, wait_until, working
 
 SECOND = timedelta(seconds=1)
@@ -54,45 +52,6 @@ def test_a_running_worker_observes_an_added_schedule(app: sqlq.App) -> None:
     other.close()
 
 
-def test_a_starting_worker_writes_declared_schedules(app: sqlq.App) -> None:
-    app.task(name="nightly", schedule="0 3 * * *")(lambda: None)
-    with working(app):
-        wait_until(app.schedules.list, what="the schedule")
-    without = sqlq.App(app.database.engine.url)
-    without.task(name="nightly")(lambda: None)
-    with working(without):
-        wait_until(lambda: app.schedules.get("nightly").state == "retired", what="its end")
-    without.close()
-
-
-def test_a_worker_of_an_older_deploy_does_not_revert_schedules(app: sqlq.App, database_url: str) -> None:
-    """A child that its supervisor starts anew is of the deploy at which that began."""
-    old, new = sqlq.App(database_url), sqlq.App(database_url)
-    for each, cron in ((old, "0 3 * * *"), (new, "0 4 * * *")):
-        each.task(name="nightly", schedule=cron)(lambda: None)
-    old.task(name="gone", schedule="0 5 * * *")(lambda: None)
-    with working(new):
-        wait_until(new.schedules.list, what="the schedule of the new release")
-
-    class Parent(NoParent):
-        began_at = time.monotonic() - 3_600
-
-    done: list[float] = []
-    run = Follow.run
-
-    def noted(self: Follow) -> float:
-        done.append(run(self))
-        return done[-1]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Follow, "run", noted)
-        with working(old, supervision=Parent()):
-            wait_until(lambda: done, what="what the old worker declares")
-    assert str(new.schedules.get("nightly").plan) == "0 4 * * *"
-    for each in (old, new):
-        each.close()
-
-
 def test_a_draining_worker_neither_ticks_nor_declares(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     run, served = Control.run, threading.Event()
 
@@ -105,35 +64,6 @@ def test_a_draining_worker_neither_ticks_nor_declares(app: sqlq.App, monkeypatch
     app.enqueue(app.task(name="t")(lambda: served.wait(60)).new())
     assert drain(app).finished == 1
     assert app.schedules.list() == []
-
-
-@needs("listen")
-def test_a_draining_worker_passes_over_the_ticks_that_its_poller_sees(
-    app: sqlq.App, caplog: pytest.LogCaptureFixture
-) -> None:
-    @app.task(name="t")
-    def handler() -> None:
-        wait_until(worker._last_look.is_recent, what="a look")
-
-    app.schedules.add("far", handler.new(), every="1h")
-    app.enqueue(handler.new())
-    worker = app.worker(drain=True)
-    assert worker.run().finished == 1
-    assert not [record for record in caplog.records if record.levelno >= logging.ERROR], caplog.text
-
-
-def test_a_schedule_with_an_unreadable_plan_is_logged(
-    app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
-) -> None:
-    task = app.task(name="beat")(lambda: None)
-    app.schedules.add("broken", task.new(), every="1s")
-    execute(engine, "UPDATE sqlq_schedules SET plan = '?'")
-    ticks = Ticks(app.database)
-    with caplog.at_level(logging.INFO, logger="sqlq.worker"):
-        wait_until(lambda: ticks.run() and "schedule broken" in caplog.text, what="its moment")
-    assert "schedule broken: the plan of this schedule cannot be read: ?" in caplog.text
-    assert app.schedules.get("broken").state == "failing"
-    assert ticks.run() > 0, "not again at once"
 
 
 def test_ticks_sleep_until_the_next_run(app: sqlq.App) -> None:
@@ -208,13 +138,3 @@ def test_the_worker_that_ticks_is_called_at_once(app: sqlq.App) -> None:
     app.schedules.add("beat", task.new(), every="1s")
     wait_until(lambda: ticks.run() >= 0 and counted(app, "beat") == 1, what="its moment")
     assert called == [True]
-
-
-def test_one_schedule_is_due_now(app: sqlq.App) -> None:
-    database: Database = app.database
-    assert schedules.next_in(database) is None
-    task = app.task(name="beat")(lambda: None)
-    app.schedules.add("hourly", task.new(), every="1h")
-    found = schedules.next_in(database)
-    assert found is not None
-    assert 0 < found <= 3_600_000

@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.database import migrate
 from sqlq.schema import version
 from sqlq.worker.maintain import services
 from tests.kit import execute, wait_until
@@ -121,46 +120,6 @@ def test_a_worker_left_behind_stops_in_good_order(
     assert [r.__dict__.get("event") for r in caplog.records].count("schema_changed") == 1
     execute(engine, "UPDATE sqlq_version SET version_num = '0001', oldest_code = '0001'")
     assert app.jobs.get(job.id).result == "done all the same"
-
-
-def tables_dropped(engine: Engine) -> bool:
-    """Try once to drop the tables; a worker's statement may be in the way."""
-    try:
-        migrate.downgrade(engine, None, "base", force=True)
-    except sqlq.errors.ConfigurationError:  # "the tables … are in use: …, then try again"
-        return False
-    return True
-
-
-def test_a_worker_stops_with_an_error_when_its_tables_are_gone(
-    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(services, "RESCUE_MS", 200)  # less often, so that a migration gets its locks
-    running = Running(app)
-    try:
-        wait_until(
-            lambda: execute(engine, "SELECT count(*) FROM sqlq_workers") == 1, what="the worker being there"
-        )
-        wait_until(lambda: tables_dropped(engine), what="a moment in which the worker holds no lock")
-        wait_until(running.ended, timeout=60, what="the worker's end")
-    finally:
-        running.stop()
-    assert isinstance(running.raised, sqlq.errors.SchemaVersionError)
-    assert "does not hold sqlq's tables yet" in str(running.raised)
-
-
-def test_a_worker_starts_on_newer_tables_unless_they_are_too_new(
-    app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "sqlq")
-    job = app.enqueue(app.task(name="t")(lambda: None).new())
-    execute(engine, NEWER)
-    assert app.worker(drain=True).run().finished == 1
-    assert "which works with them" in caplog.text
-    assert app.jobs.get(job.id).state == "finished"
-    execute(engine, TOO_NEW)
-    with pytest.raises(sqlq.errors.SchemaVersionError, match="newer than the 0001 this sqlq knows"):
-        app.worker(drain=True).run()
 
 
 def test_enqueue_refuses_tables_that_are_too_new(app: sqlq.App, engine: Engine, database_url: str) -> None:

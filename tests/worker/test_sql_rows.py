@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
@@ -109,22 +108,6 @@ def test_a_timeout_of_zero_is_none(app: sqlq.App, engine: Engine) -> None:
     assert app.jobs.get(limited).reason == "timeout"
 
 
-def test_a_job_made_without_a_timeout_takes_the_tasks_when_claimed(app: sqlq.App, engine: Engine) -> None:
-    job = app.enqueue(app.task(name="t")(lambda: None).new())
-    with engine.connect() as conn:
-        assert conn.scalar(text("SELECT timeout_ms FROM jobs")) is None
-    later = sqlq.App(app.database.engine.url)
-
-    @later.task(name="t", timeout="50ms", max_attempts=1)
-    async def slow() -> None:
-        await asyncio.Event().wait()
-
-    drain(later)
-    assert (later.jobs.get(job.id).attempts, later.jobs.get(job.id).max_attempts) == (1, 5)
-    assert later.jobs.get(job.id).errors[0]["reason"] == "timeout"
-    later.close()
-
-
 def test_a_rescue_counts_attempts_by_the_tasks_option(app: sqlq.App, engine: Engine) -> None:
     """The rescuer knows no tasks: an operator's command, or a supervisor."""
     app.task(name="once", max_attempts=1)(lambda: None)
@@ -146,20 +129,6 @@ def test_a_rescue_counts_attempts_by_the_tasks_option(app: sqlq.App, engine: Eng
     assert app.jobs.get(ids[0]).reason == "worker_lost"
 
 
-def test_a_worker_without_the_task_releases_the_row_to_one_with_it(
-    app: sqlq.App, engine: Engine, database_url: str
-) -> None:
-    job = insert(engine, task="t")
-    assert drain(app).released == 1
-    assert shown(engine, job).max_attempts is None
-    guard.advance(engine, 60_000)
-    knows = sqlq.App(database_url)
-    knows.task(name="t", max_attempts=1)(lambda: 1 / 0)
-    assert drain(knows).failed == 1
-    assert tuple(shown(engine, job)) == ("failed", 1, 1)
-    knows.close()
-
-
 def test_a_claimer_knows_tasks_added_later(app: sqlq.App, engine: Engine) -> None:
     claimer = Claimer(app.database.for_loops, "me", WorkerOptions(("default",), 3, 30_000), tasks=app.tasks)
     for name, attempts in (("first", 3), ("second", 7)):
@@ -176,14 +145,3 @@ def test_odd_names_find_their_tasks(app: sqlq.App, engine: Engine) -> None:
     claimer = Claimer(app.database.for_loops, "me", WorkerOptions(("default",), 99, 30_000), tasks=app.tasks)
     found = {job.task: job.max_attempts for job in claimer.claim(99)}
     assert found == dict(zip(names, range(10, 17), strict=True))
-
-
-def test_a_claimer_sees_that_a_task_took_the_place_of_another(app: sqlq.App) -> None:
-    for name, attempts in (("a", 3), ("b", 5)):
-        app.task(name=name, max_attempts=attempts)(lambda: None)
-    tasks: dict[str, Any] = {"a": app.tasks["a"]}
-    claimer = Claimer(app.database.for_loops, "me", WorkerOptions(("default",), 3, 30_000), tasks=tasks)
-    assert json.loads(claimer._attempts()) == {"a": 3}
-    tasks["b"] = app.tasks["b"]
-    del tasks["a"]
-    assert json.loads(claimer._attempts()) == {"b": 5}

@@ -23,12 +23,9 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError
 
 import sqlq
-from sqlq.admin.doctor.doctor import examine
-from sqlq.admin.doctor.finding import Finding
 from sqlq.config.constants import MAX_RELEASES
 from sqlq.errors import MissingFileError, SchemaVersionError
 from sqlq.model.job import ClaimedJob
-from sqlq.schema.tables import finished_jobs
 from sqlq.store.jobs import settle
 from sqlq.store.workers import workers
 from sqlq.worker.attempt import call
@@ -37,10 +34,11 @@ from sqlq.worker.decide import Retire
 from sqlq.worker.lifecycle import stop
 from sqlq.worker.maintain import services
 from sqlq.worker.run.isolated import IsolatedProcesses
-from sqlq.worker.run.lease import Deadlines, Leases
+from sqlq.worker.run.lease import Deadlines
 from sqlq.worker.settle import settle as settling
 from sqlq.worker.wait.wake import WatchingWake
-from tests.kit import claim_on, needs, wait_until, worker_of, working
+from sqlq.worker.worker import Worker
+from tests.kit import claim_on, execute, needs, refuse_threads, wait_until, worker_of, working
 
 TARGET = Target()
 
@@ -50,33 +48,7 @@ def running(id: int, *, timeout_ms: int | None = None, isolated: bool = False) -
     return Attempt(claimed, None, float("inf"), TARGET, isolated=isolated)
 
 
-def finding(app: sqlq.App, check: str) -> Finding:
-    """Return the finding of the doctor of one check."""
-    return next(found for found in examine(app.database) if found.check == check)
-
-
 # -- a database that is not ready ----------------------------------------------------------------------------
-
-
-def test_a_worker_that_may_wait_begins_when_its_tables_are_there(
-    empty_database_url: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A SQLite file is not there either."""
-    app = sqlq.App(empty_database_url)
-    worker = app.worker()
-    thread = threading.Thread(target=worker.run, kwargs={"patient": 60.0})
-    thread.start()
-    try:
-        wait_until(lambda: "(while starting: " in caplog.text, what="the worker reporting what is missing")
-        app.migrate()
-        wait_until(app.workers.list, timeout=30, what="the worker's row")
-    finally:
-        worker.stop()
-        thread.join(30)
-        app.close()
-    assert not thread.is_alive()
-    missing = "does not answer" if empty_database_url.startswith("sqlite") else "does not have its tables"
-    assert f"the database {missing} (while starting: " in caplog.text
 
 
 @pytest.mark.parametrize("patient", [False, True, 0.2], ids=str)
@@ -137,45 +109,25 @@ def test_a_job_is_released_when_no_event_loop_can_be_made(
     gc.collect()
 
 
-def test_a_job_is_released_and_its_slot_stays_when_no_thread_starts(
+def test_a_slot_stays_when_its_thread_cannot_be_started(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    short = threading.Event()
-    short.set()
-    start = threading.Thread.start
-
-    def may_fail(self: threading.Thread) -> None:
-        if short.is_set() and self.name.startswith("sqlq-slot"):
-            raise RuntimeError("can't start new thread")
-        start(self)
-
-    monkeypatch.setattr(threading.Thread, "start", may_fail)
-    monkeypatch.setattr(services, "RESCUE_MS", 20)
     together = threading.Barrier(2, timeout=60)
     task = app.task(name="t")(together.wait)
     with working(app, concurrency=2):
-        made = app.enqueue_many([task.new(), task.new()])
-        wait_until(lambda: all(app.jobs.get(job.id).releases >= 1 for job in made), what="both given back")
-        short.clear()
-        wait_until(
-            lambda: all(app.jobs.get(job.id).state == "finished" for job in made), what="both at a time"
-        )
+        with monkeypatch.context() as patch:
+            refuse_threads(patch, "sqlq-slot")
+            jobs = [app.enqueue(task.new()).id for _ in range(2)]
+            wait_until(lambda: all(app.jobs.get(id).releases for id in jobs), what="both released")
+        wait_until(lambda: all(app.jobs.get(id).state == "finished" for id in jobs), what="both at a time")
 
 
 def test_a_job_that_cannot_start_anywhere_is_not_released_for_ever(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = threading.Thread.start
-
-    def fails(self: threading.Thread) -> None:
-        if self.name.startswith("sqlq-slot"):
-            raise RuntimeError("can't start new thread")
-        start(self)
-
-    monkeypatch.setattr(threading.Thread, "start", fails)
+    refuse_threads(monkeypatch, "sqlq-slot")
     job = app.enqueue(app.task(name="t", max_attempts=1)(lambda: None).new())
-    with engine.begin() as conn:
-        conn.execute(text(f"UPDATE jobs SET releases = {MAX_RELEASES}"))
+    execute(engine, f"UPDATE jobs SET releases = {MAX_RELEASES}")
     assert app.worker(drain=True).run().failed == 1
     assert app.jobs.get(job.id).message == f"given back {MAX_RELEASES} times without finishing"
 
@@ -195,75 +147,22 @@ while (message := link.receive()) is not None and "leave" not in message:
 """
 
 
-class Processes:
-    """Subprocesses that come up when a test lets them."""
-
-    def __init__(self) -> None:
-        self.started: list[subprocess.Popen[bytes]] = []
-
-    def spawn(self, fd: int) -> subprocess.Popen[bytes]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", SLOW_START, str(fd)], pass_fds=[fd], stdin=subprocess.PIPE
-        )
-        self.started.append(process)
-        return process
-
-    def let_go(self) -> None:
-        for process in self.started:
-            if process.stdin and not process.stdin.closed:
-                process.stdin.close()
-
-
-@pytest.mark.integration
-@pytest.mark.slow
-def test_few_subprocesses_start_at_a_time_while_other_jobs_run(app: sqlq.App, engine: Engine) -> None:
-    """As after the death of a host, whose jobs all need a process of their own."""
-    task = app.task(name="t")(lambda: None)
-    lost = app.enqueue_many([task.new() for _ in range(6)])
-    with engine.begin() as conn:
-        conn.execute(text("UPDATE jobs SET losses = 1"))
-    usual = app.enqueue_many([task.new() for _ in range(3)])
-    processes = Processes()
-    worker = worker_of(app, concurrency=4, isolates=IsolatedProcesses(processes.spawn, at_a_time=2))
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
-        wait_until(
-            lambda: all(app.jobs.get(job.id).state == "finished" for job in usual), what="the usual jobs done"
-        )
-        assert len(processes.started) == 2
-        assert [app.jobs.get(job.id).state for job in lost] == ["running"] * 6, (
-            "the oldest first; the others are held"
-        )
-
-        def all_done() -> bool:
-            processes.let_go()
-            return all(app.jobs.get(job.id).state == "finished" for job in lost)
-
-        wait_until(all_done, timeout=60, what="the lost jobs done")
-        assert len(processes.started) <= 4, "a process that came up takes the next job"
-    finally:
-        worker.stop()
-        thread.join(20)
-        for process in processes.started:
-            process.wait(10)
-
-
 class Crowd:
-    """Twenty jobs that need processes of their own, and a worker with four slots.
+    """Jobs that need processes of their own, and a worker with four slots, which starts two at a time.
 
-    The worker starts two processes at a time. `turns` grows by each turn of its loop that claims nothing.
+    The processes come up when a test lets them. `turns` grows by each turn of its loop that claims nothing.
     """
 
-    def __init__(self, app: sqlq.App, monkeypatch: pytest.MonkeyPatch, *, drain: bool) -> None:
-        task = app.task(name="t")(lambda: None)
-        self.jobs = app.enqueue_many([task.new() for _ in range(20)])
+    def __init__(
+        self, app: sqlq.App, monkeypatch: pytest.MonkeyPatch, jobs: int = 20, *, drain: bool
+    ) -> None:
+        self.app, self.task = app, app.task(name="t")(lambda: None)
+        self.jobs = app.enqueue_many([self.task.new() for _ in range(jobs)])
         with app.database.begin() as conn:
             conn.execute(text("UPDATE jobs SET losses = 1"))
-        self.app = app
         self.turns = 0
-        self.processes = Processes()
-        isolates = IsolatedProcesses(self.processes.spawn, at_a_time=2)
+        self.processes: list[subprocess.Popen[bytes]] = []
+        isolates = IsolatedProcesses(self.spawn, at_a_time=2)
         self.worker = worker_of(app, concurrency=4, isolates=isolates, drain=drain)
         waits = self.worker._executors.wait_for_room
 
@@ -272,35 +171,58 @@ class Crowd:
             waits(low_water, 0.01)
 
         monkeypatch.setattr(self.worker._executors, "wait_for_room", wait_for_room)
-        self.thread = threading.Thread(target=self.worker.run)
-        self.thread.start()
 
-    def found(self) -> list[tuple[str, int]]:
+    def spawn(self, fd: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", SLOW_START, str(fd)]
+        self.processes.append(subprocess.Popen(command, pass_fds=[fd], stdin=subprocess.PIPE))
+        return self.processes[-1]
+
+    def let_go(self) -> None:
+        for process in self.processes:
+            if process.stdin and not process.stdin.closed:
+                process.stdin.close()
+
+    def states(self) -> list[tuple[str, int]]:
         return [(job.state, job.releases) for job in (self.app.jobs.get(job.id) for job in self.jobs)]
 
     def all_done(self) -> bool:
-        self.processes.let_go()
-        return self.found() == [("finished", 0)] * 20
-
-    def close(self) -> None:
-        self.processes.let_go()
-        self.worker.stop()
-        self.thread.join(20)
-        for process in self.processes.started:
-            process.wait(10)
+        self.let_go()
+        return {state for state, _ in self.states()} == {"finished"}
 
 
 @pytest.fixture
 def crowd(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Crowd]]:
     made: list[Crowd] = []
 
-    def make(*, drain: bool) -> Crowd:
-        made.append(Crowd(app, monkeypatch, drain=drain))
+    def make(jobs: int = 20, *, drain: bool = False) -> Crowd:
+        made.append(Crowd(app, monkeypatch, jobs, drain=drain))
         return made[-1]
 
     yield make
     for each in made:
-        each.close()
+        each.let_go()
+        each.worker.stop()
+        assert each.worker.join("20s")
+        for process in each.processes:
+            process.wait(10)
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_few_subprocesses_start_at_a_time_while_other_jobs_run(
+    app: sqlq.App, crowd: Callable[..., Crowd]
+) -> None:
+    """As after the death of a host, whose jobs all need a process of their own."""
+    them = crowd(jobs=6)
+    usual = app.enqueue_many([them.task.new() for _ in range(3)])
+    them.worker.start()
+    wait_until(
+        lambda: all(app.jobs.get(job.id).state == "finished" for job in usual), what="the usual jobs done"
+    )
+    assert len(them.processes) == 2
+    assert them.states() == [("running", 0)] * 6, "the oldest first; the others are held"
+    wait_until(them.all_done, timeout=60, what="the lost jobs done")
+    assert len(them.processes) <= 4, "a process that came up takes the next job"
 
 
 @needs("cheap")
@@ -312,10 +234,12 @@ def test_jobs_that_wait_for_subprocesses_are_not_claimed_repeatedly(
     Such a search may be in vain, and comes after a while.
     """
     monkeypatch.setattr("sqlq.worker.worker.CROWDED_SECONDS", 3_600.0)
-    them = crowd(drain=False)
+    them = crowd()
+    them.worker.start()
     wait_until(lambda: them.turns > 5, what="turns of the loop without a claim")
-    assert them.found() == [("running", 0)] * 4 + [("available", 0)] * 16
+    assert them.states() == [("running", 0)] * 4 + [("available", 0)] * 16
     wait_until(them.all_done, what="all done")
+    assert them.states() == [("finished", 0)] * 20
 
 
 @needs("cheap")
@@ -325,39 +249,14 @@ def test_a_drain_waits_for_jobs_that_wait_for_subprocesses(
     """It would leave jobs behind that it released, to be run later."""
     monkeypatch.setattr("sqlq.worker.run.executor.ISOLATED_UNSTARTED_SECONDS", 0.0)
     them = crowd(drain=True)
+    them.worker.start()
     wait_until(lambda: them.turns > 5, what="turns of the loop without a claim")
     wait_until(them.all_done, what="all done")
-    them.thread.join(20)
-    assert not them.thread.is_alive()
+    assert them.states() == [("finished", 0)] * 20
+    assert them.worker.join("20s")
 
 
 # -- deadlines -----------------------------------------------------------------------------------------------
-
-
-def test_a_timeout_does_not_wait_for_the_database(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread that renews leases may hang in it for long."""
-    cancelled = threading.Event()
-    beating = threading.Event()
-
-    def hangs(self: Leases) -> None:
-        beating.set()
-        assert cancelled.wait(20), "the handler was not told while a heartbeat went on"
-
-    monkeypatch.setattr(Leases, "beat", hangs)
-    monkeypatch.setattr(services.Rescue, "run", lambda self: 60.0)
-
-    @app.task(name="t", timeout="1s", max_attempts=1)
-    async def handler() -> None:
-        try:
-            await asyncio.sleep(60)
-        finally:
-            cancelled.set()
-
-    with working(app, lease="1s"):
-        job = app.enqueue(handler.new())
-        wait_until(lambda: app.jobs.get(job.id).state == "failed", what="the timeout")
-        assert beating.is_set()
-    assert app.jobs.get(job.id).reason == "timeout"
 
 
 def test_a_cancel_after_the_loop_is_closed_blocks_nothing() -> None:
@@ -468,9 +367,7 @@ def test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_wr
     monkeypatch.setattr(settle, "settle", answers)
     task = app.task(name="t", max_attempts=1)(away.set)
     made = app.enqueue_many([task.new() for _ in range(5)])
-    worker = app.worker(concurrency=5, max_jobs=5 if way == "max_jobs" else None)
-    thread = threading.Thread(target=worker.run)
-    thread.start()
+    worker = app.worker(concurrency=5, max_jobs=5 if way == "max_jobs" else None).start()
     for _ in range(3):
         assert refused.acquire(timeout=60)
     if way == "stuck":
@@ -478,10 +375,9 @@ def test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_wr
     wait_until(lambda: worker._retirement, what="it retiring")
     for _ in range(3):
         assert refused.acquire(timeout=60), "it tries on"
-    assert thread.is_alive()
+    assert not worker.join("1ms")
     away.clear()
-    thread.join(20)
-    assert not thread.is_alive()
+    assert worker.join("20s")
     assert [app.jobs.get(job.id).state for job in made] == ["finished"] * 5
 
 
@@ -600,72 +496,6 @@ def test_a_worker_that_has_left_does_not_register_again(app: sqlq.App) -> None:
     assert app.workers.list() == []
 
 
-@pytest.mark.integration
-@pytest.mark.slow
-def test_prune_works_in_batches_between_rescues(
-    database_url: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """10⁵ rows are a hundred turns; of the rescues none waits for more than one of them."""
-    app = sqlq.App(database_url, retention="1ms")
-    task = app.task(name="t")(lambda: None)
-    app.enqueue(task.new())
-    app.worker(drain=True).run()
-    quoted = engine.dialect.identifier_preparer.quote
-    columns = ", ".join(quoted(c.name) for c in finished_jobs.c if c.name != "id" and c.computed is None)
-    numbers = "WITH RECURSIVE n (i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < 100001)"
-    with engine.begin() as conn:
-        if engine.dialect.name == "mariadb":
-            conn.exec_driver_sql("SET SESSION max_recursive_iterations = 100000")
-        conn.exec_driver_sql(
-            f"INSERT INTO finished_jobs (id, {columns}) {numbers} SELECT i, {columns} FROM n, finished_jobs"
-        )
-    turns: list[str] = []
-
-    def noted(kind: Any) -> None:
-        run = kind.run
-
-        def turn(self: Any) -> float:
-            turns.append(kind.__name__)
-            return float(run(self))
-
-        monkeypatch.setattr(kind, "run", turn)
-
-    for kind in (services.Rescue, services.Prune):
-        noted(kind)
-    monkeypatch.setattr(services, "RESCUE_MS", 0)
-    monkeypatch.setattr(services, "PRUNE_SECONDS", 0.0)
-    monkeypatch.setattr(services, "jittered", lambda seconds: seconds)
-
-    def left() -> int:
-        with engine.connect() as conn:
-            return int(conn.exec_driver_sql("SELECT count(*) FROM finished_jobs").scalar_one())
-
-    with working(app):
-        wait_until(lambda: left() == 0, timeout=60, what="all of them pruned")
-    app.close()
-    longest = max(len(run) for run in "".join(name[0] for name in turns).split("R"))
-    assert turns.count("Prune") >= 100
-    assert longest <= 2
-
-
-def test_the_final_failure_of_a_job_reaches_error_reporters(
-    app: sqlq.App, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "sqlq")
-
-    @app.task(name="t", max_attempts=2, backoff="0s")
-    def handler() -> None:
-        raise ValueError("no")
-
-    app.enqueue(handler.new())
-    app.worker(drain=True).run()
-    errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
-    (failed,) = errors
-    assert failed.exc_info is not None
-    assert isinstance(failed.exc_info[1], ValueError)
-    assert failed.exc_info[1].__traceback__ is not None
-
-
 def test_the_final_failure_of_a_lost_job_is_logged_with_its_exception(
     app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -726,3 +556,65 @@ def test_unwritten_outcomes_bound_the_started_jobs_on_sqlite(
         wait_until(lambda: len(ran) == 100, what="all of them run")
         worker.stop()
         thread.join(20)
+
+
+# -- threads that begin when they are first needed -----------------------------------------------------------
+
+
+@pytest.fixture
+def unswept(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> Worker:
+    """A worker without the sweeps that make up for what was not looked at."""
+    monkeypatch.setattr(services.Unblock, "run", lambda self: 3600.0)
+    return app.worker()
+
+
+@pytest.fixture
+def limited(app: sqlq.App) -> Any:
+    return app.task(name="t", limit=sqlq.Limit("api", running=1))(lambda: None)
+
+
+def are_finished(app: sqlq.App, number: int) -> bool:
+    return len(app.jobs.list(state="finished")) == number
+
+
+def test_a_step_is_unblocked_without_the_unblock_thread(
+    app: sqlq.App,
+    limited: Any,
+    unswept: Worker,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    flow = sqlq.Flow()
+    flow.add(limited.new())
+    app.enqueue(flow)
+    app.enqueue(limited.new())
+    refuse_threads(monkeypatch, "sqlq-flow")
+    with caplog.at_level(logging.DEBUG, "sqlq.worker"), unswept:
+        wait_until(lambda: are_finished(app, 2), what="the second of the key")
+    assert "the thread sqlq-flow cannot be started now: can't start new thread" in caplog.text
+    assert "settling jobs failed" not in caplog.text
+
+
+@needs("cheap")
+def test_admissions_begin_when_a_thread_can_be_started(
+    app: sqlq.App, limited: Any, unswept: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = threading.Event()
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "sqlq-limit":
+            refused.set()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    app.enqueue_many([limited.new(), limited.new()])
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        unswept.start()
+        assert refused.wait(30)
+    try:
+        wait_until(lambda: are_finished(app, 2), what="both, admitted one after the other")
+    finally:
+        unswept.stop()
+        assert unswept.join("30s")

@@ -16,15 +16,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy import Connection, Engine, text
 
 import sqlq
 from sqlq.database.batch import Right
-from sqlq.database.schemas import in_schema
 from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Finished, Outcome, Released, Settlement
-from sqlq.store.jobs import lease, settle
-from sqlq.store.jobs.lease import LeaseState
+from sqlq.model.outcome import Finished, Outcome, Released
+from sqlq.store.jobs import lease
 from sqlq.store.workers import workers
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.ipc.parent import ORPHANED_MS, Facts, Parent, SharedMemory
@@ -121,18 +119,6 @@ def test_all_jobs_count_as_started_without_shared_memory(
         (1, 0),
         (1, 0),
     ]
-
-
-def test_a_worker_taken_for_dead_can_settle_nothing(
-    app: sqlq.App, noop: Any, dead_worker: Callable[..., bool]
-) -> None:
-    app.enqueue(noop.new())
-    (job,) = claim(app, "dead")
-    assert dead_worker("dead", {right(job)})
-    with app.database.begin() as conn:
-        assert settle.settle(conn, [Settlement(*right(job), 1, Finished())]) == set()
-        assert lease.states_of(conn, [right(job)]) == {right(job): LeaseState.LOST}
-        assert workers.stand_in(conn, ["dead"], lease_ms=1)[1] == {"dead": {}}
 
 
 @needs("sessions")
@@ -378,27 +364,6 @@ def test_a_worker_whose_supervisor_is_gone_stops_soon() -> None:
     box.close()
 
 
-def test_a_bad_message_does_not_stop_a_worker_from_receiving(caplog: pytest.LogCaptureFixture) -> None:
-    box, fd = SharedMemory.create()
-    os.close(fd)
-    here, there = Pipe.pair()
-    supervisor = Pipe(there)
-    stops: list[int | None] = []
-
-    def renewed(*args: Any) -> None:
-        raise RuntimeError("Event loop is closed")
-
-    Parent(here, box).listen({"stop": stops.append, "renewed": renewed}, dict)
-    supervisor.send(renewed={"rights": [], "sent_at": 1.0, "entered": True})
-    supervisor.send(stop=None)
-    wait_until(lambda: stops, timeout=20, what="being told to stop")
-    assert stops == [None]
-    assert "Event loop is closed" in caplog.text
-    supervisor.close()
-    here.close()
-    box.close()
-
-
 SPEAKS = """
 import os, sys
 os.write(int(sys.argv[1]), b'{"more": true}\\n{"ended": {}}\\n')
@@ -505,38 +470,6 @@ def test_a_late_kill_does_not_end_the_next_job() -> None:
 
 
 # -- complete() ----------------------------------------------------------------------------------------------
-
-
-def test_only_the_owner_completes_a_job_and_only_once(app: sqlq.App, engine: Engine, noop: Any) -> None:
-    app.enqueue(noop.new())
-    (job,) = claim(app, "me")
-
-    def complete(token: int) -> bool:
-        with engine.begin() as conn, in_schema(conn, app.database.schema):
-            return settle.complete(conn, (job.id, token), Finished())
-
-    assert not complete(job.lease_token - 1)
-    assert not complete(job.lease_token + 1)
-    assert complete(job.lease_token)
-    assert not complete(job.lease_token)
-    assert [found.id for found in app.jobs.list()] == [job.id]
-
-
-@needs("file")
-def test_completing_in_a_savepoint_that_may_be_the_outermost_is_refused(
-    app: sqlq.App, database_url: str
-) -> None:
-    """Its RELEASE would commit what the outer ROLLBACK should undo."""
-    engine = create_engine(database_url)
-
-    def completes() -> None:
-        with engine.connect() as conn, conn.begin(), conn.begin_nested():
-            sqlq.current_job().complete(conn)
-
-    job = app.enqueue(app.task(name="t", max_attempts=1)(completes).new())
-    app.worker(drain=True).run()
-    assert "configure_sqlite" in str(app.jobs.get(job.id).message)
-    engine.dispose()
 
 
 def test_a_watchdog_counts_no_time_when_the_supervisor_did_not_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,17 @@
-"""Arguments and results of annotated types, end to end: enqueued, stored as JSON, run, and stored again."""
+"""Arguments and results of annotated types, end to end, and tasks that another process knows by name."""
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import json
-import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from pathlib import PurePosixPath
 from typing import Any
 from unittest.mock import ANY
 from uuid import UUID
@@ -17,8 +21,9 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 import sqlq
+import sqlq.testing
 from sqlq.errors import ArgumentsError
-from sqlq.testing import assert_enqueued, assert_not_enqueued, inline
+from sqlq.testing import assert_enqueued, assert_not_enqueued
 from tests.kit import drain, execute, span
 
 ID = UUID("0b5e6a2e-7f0c-4d5e-9d0e-6f1f6a1b2c3d")
@@ -87,18 +92,6 @@ def test_a_handler_gets_and_returns_values_of_its_annotations(app: sqlq.App, asy
     assert drain(app).finished == 1
     assert got == [(ORDER, ID)]
     assert app.jobs.get(job.id).result == ORDER_JSON
-
-
-def test_a_payload_inserted_by_sql_arrives_as_annotated(app: sqlq.App, engine: Engine) -> None:
-    got: list[Any] = []
-
-    @app.task(name="t")
-    def place(order: Order) -> None:
-        got.append(order)
-
-    insert(engine, {"id": str(ID), "placed_at": "2030-01-31T08:00:00+00:00"})
-    assert drain(app).finished == 1
-    assert got == [Order(ID, AT)]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -174,36 +167,6 @@ def test_a_job_of_another_release_is_released_until_a_worker_takes_it(
     other.close()
 
 
-def test_a_job_that_no_release_takes_fails_after_a_day(app: sqlq.App, engine: Engine) -> None:
-    @app.task(name="t")
-    def place(order: Order) -> None: ...
-
-    insert(engine, {**ORDER_JSON, "note": "gift"})
-    id = app.jobs.list()[0].id
-    assert drain(app).released == 1
-    make_due(engine, unknown_for_a_day=True)
-    assert drain(app).failed == 1
-    failed = app.jobs.get(id)
-    assert (failed.reason, failed.exception) == ("bad_payload", "sqlq.errors.ArgumentsError")
-    assert "t: order does not fit its annotation: it has the unknown field note" in str(failed.message)
-
-
-def test_no_value_appears_in_the_logs(
-    app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.DEBUG, "sqlq")
-
-    @app.task(name="t")
-    def place(order: Order) -> None: ...
-
-    insert(engine, {"id": "s3cret"})
-    insert(engine, {"id": str(ID), "placed_at": "s3cret"})
-    insert(engine, {**ORDER_JSON, "lines": [{"sku": "s3cret", "price": "s3cret"}]})
-    drain(app)
-    assert len(caplog.records) >= 3
-    assert "s3cret" not in caplog.text
-
-
 # -- results -------------------------------------------------------------------------------------------------
 
 
@@ -231,19 +194,6 @@ def test_a_result_is_stored_by_its_annotation(
     assert drain(app).finished == 1
     done = app.jobs.get(job.id)
     assert (done.result, done.reason) == (stored, None)
-
-
-@pytest.mark.parametrize("annotation", [Any, dict, UUID])
-def test_a_result_that_no_annotation_explains_is_null_with_a_note(app: sqlq.App, annotation: Any) -> None:
-    def handler() -> Any:
-        return {"by": ID if annotation is not UUID else object()}
-
-    handler.__annotations__["return"] = annotation
-    job = app.enqueue(app.task(name="t")(handler).new())
-    assert drain(app).finished == 1
-    done = app.jobs.get(job.id)
-    assert (done.state, done.result) == ("finished", None)
-    assert "its result is not JSON" in str(done.reason)
 
 
 def test_a_result_is_read_as_annotated(app: sqlq.App, database_url: str) -> None:
@@ -327,20 +277,6 @@ def test_complete_stores_its_result_as_annotated(app: sqlq.App, engine: Engine) 
 # -- the test kit --------------------------------------------------------------------------------------------
 
 
-def test_inline_handlers_get_their_arguments_by_way_of_json(app: sqlq.App) -> None:
-    got: list[Order] = []
-
-    @app.task(name="t")
-    def place(order: Order) -> None:
-        got.append(order)
-
-    with inline(app) as ran:
-        app.enqueue(place.new(ORDER))
-    assert got == [ORDER]
-    assert got[0] is not ORDER
-    assert json.loads(ran.jobs[0].new.payload) == {"args": [ORDER_JSON]}
-
-
 def test_assert_enqueued_compares_values_of_annotated_types(app: sqlq.App) -> None:
     @app.task(name="t")
     def place(order: Order, by: UUID | None = None) -> None: ...
@@ -357,10 +293,156 @@ def test_assert_enqueued_compares_values_of_annotated_types(app: sqlq.App) -> No
         assert_enqueued(place, args=[Order(ID, AT), ID], app=app)
 
 
-def test_assert_enqueued_shows_a_payload_of_another_release_as_it_is(app: sqlq.App, engine: Engine) -> None:
-    @app.task(name="t")
-    def place(order: Order) -> None: ...
+# -- tasks by name -------------------------------------------------------------------------------------------
 
-    insert(engine, {"other": 1})
-    assert assert_enqueued(place, app=app).args == [{"other": 1}]
-    assert_not_enqueued(place, args=[ORDER], app=app)
+
+@dataclasses.dataclass
+class Item:
+    item: str
+    price: Decimal
+    due: date
+
+
+class Size(enum.Enum):
+    SMALL = "small"
+
+
+MOMENT = datetime(2030, 1, 31, 8, tzinfo=UTC)
+
+
+@pytest.fixture
+def web(database_url: str) -> Iterator[sqlq.App]:
+    """Another process's App on the same database, which has no tasks."""
+    with closing(sqlq.App(database_url)) as app:
+        yield app
+
+
+def test_a_job_by_name_runs_with_the_options_of_its_task(app: sqlq.App, web: sqlq.App) -> None:
+    ran: list[Any] = []
+
+    @app.task(name="shop.bill", max_attempts=2, backoff="0s")
+    def bill(
+        id: UUID, lines: list[Item], *, at: datetime, size: Size, wait: timedelta, path: PurePosixPath
+    ) -> None:
+        ran.append((id, lines, at, size, wait, path))
+        raise ZeroDivisionError
+
+    lines = [Item("teapot", Decimal("24.50"), date(2030, 1, 31))]
+    new = web.named("shop.bill").new(
+        ID, lines, at=MOMENT, size=Size.SMALL, wait=timedelta(minutes=1), path=PurePosixPath("/a")
+    )
+    job = web.enqueue(new)
+    assert (job.task, job.queue, job.state) == ("shop.bill", "default", "available")
+    assert web.jobs.get(job.id).max_attempts is None
+    app.worker(drain=True).run()
+    assert ran == [(ID, lines, MOMENT, Size.SMALL, timedelta(minutes=1), PurePosixPath("/a"))] * 2
+    assert (app.jobs.get(job.id).state, app.jobs.get(job.id).attempts) == ("failed", 2)
+
+
+def test_a_task_that_is_registered_makes_its_jobs_itself(app: sqlq.App) -> None:
+    @app.task(name="shop.send", queue="mail", max_attempts=3, timeout="1m", priority=2)
+    def send(order_id: int) -> None: ...
+
+    assert app.named("shop.send").new(7) == send.new(7)
+    with pytest.raises(sqlq.errors.ArgumentsError, match="missing a required argument"):
+        app.named("shop.send").new()
+
+
+class Opaque:
+    def __repr__(self) -> str:
+        return "Opaque()"
+
+
+LOOP: list[Any] = []
+LOOP.append(LOOP)
+ROUND = dataclasses.make_dataclass("Round", ["inside"])(None)
+ROUND.inside = [ROUND]
+MANY: list[Any] = []
+for _ in range(60):
+    MANY = [MANY, MANY]
+
+
+def test_a_value_without_a_json_form_is_refused_by_its_path(web: sqlq.App) -> None:
+    for value, says in (
+        (Opaque(), "t: args[0] is Opaque() of type Opaque, which is not JSON: pass an id, or build it"),
+        ({"a": [Opaque()]}, "t: args[0]['a'][0] is Opaque() of type Opaque, which is not JSON"),
+        ({1: 2}, "t: args[0] has the key 1, but JSON's keys are text"),
+        (float("nan"), "t: args[0] is nan, which JSON does not have"),
+        ("a\0b", "t: args[0] holds a NUL"),
+        (LOOP, "is nested deeper than 100 levels, or contains itself"),
+        (ROUND, "t: args[0] is nested too deep, or contains itself"),
+        (MANY, "and what comes before it take more than the 1,048,576 bytes allowed"),
+        ([dataclasses.make_dataclass("D", ["x"])(Opaque())], "t: args[0][0]"),
+    ):
+        with pytest.raises(sqlq.errors.ArgumentsError, match=re.escape(says)):
+            web.named("t").new(value)
+
+
+def test_a_job_by_name_has_the_defaults_of_the_app_that_enqueues_it(app: sqlq.App, database_url: str) -> None:
+    defaults = {
+        "queue": "slow",
+        "priority": 3,
+        "headers": {"from": "web"},
+        "max_attempts": 9,
+        "timeout": "1m",
+    }
+    defaults |= {"retention": "2h", "start_within": "1d"}
+    queues = {"mail": {"priority": 5, "retention": "3h"}}
+    with closing(sqlq.App(database_url, defaults=defaults, queues=queues)) as web:
+        send = web.named("shop.send")
+        named = web.jobs.get(web.enqueue(send.new()))
+        mail = web.jobs.get(web.enqueue(send.new().set(queue="mail", headers={"id": 1})))
+        own = web.jobs.get(web.enqueue(send.new().set(priority=1, retention="1h")))
+        after = app.task(name="shop.pay", on_success=send)(lambda: None)
+        follows = web.jobs.get(app.enqueue(after.new())).on_success
+        other = web.jobs.get(web.enqueue(after.new()))
+    hour = 3_600_000
+    assert (named.queue, named.priority, named.retention_ms) == ("slow", 3, 2 * hour)
+    assert named.headers == {"from": "web"}
+    assert named.start_by is not None
+    assert (named.max_attempts, named.timeout_ms) == (None, None), "which the worker's task knows"
+    assert (mail.queue, mail.priority, mail.retention_ms) == ("mail", 5, 3 * hour)
+    assert mail.headers == {"from": "web", "id": 1}
+    assert (own.priority, own.retention_ms) == (1, hour)
+    assert (follows["queue"], follows["priority"]) == ("slow", 3)
+    assert (other.queue, other.priority, other.headers) == ("default", 0, {}), "of another App's own task"
+
+
+def test_a_step_by_name_takes_the_results_of_others(app: sqlq.App, web: sqlq.App) -> None:
+    ran: list[Any] = []
+
+    @app.task(name="price")
+    def price(item: str) -> Item:
+        return Item(item, Decimal("24.50"), MOMENT.date())
+
+    @app.task(name="bill")
+    def bill(id: UUID, line: Item, *, others: list[Item]) -> None:
+        ran.append((id, line, others))
+
+    flow = sqlq.Flow()
+    steps: list[Any] = [flow.add(web.named("price").new(item)) for item in ("pot", "cup")]
+    flow.add(web.named("bill").new(ID, steps[0].result, others=[step.result for step in steps]))
+    web.enqueue(flow)
+    sqlq.testing.drain(app)
+    pot, cup = (Item(item, Decimal("24.50"), MOMENT.date()) for item in ("pot", "cup"))
+    assert ran == [(ID, pot, [pot, cup])]
+
+
+def test_a_name_that_cannot_be_one_is_refused(web: sqlq.App) -> None:
+    with pytest.raises(sqlq.EnqueueError, match="the task's name is '': it must be text"):
+        web.named("")
+
+
+def test_a_handler_enqueues_through_its_jobs_app(app: sqlq.App) -> None:
+    @app.task(name="t")
+    def first() -> None:
+        sqlq.current_job().app.enqueue(sqlq.current_job().app.named("other").new(1))
+
+    app.enqueue(first.new())
+    app.worker(drain=True, max_jobs=1).run()
+    assert [job.task for job in app.jobs.list(state="available")] == ["other"]
+    found: list[object] = []
+    app.task(name="u")(lambda: found.append(sqlq.current_job().app))
+    with sqlq.testing.inline(app):
+        app.enqueue(app.tasks["u"].new())
+    assert found == [app]

@@ -1,34 +1,288 @@
-"""A job that was claimed and never started keeps its place in the queue, whatever its worker met."""
+"""Claims: in which order queues and jobs come, how many a claim takes, and where it begins."""
 
 from __future__ import annotations
 
 import re
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, exc, text
+from sqlalchemy import Engine, text
 
 import sqlq
+from sqlq.cli.commands import work
 from sqlq.database.dialect import Driver
+from sqlq.errors import ConfigurationError
+from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Released, Settlement
 from sqlq.store.jobs import settle
 from sqlq.store.limits import admit
-from sqlq.store.workers import workers
 from sqlq.worker import worker
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.claim import claimer as claims
-from sqlq.worker.claim.claimer import Claimer, Pace
+from sqlq.worker.claim.claimer import Claimer, Pace, ScanCursor
 from sqlq.worker.maintain import services
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.run import executor
 from sqlq.worker.run.lease import Leases
-from tests.kit import claim, claim_size_of, deaths, expire, rescue, span, wait_until, working
+from tests.kit import claim, claim_size_of, deaths, expire, for_each, needs, rescue, span, wait_until, working
 
 pytestmark = pytest.mark.each_database
+
+
+def test_claims_order_queues_by_weight(app: sqlq.App) -> None:
+    task = app.task(name="t")(lambda: None)
+    weights = {"a": 5, "b": 1, "c": 1}
+    claimer = Claimer(app.database, "me", WorkerOptions(("a", "b", "c"), 10, 60_000, weights=weights))
+    assert claimer.claim(5) == []
+    orders = Counter("".join(claimer._in_turn("abc")) for _ in range(7_000))
+    assert set(orders) == {"abc", "acb", "bac", "bca", "cab", "cba"}
+    assert 4_700 < sum(number for order, number in orders.items() if order[0] == "a") < 5_300
+    app.enqueue_many([task.new().set(queue=queue) for queue in "abc" for _ in range(2)])
+    assert Counter(job.queue for job in claimer.claim(10)) == {"a": 2, "b": 2, "c": 2}
+
+
+@for_each("weight", [0, -1, 1_001, True, "3", 1.5, None])
+def test_a_bad_weight_is_reported_in_one_sentence(weight: Any) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"queue 'mail': its weight is .*: it must be a whole number from 1 to 1,000"
+    ):
+        WorkerOptions.of({"mail": weight})
+
+
+@pytest.mark.parametrize("dear", [False, True])
+def test_a_worker_serves_a_low_queue_beside_a_full_one(
+    app: sqlq.App, dear: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # whether claims go on where the last one ended does not depend on how busy the machine is
+    monkeypatch.setattr(claims, "DEAR_SECONDS", -1.0 if dear else 60.0)
+    monkeypatch.setattr(claims, "DEAR_SECONDS_A_JOB", 0.0)
+    monkeypatch.setattr(claims, "ANEW_ONCE_IN", 1e9)
+    monkeypatch.setattr(claims, "MAX_REST_SECONDS", 1e9)
+    ran: list[str] = []
+    task = app.task(name="t")(ran.append)
+    for queue in ("high", "low"):
+        app.enqueue_many([task.new(queue).set(queue=queue) for _ in range(40)])
+    worker = app.worker({"high": 1, "low": 1}, concurrency=1, max_jobs=32, ahead="0s")
+    worker.run()
+    assert min(Counter(ran)["high"], Counter(ran)["low"]) >= 5
+
+
+@for_each(
+    ("given", "queues"),
+    [
+        ((), None),
+        (("high,low",), ["high", "low"]),
+        (("high=3", "low=1"), {"high": 3, "low": 1}),
+        (("high=3, low",), {"high": 3, "low": 1}),
+        (("a=b=2",), {"a=b": 2}),
+    ],
+)
+def test_the_command_line_reads_queues_and_weights(given: tuple[str, ...], queues: Any) -> None:
+    assert work._named_queues(given) == queues
+
+
+# -- queues without an order ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def three_queues(app: sqlq.App) -> Callable[[int], list[str]]:
+    """Return a function that claims so many jobs of three queues, and returns their queues.
+
+    Their jobs were enqueued in turn as long as each queue had some.
+    """
+    task = app.task(name="t")(lambda: None)
+    for many in ("abc", "abc", "ac", "ac", "a", "a", "a"):
+        app.enqueue_many([task.new().set(queue=name) for name in many])
+    claimer = Claimer(app.database, "me", WorkerOptions(None, 10, 60_000))
+    return lambda limit: [job.queue for job in claimer.claim(limit)]
+
+
+@needs("file")
+def test_a_claim_takes_as_many_of_each_queue(three_queues: Callable[[int], list[str]]) -> None:
+    """They lie together, and SQLite writes whole pages: from 100 queues that were filled in turn it drains
+    half as many a second otherwise."""
+    first = three_queues(6)
+    assert Counter(first) == {"a": 2, "b": 2, "c": 2}
+    assert sorted(first[:3]) == sorted(first[3:]) == ["a", "b", "c"]
+
+
+@needs("cheap")
+def test_a_full_queue_fills_the_turns_of_empty_ones(three_queues: Callable[[int], list[str]]) -> None:
+    assert Counter(three_queues(12)) == {"a": 6, "b": 2, "c": 4}
+    assert three_queues(12) == ["a"]
+    assert three_queues(12) == []
+
+
+# -- the newest first ----------------------------------------------------------------------------------------
+
+
+NEWEST = frozenset({"stack"})
+
+
+@pytest.fixture
+def task(app: sqlq.App) -> Any:
+    return app.task(name="t")(lambda n=0: None)
+
+
+def claimer(app: sqlq.App, queues: list[str] | None = None) -> Claimer:
+    options = WorkerOptions(None if queues is None else tuple(queues), 10, 30_000)
+    return Claimer(app.database.for_loops, "me", options, newest_first=NEWEST)
+
+
+def test_a_lifo_queue_runs_the_newest_of_each_priority_first(app: sqlq.App, task: Any) -> None:
+    stack = [app.enqueue(task.new().set(queue="stack")).id for _ in range(4)]
+    urgent = [app.enqueue(task.new().set(queue="stack", priority=5)).id for _ in range(2)]
+    later = app.enqueue(task.new().set(queue="stack", delay="1h"))
+    queue = [app.enqueue(task.new().set(queue="queue")).id for _ in range(3)]
+    claims = claimer(app, ["queue", "stack"])
+    assert [job.id for job in claims.claim(4)] == [*queue, urgent[1]]
+    assert [job.id for job in claims.claim(3)] == [urgent[0], stack[3], stack[2]]
+    newer = app.enqueue(task.new().set(queue="stack"))
+    assert [job.id for job in claims.claim(10)] == [newer.id, stack[1], stack[0]]
+    assert claims.claim(10) == []
+    assert app.jobs.get(later.id).state == "scheduled", "never early"
+
+
+def test_the_app_sets_the_order_of_a_queue(database_url: str) -> None:
+    ran: list[int] = []
+    app = sqlq.App(
+        database_url, queues={"stack": {"order": "lifo", "max_attempts": 2}, "queue": {"order": "fifo"}}
+    )
+    task = app.task(name="t", queue="stack")(ran.append)
+    assert task.max_attempts == 2
+    for number in range(3):
+        app.enqueue(task.new(number))
+    app.worker(drain=True, concurrency=1).run()
+    assert ran == [2, 1, 0]
+    app.close()
+    with pytest.raises(ConfigurationError, match=r"queues\['stack'\]: order is 'random': it is \"fifo\""):
+        sqlq.App(database_url, queues={"stack": {"order": "random"}})
+
+
+# -- claims that go on where the last one ended --------------------------------------------------------------
+
+
+def jobs_of(levels: Sequence[tuple[str, int, float, int]]) -> list[ClaimedJob]:
+    blank: dict[str, Any] = dict.fromkeys(ClaimedJob._fields)
+    return [
+        ClaimedJob(**blank | {"queue": q, "priority": p, "due_ms": due, "id": id}) for q, p, due, id in levels
+    ]
+
+
+def test_the_scan_starts_at_the_head_unless_that_was_slow_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(claims, "monotonic", lambda: now)
+    cursor = ScanCursor()
+    job = jobs_of([("a", 0, 1.0, 7)])
+    cursor.note(job, 0.002)
+    assert not cursor.positions(["a"]), "it was quick"
+    cursor.note(job, 0.1)
+    assert not cursor.positions(["a"]), "once may be a slow disk"
+    cursor.note(job, 0.1)
+    now += 1.9
+    assert cursor.positions(["a"])
+    now += 0.2
+    assert not cursor.positions(["a"]), "a twentieth of the time"
+    cursor.note(job, 60.0)
+    now += 4.9
+    assert cursor.positions(["a"])
+    now += 0.2
+    assert not cursor.positions(["a"]), "one that waited for a standby is no measure"
+    cursor.note(job, 0.002)
+    for _ in range(2):
+        cursor.note(jobs_of([("a", 0, 1.0, id) for id in range(1_000)]), 0.05)
+    assert not cursor.positions(["a"]), "a large claim may take its time"
+
+
+def test_the_cursor_has_the_last_claim_of_each_queue_and_priority() -> None:
+    cursor = ScanCursor()
+    for _ in range(2):
+        cursor.note(jobs_of([("b", 0, 4.0, 0)]), 60.0)
+    cursor.note(jobs_of([("b", 0, 5.0, 1), ("a", 3, 1.5, 2), ("a", 3, 1.5, 3), ("a", 0, 0.001, 4)]))
+    cursor.note(jobs_of([("b", 0, 7.25, 9)]))
+    assert cursor.positions(["a", "b", "c"]) == [("a", 3, 1_500, 3), ("a", 0, 1, 4), ("b", 0, 7_250, 9)]
+    assert cursor.positions(["b"]) == [("b", 0, 7_250, 9)]
+    cursor.note([])
+    assert not cursor.positions(["b"]), "there may be jobs before it"
+
+
+@needs("row_locks")
+def test_claims_after_the_cursor_take_due_jobs_in_order(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "MAX_REST_SECONDS", 3600.0)
+    task = app.task(name="t")(lambda: None)
+    # all due at the same time: their ids order them
+    one_transaction = app.enqueue_many([task.new() for _ in range(8)])
+    urgent = app.enqueue_many([task.new().set(priority=5) for _ in range(3)])
+    claimer = Claimer(app.database.for_loops, "somebody", WorkerOptions(("default",), 10, 30_000))
+    claimed = claimer.claim(4)
+    assert [job.id for job in claimed] == [*(job.id for job in urgent), one_transaction[0].id]
+    for _ in range(2):
+        claimer._cursor.note(claimed, 3600.0)
+    early = app.enqueue(task.new().set(available_at=datetime.now(UTC) - timedelta(hours=1)))
+    later = app.enqueue(task.new().set(delay="1h"))
+    with app.database.begin() as conn:
+        conn.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": one_transaction[2].id})
+        assert [job.id for job in claimer.claim(3)] == [one_transaction[i].id for i in (1, 3, 4)], (
+            "what is locked is somebody else's"
+        )
+    last = app.enqueue(task.new().set(priority=5))
+    claimed = claimer.claim(2)
+    assert [job.id for job in claimed] == [last.id, one_transaction[5].id]
+    app.queues.pause("default")
+    assert claimer.claim(10) == []
+    app.queues.resume("default")
+    claimer._cursor.note(claimed, 3600.0)
+    assert [job.id for job in claimer.claim(10)] == [one_transaction[i].id for i in (6, 7)]
+    assert claimer.claim(10) == []
+    assert {job.id for job in claimer.claim(10)} == {early.id, one_transaction[2].id}, (
+        "the head is not forgotten"
+    )
+    assert app.jobs.get(later.id).attempts == 0
+
+
+@needs("postgresql")
+@pytest.mark.parametrize("drain", [False, True])
+def test_a_worker_with_only_slow_claims_runs_every_job(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, drain: bool
+) -> None:
+    monkeypatch.setattr(claims, "DEAR_SECONDS", -1.0)
+    monkeypatch.setattr(claims, "DEAR_SECONDS_A_JOB", 0.0)
+    if drain:  # it may not end because the next claim from the head is not due yet
+        monkeypatch.setattr(claims, "ANEW_ONCE_IN", 1e9)
+        monkeypatch.setattr(claims, "MAX_REST_SECONDS", 1e9)
+    ran: list[int] = []
+
+    @app.task(name="t", backoff="0s")
+    def task(n: int) -> None:
+        if n == 1_900:
+            early = datetime.now(UTC) - timedelta(hours=1)
+            others = [
+                task.new(2_000).set(available_at=early),
+                task.new(2_001).set(priority=9),
+                task.new(2_002).set(queue="other"),
+            ]
+            app.enqueue_many(others)
+        ran.append(n)
+
+    app.enqueue_many([task.new(i) for i in range(2_000)])
+    if drain:
+        app.worker(drain=True).run()
+    else:
+        with working(app):
+            wait_until(lambda: len(ran) == 2_003, timeout=30, what="all done")
+    assert sorted(ran) == list(range(2_003))
+
+
+# -- the order of a queue ------------------------------------------------------------------------------------
 
 
 class Steps:
@@ -262,21 +516,6 @@ def test_a_late_claim_starts_its_jobs(
     assert (counts.finished, counts.released, counts.lost) == (2, 0, 0)
     assert [(app.jobs.get(job.id).attempts, app.jobs.get(job.id).releases) for job in made] == [(1, 0)] * 2
     assert "lease lost" not in caplog.text
-
-
-def test_a_late_claim_is_held_where_it_cannot_be_renewed(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-
-    def refuse(conn: Connection, worker: str) -> bool:
-        asked.append(worker)
-        raise exc.TimeoutError("QueuePool limit reached")
-
-    monkeypatch.setattr(workers, "seen", refuse)
-    worker = app.worker()
-    worker._leases.arrived(time.monotonic())  # raises nothing
-    assert asked == [worker.id]
 
 
 def test_a_released_and_reclaimed_job_does_not_count_as_lost(
