@@ -26,7 +26,7 @@ import sqlq
 from sqlq.cli import root
 from tests.words import KINDS, ROOT, counts, room_of
 
-BOUNDS = {"lines": 28_365, "statements": 21_500, "tokens": 244_774}
+BOUNDS = {"lines": 28_365, "statements": 21_500, "tokens": 245_290}
 """The sizes of sqlq/ to which its ceilings are to fall."""
 CEILINGS = Path(__file__).with_suffix(".json")
 MAX_LINES = 500

@@ -805,7 +805,7 @@ def test_complete_refuses_an_open_transaction(
                     pass
 
     done = run_one(app, pay, max_attempts=1)
-    assert "a transaction is open on this connection, and completing(connection) makes one" in done.message
+    assert "a transaction is open on this connection, and this block makes one of its own" in done.message
 
 
 @automatic
