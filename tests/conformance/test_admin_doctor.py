@@ -32,6 +32,8 @@ from sqlq.store.workers import workers
 from tests.kit import claim_on, for_each, needs, received, span
 from tests.kit.command import other_distribution
 
+pytestmark = pytest.mark.each_database
+
 
 class Patient:
     """An App, a task, and the findings of the doctor."""

@@ -24,6 +24,8 @@ from sqlq.store.limits import admit
 from sqlq.store.workers import workers
 from tests.kit import NOW, Hand, claim_on, failed, needs, received, span
 
+pytestmark = pytest.mark.each_database
+
 MAIL: dict[str, Any] = {"queue": "mail", "priority": 100}
 
 

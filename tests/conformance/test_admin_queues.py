@@ -22,6 +22,8 @@ from sqlq.store.workers import workers as workerss
 from sqlq.worker.claim.claimer import Claimer
 from tests.kit import BOOM, Hand, claim_on, for_each, needs, wait_until, working
 
+pytestmark = pytest.mark.each_database
+
 
 def age(hand: Hand, table: Table, column: str, ids: Sequence[int], seconds: Sequence[int]) -> None:
     with hand.app.database.begin() as conn:

@@ -17,6 +17,8 @@ from tests.kit import drivers, sessions
 from tests.kit.drivers import Mode, common_modes
 from tests.kit.sessions import Way, common_ways
 
+pytestmark = pytest.mark.each_database
+
 JOBS = "SELECT limit_key, blocked_by, due_at IS NOT NULL FROM jobs ORDER BY id"
 WAKES = "SELECT limit_key, max_running, rate, period_ms, in_order, holds FROM sqlq_wakes ORDER BY id"
 STRIPE = ("stripe", 5, 100, 60_000, False, False)

@@ -19,6 +19,8 @@ from sqlq.store.workers import look
 from sqlq.store.workers import workers as workerss
 from tests.kit import BOOM, Hand, claim_on, execute, needs
 
+pytestmark = pytest.mark.each_database
+
 # -- looking -------------------------------------------------------------------------------------------------
 
 

@@ -18,6 +18,8 @@ from sqlq.schema.tables import TOKEN_SCHEMA, jobs
 from sqlq.store.jobs import lookup
 from tests.kit import Hand, execute, span, wait_until
 
+pytestmark = pytest.mark.each_database
+
 
 def replays(hand: Hand, jobs: dict[int, int]) -> list[sqlq.JobDetails]:
     return [hand.app.jobs.get(id) for id in jobs.values()]

@@ -22,6 +22,8 @@ from sqlq.testing.database import write_declared
 from tests.kit import execute, needs, received, rows_read, span, wait_until
 from tests.kit.postgresql import async_database_url
 
+pytestmark = pytest.mark.each_database
+
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 

@@ -29,6 +29,8 @@ from tests.faults.points import HOUR, MOST, Die, Points
 from tests.faults.scorecard import record
 from tests.kit import claim_on, execute
 
+pytestmark = pytest.mark.each_database
+
 
 @pytest.fixture(scope="module")
 def dying() -> Iterator[Die]:
