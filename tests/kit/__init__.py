@@ -11,10 +11,11 @@ The other modules are imported by their names:
 
     databases              URLs, and a new database of each kind that the tests run on
     postgresql, mariadb    servers of the tests' own, or somebody else's
-    standby, galera, patroni, pgbouncer, proxy    servers that fail over, and programs before a server
+    standby, pgbouncer, proxy    servers that fail over, and programs before a server
     sessions, drivers      callers in a transaction of their own, by SQLAlchemy or by a driver
     notifications          who hears what an enqueue sends to idle workers
     command, processes     `sqlq` as people run it; `preloaded` starts these processes fast
+    plans                  what PostgreSQL reads for a statement
     isolated               subprocesses for single jobs, with programs of a test's own
     flows, beside          Apps with tasks, and what their handlers did
     pages                  the blocks of the documentation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -133,9 +133,3 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "prune_expired": lambda conn, held: operate.prune_expired(conn, limit=1_000),
 }
 """Each verb as a call; `held` are two jobs it may work on."""
-
-
-def walk(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield plan
-    for child in plan.get("Plans", ()):
-        yield from walk(child)

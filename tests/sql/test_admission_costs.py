@@ -14,7 +14,7 @@ from sqlq.store.limits import admit
 from sqlq.store.limits.grant import Grant, pick
 from sqlq.store.workers import workers
 from tests.kit import needs, received
-from tests.sql.statements import walk
+from tests.kit.plans import explained, pages, scans, walk
 
 IN_LINE, ADMITTED = 100_000, 20_000
 PAGES = 400
@@ -43,10 +43,6 @@ def crowd(engine: Engine, rows: int, admitted: int) -> None:
         conn.execute(text(f"INSERT INTO jobs ({columns}) {numbers} {holds}"), {"rows": admitted})
 
 
-def read(plan: dict[str, Any]) -> int:
-    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
-
-
 @needs("plans")
 def test_an_admission_reads_no_more_beside_a_long_waiting_list(app: sqlq.App, engine: Engine) -> None:
     crowd(engine, IN_LINE, ADMITTED)
@@ -54,8 +50,7 @@ def test_an_admission_reads_no_more_beside_a_long_waiting_list(app: sqlq.App, en
 
     def explain(conn: Any, cursor: Any, statement: str, given: Any, *_: Any) -> None:
         if "jobs" in statement and not statement.startswith("EXPLAIN"):
-            run = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"
-            plans.append(conn.exec_driver_sql(run, given).scalar_one()[0]["Plan"])
+            plans.append(explained(conn, statement, given))
 
     claims = app.database.for_claims
     event.listen(claims.engine, "before_cursor_execute", explain)
@@ -66,10 +61,8 @@ def test_an_admission_reads_no_more_beside_a_long_waiting_list(app: sqlq.App, en
     event.remove(claims.engine, "before_cursor_execute", explain)
     assert len(plans) == 6
     for plan in plans:
-        scans = [node for node in walk(plan) if node["Node Type"] == "Seq Scan"]
-        on_jobs = [node for node in scans if node["Relation Name"] == "jobs"]
-        assert not on_jobs, json.dumps(on_jobs, indent=1)
-        assert read(plan) < PAGES, json.dumps(plan, indent=1)
+        assert not scans(plan, "jobs"), json.dumps(plan, indent=1)
+        assert pages(plan) < PAGES, json.dumps(plan, indent=1)
         of_jobs = [node for node in walk(plan) if node.get("Relation Name") == "jobs"]
         assert max(node["Actual Rows"] for node in of_jobs) <= 10, json.dumps(of_jobs, indent=1)
     assert [plan["Actual Rows"] for plan in plans] == [0, 15, 1] * 2
@@ -82,8 +75,7 @@ def test_a_sweep_steps_from_key_to_key_of_long_waiting_lists(app: sqlq.App, engi
 
     def look(conn: Any, cursor: Any, statement: str, given: Any, *_: Any) -> None:
         if "RECURSIVE each_limit_key" in statement and not statement.startswith("EXPLAIN"):
-            run = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"
-            touched.append(read(conn.exec_driver_sql(run, given).scalar_one()[0]["Plan"]))
+            touched.append(pages(explained(conn, statement, given)))
 
     claims = app.database.for_claims
     event.listen(claims.engine, "before_cursor_execute", look)

@@ -29,13 +29,9 @@ from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.options import WorkerOptions
 from tests.kit import claim_on, for_each, needs, received
 from tests.kit.databases import DATABASES, fresh_database, sqlite_url
+from tests.kit.plans import explained, pages, scans, walk
 from tests.kit.postgresql import PostgreSQL
-from tests.sql.statements import (
-    STATEMENTS,
-    claim_two,
-    new,
-    walk,
-)
+from tests.sql.statements import STATEMENTS, claim_two, new
 
 pytestmark = pytest.mark.each_database
 
@@ -43,6 +39,7 @@ SCHEDULED_AT_A_HIGHER_PRIORITY = 20_000
 AVAILABLE = 20_000
 RUNNING = 200
 OLD = 10
+HOT = ("jobs", "finished_jobs", "failed_jobs")
 
 
 @pytest.fixture
@@ -187,19 +184,9 @@ def test_postgresql_reads_a_bounded_number_of_pages(crowded: Database, name: str
         for statement, parameters in got:
             if "SAVEPOINT" in statement:
                 continue
-            (plan,) = conn.exec_driver_sql(
-                "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + statement, parameters
-            ).scalar_one()
-            nodes = list(walk(plan["Plan"]))
-            scans = [
-                n
-                for n in nodes
-                if n["Node Type"] == "Seq Scan"
-                and n["Relation Name"] in ("jobs", "finished_jobs", "failed_jobs")
-            ]
-            assert not scans, json.dumps(scans, indent=1)
-            touched = plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
-            assert touched <= BUFFERS.get(name, 150), f"{touched} pages\n{json.dumps(plan, indent=1)}"
+            plan = explained(conn, statement, parameters)
+            assert not scans(plan, *HOT), json.dumps(plan, indent=1)
+            assert pages(plan) <= BUFFERS.get(name, 150), json.dumps(plan, indent=1)
         transaction.rollback()
 
 
@@ -231,13 +218,11 @@ def test_a_worker_reads_no_job_that_others_hold(crowded: Database) -> None:
             transaction.rollback()
         with crowded.connect() as conn, conn.begin() as transaction:
             for statement, parameters in got:
-                (plan,) = conn.exec_driver_sql(
-                    "EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) " + statement, parameters
-                ).scalar_one()
-                of_jobs = [node for node in walk(plan["Plan"]) if node.get("Relation Name") == "jobs"]
+                plan = explained(conn, statement, parameters)
+                of_jobs = [node for node in walk(plan) if node.get("Relation Name") == "jobs"]
                 read = [node["Actual Rows"] + node.get("Rows Removed by Filter", 0) for node in of_jobs]
                 assert max(read, default=0) <= 2, f"{name}\n{json.dumps(plan, indent=1)}"
-                assert plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"] <= 60, name
+                assert pages(plan) <= 60, name
             transaction.rollback()
 
 
@@ -295,11 +280,7 @@ def test_a_generic_plan_finds_the_indexes(crowded: Database, name: str) -> None:
             query.convert(statement, one or None)
             explain = b"EXPLAIN (GENERIC_PLAN, FORMAT JSON) " + query.query
             (plan,) = conn.exec_driver_sql(explain.decode().replace("%", "%%")).scalar_one()
-            scans = [n for n in walk(plan["Plan"]) if n["Node Type"] == "Seq Scan"]
-            assert not {n["Relation Name"] for n in scans} & HOT, json.dumps(scans, indent=1)
-
-
-HOT = {"jobs", "finished_jobs", "failed_jobs"}
+            assert not scans(plan["Plan"], *HOT), json.dumps(plan, indent=1)
 
 
 @pytest.mark.parametrize("crowded", ["sqlite"], indirect=True)
@@ -311,11 +292,7 @@ def test_sqlite_uses_an_index(crowded: Database) -> None:
                 run(conn, held)
             for statement, parameters in got:
                 plan = [row[3] for row in conn.exec_driver_sql("EXPLAIN QUERY PLAN " + statement, parameters)]
-                whole = [
-                    step
-                    for step in plan
-                    if step.startswith("SCAN") and step.split()[1] in ("jobs", "finished_jobs", "failed_jobs")
-                ]
+                whole = [step for step in plan if step.startswith("SCAN") and step.split()[1] in HOT]
                 assert not [step for step in whole if "INDEX" not in step], f"{statement}\n" + "\n".join(plan)
             transaction.rollback()
 
@@ -354,14 +331,8 @@ def test_a_claim_planned_on_an_empty_table_is_fast_on_a_full_one(app: sqlq.App, 
         assert plans == [0, 2]
         assert conn.scalar(text("SHOW jit")) == "off"
         for limit in (1, 100):
-            run = (
-                f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE {name} ('{{default}}', {limit}, 'me', "
-                "30000, '{}')"
-            )
-            (plan,) = conn.exec_driver_sql(run).scalar_one()
-            assert plan["Plan"]["Actual Rows"] == limit
-            assert plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"] < 60 + 25 * limit, (
-                json.dumps(plan, indent=1)
-            )
+            plan = explained(conn, f"EXECUTE {name} ('{{default}}', {limit}, 'me', 30000, '{{}}')")
+            assert plan["Actual Rows"] == limit
+            assert pages(plan) < 60 + 25 * limit, json.dumps(plan, indent=1)
         transaction.rollback()
     assert [job.priority for job in claimer.claim(10)] == [0] * 10

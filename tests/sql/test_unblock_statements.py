@@ -21,7 +21,7 @@ from sqlq.model.outcome import Finished, Settlement
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import settle
 from tests.kit import claim_on, needs, received
-from tests.sql.statements import walk
+from tests.kit.plans import explained, pages, scans
 
 pytestmark = pytest.mark.each_database
 
@@ -117,12 +117,9 @@ def test_postgresql_unblocks_by_indexes_beside_tables_without_statistics(
         transaction.rollback()
     with database.connect() as conn, conn.begin() as transaction:
         for statement, parameters in got:
-            explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"
-            (plan,) = conn.exec_driver_sql(explain, parameters).scalar_one()
-            scans = [node for node in walk(plan["Plan"]) if node["Node Type"] == "Seq Scan"]
-            assert not scans, json.dumps(scans, indent=1)
-            touched = plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
-            assert touched < 120, f"{touched} pages\n{json.dumps(plan, indent=1)}"
+            plan = explained(conn, statement, parameters)
+            assert not scans(plan), json.dumps(plan, indent=1)
+            assert pages(plan) < 120, json.dumps(plan, indent=1)
         transaction.rollback()
     assert unblock.after(database, [2]).free == 1
 

@@ -19,6 +19,8 @@ from sqlq.store.jobs.lookup import Selection
 from sqlq.web import pages
 from tests import kit
 from tests.kit import end, failed, needs
+from tests.kit.plans import explained
+from tests.kit.plans import pages as pages_of
 from tests.kit.visitor import Visitor
 
 WAITING, FAILED = 60_000, 5_000
@@ -101,14 +103,12 @@ def test_a_page_touches_few_pages_of_large_tables(crowded: sqlq.App, engine: Eng
             for statement, parameters in received(visitor, path):
                 if not re.match(r"\s*(SELECT|WITH)", statement) or "set_config" in statement:
                     continue
-                (plan,) = conn.exec_driver_sql(
-                    f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters
-                ).scalar_one()
-                blocks = plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
+                plan = explained(conn, statement, parameters)
+                blocks = pages_of(plan)
                 touched += blocks
                 seen.append((blocks, statement[:300]))
                 # from there on PostgreSQL compiles a statement, which takes a third of a second
-                assert plan["Plan"]["Total Cost"] < 100_000, f"{path}\n{json.dumps(plan, indent=1)}"
+                assert plan["Total Cost"] < 100_000, f"{path}\n{json.dumps(plan, indent=1)}"
             assert seen, path
             assert touched <= most, (path, touched, sorted(seen, reverse=True)[:3])
 
