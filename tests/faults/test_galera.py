@@ -22,11 +22,11 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.store.limits import admit
+from tests.faults.galera import Node, cluster, library
 from tests.faults.load import RESUME_SECONDS, Load, readable_log
 from tests.faults.scorecard import record
 from tests.kit import claim, wait_until
 from tests.kit.databases import migrate
-from tests.kit.galera import Node, cluster, library
 from tests.kit.processes import WorkerProcess, worker_process
 
 pytestmark = [

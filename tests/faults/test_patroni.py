@@ -36,10 +36,10 @@ from tests.faults import effects
 from tests.faults.limited import ACCOUNTS, RUNNING, intervals, most_at_once, notes
 from tests.faults.limited import MODULE as LIMITED
 from tests.faults.operated import Answer, answer
+from tests.faults.patroni import TTL_SECONDS, Cluster, Member, is_installed, patroni_cluster
 from tests.faults.scorecard import MUST_BE_ZERO, ROUNDS, record
 from tests.faults.ticks import account, moments_of
 from tests.kit import let_pass, wait_until
-from tests.kit.patroni import TTL_SECONDS, Cluster, Member, is_installed, patroni_cluster
 from tests.kit.postgresql import PostgreSQL
 from tests.kit.processes import worker_process
 

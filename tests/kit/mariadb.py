@@ -25,7 +25,7 @@ from sqlalchemy import URL, make_url
 from tests.kit.postgresql import ShutdownMode, _memory
 from tests.kit.waiting import wait_until
 
-GUARD = Path(__file__).with_name("mariadb_guard.py")
+GUARD = Path(__file__).with_name("server_guard.py")
 SETTINGS = (
     "--innodb-flush-log-at-trx-commit=0",  # no power is lost during a test
     "--innodb-buffer-pool-size=256M",
@@ -103,7 +103,7 @@ class OwnMariaDB(MariaDB):
             self.port: int = probe.getsockname()[1]
         # stops the server and removes the directory as soon as its end of a pipe closes
         self._guard = subprocess.Popen(
-            [sys.executable, GUARD, self.directory],
+            [sys.executable, GUARD, self.directory, "server", str(int(signal.SIGKILL))],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             start_new_session=True,  # out of the reach of Ctrl-C

@@ -28,7 +28,7 @@ from sqlalchemy import URL, make_url
 
 from tests.kit.waiting import wait_until
 
-GUARD = Path(__file__).with_name("postgresql_guard.py")
+GUARD = Path(__file__).with_name("server_guard.py")
 INSTALLATIONS = {"18": "pginstall18", "16": "pginstall"}
 """The wheel's folder for each version of PostgreSQL it carries."""
 
@@ -115,13 +115,7 @@ class OwnPostgreSQL(PostgreSQL):
         self._log = self.directory / "log"
         self._binaries = self._readable_installation(version) / "bin"
         self._guard = subprocess.Popen(
-            [
-                sys.executable,
-                GUARD,
-                self.directory,
-                self._binaries / "pg_ctl",
-                self._account.pw_name if self._account else "",
-            ],
+            [sys.executable, GUARD, self.directory, "data/postmaster.pid", str(int(signal.SIGQUIT))],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             # Ctrl-C reaches every process of the terminal's group; this one has work to do then

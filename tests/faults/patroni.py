@@ -118,7 +118,7 @@ class Cluster:
         if self._account:
             os.chown(self.directory, self._account.pw_uid, self._account.pw_gid)
         # stops all of it when the test run has ended, however that ended
-        guard = [sys.executable, "-m", "tests.kit.patroni", str(self.directory)]
+        guard = [sys.executable, "-m", "tests.faults.patroni", str(self.directory)]
         self._guard = subprocess.Popen(guard, stdin=subprocess.PIPE, start_new_session=True)
         self.etcd_port, self._peers_port = free_port(), free_port()
         self.start_etcd()
