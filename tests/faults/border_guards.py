@@ -8,7 +8,7 @@ HEARD, LINKS = "tests/faults/test_notifications.py::", "tests/faults/test_bad_me
 QUEUES = "tests/conformance/test_many_queues.py::"
 FLOODS = "tests/faults/test_floods.py::"
 COSTS = "tests/faces/web/test_costs.py::"
-STAFF = "tests/faces/django/test_staff.py::"
+STAFF = "tests/faces/django/test_inside.py::"
 STEERING, METRICS = "tests/faces/test_cli_control_characters.py::", "tests/faces/test_metrics.py::"
 
 SETTINGS = "tests/conformance/test_session_settings.py::test_jobs_run_and_are_shown_whatever_is_set"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import signal
 from pathlib import Path
 
@@ -203,6 +204,11 @@ class TestMistakes:
         ("sqlq", "work", "--drain"),
         ("shell", "-c", "1"),
     )
+    OF_TASKS = (
+        ("shop/tasks.py", 'backoff="10ms"', 'timeout="soon"', "timeout is 'soon'"),
+        ("settings.py", '"QUEUES": [], ', "", "Queue 'mail' is not valid for backend."),
+        ("settings.py", '"max_attempts": 1', '"max_attempts": 0', "max_attempts is 0"),
+    )
 
     def said(self, project: Project, *command: str) -> str:
         done = project.manage(*command)
@@ -214,35 +220,21 @@ class TestMistakes:
 
     @needs("cheap", empty=True)
     @pytest.mark.parametrize("command", COMMANDS, ids="-".join)
-    def test_a_wrong_setting_is_reported_in_one_sentence(
+    def test_a_wrong_setting_or_option_is_reported_in_one_sentence(
         self, bare_project: Project, command: tuple[str, ...]
     ) -> None:
         bare_project.set(SQLQ={"databse": "default"})
         assert "SQLQ in the settings has the key 'databse'" in self.said(bare_project, *command)
         bare_project.set(SQLQ={}, DATABASE={"ENGINE": "django.db.backends.dummy"})
         assert "DATABASES['default'] has the ENGINE" in self.said(bare_project, *command)
-
-    @needs("cheap", empty=True)
-    @pytest.mark.parametrize("command", COMMANDS, ids="-".join)
-    def test_a_wrong_option_of_a_task_is_reported_in_one_sentence(
-        self, bare_project: Project, command: tuple[str, ...]
-    ) -> None:
-        tasks = bare_project.directory / "shop" / "tasks.py"
-        tasks.write_text(tasks.read_text().replace('backoff="10ms"', 'timeout="soon"'))
-        assert "timeout is 'soon'" in self.said(bare_project, *command)
-
-    @pytest.mark.skipif(DJANGO < (6, 0), reason="django.tasks came with Django 6.0")
-    @needs("cheap", empty=True)
-    @pytest.mark.parametrize("command", COMMANDS, ids="-".join)
-    def test_a_wrong_option_of_a_django_task_is_reported_in_one_sentence(
-        self, bare_project: Project, command: tuple[str, ...]
-    ) -> None:
-        settings = bare_project.directory / "settings.py"
-        before = settings.read_text()
-        settings.write_text(f'{before}    del TASKS["default"]["QUEUES"]\n')
-        assert "Queue 'mail' is not valid for backend." in self.said(bare_project, *command)
-        settings.write_text(f'{before}    TASKS["once"]["OPTIONS"]["max_attempts"] = 0\n')
-        assert "max_attempts is 0" in self.said(bare_project, *command)
+        bare_project.set(DATABASE=settings_of(bare_project.url))
+        known = 3 if DJANGO >= (6, 0) else 1  # which brought django.tasks
+        for file, right, wrong, message in self.OF_TASKS[:known]:
+            module = bare_project.directory / file
+            before = module.read_text()
+            module.write_text(before.replace(right, wrong))
+            assert message in self.said(bare_project, *command)
+            module.write_text(before)
 
     def test_tables_of_an_unknown_revision_are_reported_in_one_sentence(self, project: Project) -> None:
         engine = create_engine(project.url)
@@ -305,3 +297,55 @@ class TestTasksOfDjangos:
         done = project.sqlq("enqueue", "shop.django_tasks.about_itself", "--kwargs", '{"fail_until": "x"}')
         assert 'fail_until is "x": the task takes int there' in done.err
         assert project.jobs() == []
+
+
+TIMES = 8
+
+
+@pytest.mark.integration
+@needs("sessions")
+@pytest.mark.parametrize("max_age", [0, None], ids=["a connection each time", "connections that stay"])
+@pytest.mark.parametrize("task", ["pay", "apay"])
+def test_no_attempt_meets_a_connection_that_was_lost(
+    project: Project, task: str, max_age: int | None
+) -> None:
+    """However long the worker was idle."""
+    mark = "shop_worker"
+    given = settings_of(project.url, CONN_MAX_AGE=max_age, OPTIONS={"application_name": mark})
+    project.set(DATABASE=given)
+    engine = create_engine(project.url)
+    with engine.begin() as conn:
+        (order,) = conn.execute(text("INSERT INTO shop_order (paid) VALUES (false) RETURNING id")).one()
+
+    def run_some() -> None:
+        with engine.begin() as conn:
+            for _ in range(TIMES):
+                conn.execute(
+                    text("INSERT INTO jobs (task, payload, max_attempts) VALUES (:task, :payload, 1)"),
+                    {"task": f"shop.tasks.{task}", "payload": json.dumps({"args": [order]})},
+                )
+        wait_until(lambda: not count("jobs"), what="the jobs")
+
+    def count(table: str) -> int:
+        with engine.connect() as conn:
+            return int(conn.execute(text(f"SELECT count(*) FROM {table}")).scalar_one())
+
+    with project.working("--concurrency", "3"):
+        for _ in range(3):
+            run_some()
+            with engine.begin() as conn:  # of handlers and of the worker alike
+                killed = conn.execute(
+                    text(
+                        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
+                        "WHERE application_name = :mark"
+                    ),
+                    {"mark": mark},
+                ).scalar_one()
+            assert killed
+    with engine.connect() as conn:
+        rows = conn.execute(text("SELECT attempts, outcome FROM finished_jobs")).all()
+        failures = conn.execute(text("SELECT message FROM failed_jobs")).all()
+    engine.dispose()
+    assert not failures
+    assert {tuple(row) for row in rows} == {(1, "finished")}
+    assert len(rows) == 3 * TIMES

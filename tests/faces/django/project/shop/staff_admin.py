@@ -169,12 +169,6 @@ class Looking(InTheAdmin):
             self.assertEqual(link, target)
             self.assertEqual(self.client.get(link).status_code, 200)
 
-    def test_flags_are_icons(self):
-        self.log_in(is_superuser=True)
-        app.enqueue(pay.new(7))
-        for url in (address(Queue), address(Queue, "change", "mail")):
-            self.assertEqual(self.page(url).count("admin/img/icon-no.svg"), 2, "neither paused nor served")
-
     def test_schedules_queues_and_workers_are_listed(self):
         self.log_in(is_superuser=True)
         app.schedules.add("nightly/ä", pay.new(7), cron="0 3 * * *")
@@ -297,14 +291,6 @@ class Acting(InTheAdmin):
         self.assertEqual(len(app.jobs.list(queue="mail")), 1)
         self.assertIn("nowhere", self.act(Schedule, "schedules pause", "nowhere", "nightly"))
         self.assertEqual(app.schedules.get("nightly").state, "paused", "the others are done")
-
-    def test_queues_are_paused_and_resumed(self):
-        app.enqueue(pay.new(1))
-        self.log_in("change_queue")
-        self.addCleanup(app.queues.resume, "mail")
-        self.assertIn("Paused mail", self.act(Queue, "queues pause", "mail"))
-        self.assertIn("mail", app.queues.pauses())
-        self.assertIn("Resumed mail.", self.act(Queue, "queues resume", "mail"))
 
     def test_a_viewer_of_workers_and_queues_has_no_action(self):
         self.log_in("view_queue", "view_worker", "view_schedule")

@@ -47,16 +47,14 @@ class TheBackend(SimpleTestCase):
             (error,) = checks.run_checks()
         self.assertEqual(error.id, "sqlq.E002")
         self.assertIn("not nonsense", error.msg)
+        wrong["default"]["OPTIONS"] = {"max_attempts": 0}
+        with override_settings(TASKS=wrong):
+            (error,) = checks.run_checks()
+        self.assertIn("max_attempts", error.msg)
         none_yet = mock.patch("sqlq.django.application._apps", [])
         with none_yet, self.modify_settings(INSTALLED_APPS={"remove": ["sqlq.django"]}):
             (error,) = default_task_backend.check()
         self.assertIn("add it to INSTALLED_APPS", error.msg)
-
-    def test_options_are_checked(self):
-        wrong = {"default": {"BACKEND": BACKEND, "OPTIONS": {"max_attempts": 0}}}
-        with override_settings(TASKS=wrong):
-            (error,) = checks.run_checks()
-        self.assertIn("max_attempts", error.msg)
 
 
 class Enqueue(TestCase):
@@ -150,18 +148,6 @@ class Enqueue(TestCase):
             django_tasks.echo.using(queue_name="a,b").enqueue()
         self.assertEqual(count(), before)
 
-    def test_enqueue_validates_the_task(self):
-        other = django_tasks.echo.using(queue_name="unknown_queue")
-        with override_settings(TASKS={"default": {"BACKEND": BACKEND, "QUEUES": ["queue-1"]}}):
-            with self.assertRaisesMessage(InvalidTask, "Queue 'unknown_queue' is not valid"):
-                other.enqueue()
-
-    def test_a_rollback_removes_the_job(self):
-        with self.assertRaises(ZeroDivisionError), transaction.atomic():
-            django_tasks.echo.enqueue()
-            1 / 0
-        self.assertEqual(count(), 0)
-
     def test_signals_and_logs(self):
         heard = []
         receiver = lambda sender, task_result, **kwargs: heard.append((sender, task_result))  # noqa: E731
@@ -173,17 +159,6 @@ class Enqueue(TestCase):
         self.assertEqual(len(logs.output), 1)
         self.assertIn("enqueued", logs.output[0])
         self.assertIn(result.id, logs.output[0])
-
-    def test_testing_tools(self):
-        django_tasks.pay.enqueue(7)
-        assert_enqueued("shop.django_tasks.pay", args=[7], session=connection)
-        order = Order.objects.create()
-        with inline(app):
-            result = django_tasks.pay.enqueue(order.id)
-            django_tasks.about_itself.enqueue()
-        order.refresh_from_db()
-        self.assertTrue(order.paid)
-        self.assertEqual(result.status, TaskResultStatus.SUCCESSFUL)
 
     def test_assert_enqueued_takes_tasks_of_django(self):
         with self.assertRaisesMessage(AssertionError, "of this task there is:\n  nothing"):
@@ -198,10 +173,6 @@ class Enqueue(TestCase):
             for look in (assert_enqueued, assert_not_enqueued):
                 with self.assertRaisesMessage(ConfigurationError, "give the task itself, or its name"):
                     look(wrong, session=connection)
-
-    def test_the_app_registers_django_tasks_with_their_options(self):
-        registered = app.tasks["shop.django_tasks.aabout_itself"]
-        self.assertEqual((registered.queue, registered.priority), ("mail", 5))
 
 
 class WithoutARow(TransactionTestCase):
@@ -243,14 +214,6 @@ class WithoutARow(TransactionTestCase):
                     self.assertIsNotNone(later.task.run_after)
                 result.refresh()
                 self.look_at(result)
-
-    def test_a_failure_after_the_commit(self):
-        with self.assertLogs("sqlq", "ERROR"), self.eagerly():
-            result = django_tasks.fail.enqueue("no such order")
-            self.assertEqual(result.status, TaskResultStatus.FAILED)
-            (error,) = result.errors
-            self.assertIs(error.exception_class, ValueError)
-            self.assertIn("no such order", error.traceback)
 
 
 class Work(TransactionTestCase):
@@ -316,13 +279,6 @@ class Work(TransactionTestCase):
         self.assertEqual([error.exception_class for error in result.errors], [LookupError, LookupError])
         self.assertEqual(result.errors[0].traceback, "LookupError: attempt 1\n")
         self.assertGreaterEqual(result.last_attempted_at, result.started_at)
-
-    @needs_a_file
-    def test_context_in_asynchronous_tasks(self):
-        result = django_tasks.aabout_itself.enqueue()
-        drain(app)
-        result.refresh()
-        self.assertEqual(result.return_value, [result.id, 1])
 
     @needs_a_file
     def test_a_result_that_is_not_json_fails_without_another_attempt(self):

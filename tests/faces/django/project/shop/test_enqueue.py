@@ -1,16 +1,14 @@
 """Jobs in Django's transactions, and what becomes of them in Django's tests."""
 
-import threading
 from functools import wraps
 from inspect import iscoroutinefunction
 
 from asgiref.sync import async_to_sync, sync_to_async
-from django.db import DatabaseError, connection, connections, transaction
+from django.db import connection, transaction
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
 from django.utils import translation
 from django.utils.text import format_lazy
 from django.utils.translation import gettext_lazy
-from sqlalchemy import NullPool, create_engine
 
 import sqlq
 from shop.models import Order
@@ -37,12 +35,6 @@ def count(table="jobs"):
     with connection.cursor() as cursor:
         cursor.execute(f"SELECT count(*) FROM {table}")
         return cursor.fetchone()[0]
-
-
-def in_thread(function):
-    thread = threading.Thread(target=function)
-    thread.start()
-    thread.join()
 
 
 class InATestsTransaction(TestCase):
@@ -106,26 +98,6 @@ class InATestsTransaction(TestCase):
         job = await app.aenqueue(pay.new(1))
         self.assertEqual((await app.jobs.acancel([job.id])), {job.id: "cancelled"})
         self.assertEqual((await app.jobs.aget(job.id)).state, "cancelled")
-
-    def test_unique_keys(self):
-        first = app.enqueue(pay.new(7).set(unique_key="7"))
-        second = app.enqueue(pay.new(7).set(unique_key="7"))
-        self.assertEqual((first.created, second.created, first.id), (True, False, second.id))
-
-    def test_a_rolled_back_savepoint_removes_its_jobs(self):
-        with self.assertRaises(ZeroDivisionError), transaction.atomic():
-            Order.objects.create()
-            app.enqueue(pay.new(1))
-            1 / 0
-        self.assertEqual((count(), Order.objects.count()), (1, 0))
-
-    def test_a_broken_transaction_raises_djangos_error(self):
-        with self.assertRaises(transaction.TransactionManagementError), transaction.atomic():
-            with self.assertRaises(DatabaseError), connection.cursor() as cursor:
-                cursor.execute("SELECT nonsense FROM nowhere")
-            connection.needs_rollback = True
-            app.enqueue(pay.new(1))
-        self.assertEqual(count(), 1)
 
     def test_inline(self):
         order = Order.objects.create()
@@ -267,24 +239,6 @@ class LazyTexts(TestCase):
 
 
 class InTransactionsOfTheirOwn(TransactionTestCase):
-    def test_a_commit_keeps_the_job_with_the_order(self):
-        with transaction.atomic():
-            order = Order.objects.create()
-            app.enqueue(pay.new(order.id))
-        self.assertEqual((count(), Order.objects.count()), (1, 1))
-
-    def test_a_rollback_undoes_order_and_job(self):
-        with self.assertRaises(ZeroDivisionError), transaction.atomic():
-            Order.objects.create()
-            app.enqueue(pay.new(1))
-            1 / 0
-        self.assertEqual((count(), Order.objects.count()), (0, 0))
-
-    def test_a_job_without_a_transaction_is_committed_at_once(self):
-        app.enqueue(pay.new(1))
-        self.assertEqual(count(), 1)
-        self.assertTrue(connection.get_autocommit())
-
     def test_nothing_is_left_of_other_tests(self):
         self.assertEqual((count(), count("finished_jobs"), count("failed_jobs")), (0, 0, 0))
 
@@ -295,20 +249,6 @@ class InTransactionsOfTheirOwn(TransactionTestCase):
             self.assertEqual(app.jobs.cancel([flow.jobs[0]]), {flow.jobs[0].id: "cancelled"})
             self.assertEqual(app.jobs.get(flow.jobs[1].id).state, "blocked")
         self.assertEqual(app.jobs.get(flow.jobs[1].id).state, "cancelled")
-
-    @needs_a_file
-    def test_another_connection_sees_a_job_after_the_commit(self):
-        seen = []
-
-        def look():
-            seen.append(count())
-            connections.close_all()
-
-        with transaction.atomic():
-            app.enqueue(pay.new(1))
-            in_thread(look)
-        in_thread(look)
-        self.assertEqual(seen, [0, 1])
 
     @needs_a_file
     def test_drain_runs_the_jobs(self):
@@ -325,14 +265,6 @@ class InTransactionsOfTheirOwn(TransactionTestCase):
         self.assertEqual(await sync_to_async(drain)(app), sqlq.testing.Counts(finished=1))
         await order.arefresh_from_db()
         self.assertTrue(order.paid)
-
-    @needs_a_file
-    def test_a_session_of_its_own_is_still_possible(self):
-        engine = create_engine(app.database.engine.url, poolclass=NullPool)
-        with engine.begin() as other:
-            app.enqueue(pay.new(1), session=other)
-            self.assertEqual(count(), 0)
-        self.assertEqual(count(), 1)
 
 
 class WhereTheAppIs(SimpleTestCase):

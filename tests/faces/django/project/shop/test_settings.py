@@ -110,39 +110,26 @@ class Checks(SimpleTestCase):
             ),
             ({"database": "jobs"}, "SQLQ[\"database\"] is 'jobs': it is a key of DATABASES"),
             ({"schema": "Not A Schema"}, "SQLQ in the settings: schema is 'Not A Schema'"),
-            ({"retention": "soon"}, "SQLQ in the settings: retention"),
             ({"listen_url": "sqlite:///x"}, "LISTEN is PostgreSQL's"),
             ({"migrate_with_django": "no"}, "it is True or False"),
-            ({"service": " "}, "SQLQ in the settings: service is"),
             (
                 {"concurrency": 0},
                 "SQLQ in the settings: concurrency is 0: it must be a whole number from 1 to 1,000",
             ),
-            ({"max_rss": "much"}, "SQLQ in the settings: max_rss is 'much': give a size"),
-            ({"wait": "soon"}, "SQLQ in the settings: wait is 'soon': write it as in"),
             (
                 {"defaults": {"timeuot": "5m"}},
                 "SQLQ in the settings: defaults has no option 'timeuot'; it has queue",
             ),
-            ({"defaults": "5m"}, "SQLQ in the settings: defaults is '5m': it maps options to values"),
             (
                 {"queues": {"mail": {"timeout": "soon"}}},
                 "SQLQ in the settings: queues['mail']: timeout is 'soon'",
             ),
-            ({"queues": ["mail"]}, "SQLQ in the settings: queues is ['mail']: it maps names of queues"),
             ({"eager": "yes"}, "SQLQ in the settings: eager is 'yes': it is True or False"),
-            ({"direct_calls": "never"}, "SQLQ in the settings: direct_calls is 'never': it is \"allow\""),
-            (
-                {"keys": KEY},
-                "SQLQ in the settings: keys is no list: give the keys in one, the one that writes first",
-            ),
             ({"keys": [KEY, "c2hvcnQ"]}, "SQLQ in the settings: keys[1] is no key: a key is 32 random bytes"),
             (
                 {"encryption": "sign"},
                 "SQLQ in the settings: encryption is set, but there is no key: give keys or SQLQ_KEYS",
             ),
-            ({"keys": [KEY], "encryption": "rot13"}, "SQLQ in the settings: encryption is 'rot13': it is"),
-            ({"keys": [KEY], "plain": "maybe"}, "SQLQ in the settings: plain is 'maybe'"),
             ({"task_modules": "tasks"}, 'it is a list of names, as in ["tasks", "emails"]'),
         ):
             with self.subTest(given):
