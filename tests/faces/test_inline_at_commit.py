@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
-from sqlalchemy.pool import QueuePool, StaticPool
+from sqlalchemy.pool import QueuePool
 
 import sqlq
 from sqlq.testing import InlineJob, assert_enqueued, assert_not_enqueued, inline
@@ -151,48 +150,6 @@ class TestEveryWay:
 
 
 class TestSession:
-    def test_jobs_run_at_the_end_of_session_begin(self, shop: OrderShop, session: Session) -> None:
-        with inline(shop.app, at="commit"):
-            with session.begin():
-                session.add(Order(id=1))
-                shop.app.enqueue(shop.count.new(), session=session)
-                with session.begin_nested():
-                    shop.app.enqueue(shop.note.new("nested"), session=session)
-                assert shop.done == []
-            assert shop.done == [("", 1), "nested"]
-            with suppress(ZeroDivisionError), session.begin():
-                shop.app.enqueue(shop.note.new("rolled back"), session=session)
-                raise ZeroDivisionError
-            with session.begin():
-                pass
-        assert shop.done == [("", 1), "nested"]
-
-    def test_a_failed_flush_in_a_savepoint_takes_its_jobs_along(
-        self, shop: OrderShop, session: Session
-    ) -> None:
-        with inline(shop.app, at="commit"), session.begin():
-            session.add(Order(id=1))
-            shop.app.enqueue(shop.note.new("first"), session=session)
-            with suppress(IntegrityError), session.begin_nested():
-                shop.app.enqueue(shop.note.new("rolled back"), session=session)
-                session.execute(text("INSERT INTO orders (id) VALUES (2)"))
-                session.add(Order(id=2))
-                session.flush()
-                raise AssertionError("there is an order 2 already")
-            shop.app.enqueue(shop.note.new("second"), session=session)
-        assert shop.done == ["first", "second"]
-
-    def test_a_failed_flush_runs_no_job(self, shop: OrderShop, session: Session) -> None:
-        with inline(shop.app, at="commit"):
-            shop.app.enqueue(shop.note.new("rolled back"), session=session)
-            session.execute(text("INSERT INTO orders (id) VALUES (1)"))
-            session.add(Order(id=1))
-            with pytest.raises(IntegrityError):
-                session.commit()
-            session.rollback()
-            session.commit()
-        assert shop.done == []
-
     def test_a_closed_session_runs_no_job(self, shop: OrderShop, session: Session) -> None:
         with inline(shop.app, at="commit") as ran:
             shop.app.enqueue(shop.note.new("closed"), session=session)
@@ -246,9 +203,8 @@ class TestSession:
             session.commit()
             assert session.get(Order, 2) is not None
 
-    @pytest.mark.parametrize("end", ["commit", "with"])
     def test_a_handler_gets_its_own_session_of_a_scoped_session(
-        self, shop: OrderShop, database_url: str, end: str
+        self, shop: OrderShop, database_url: str
     ) -> None:
         """As in a worker, although it runs in the caller's thread."""
         pool = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 1, "poolclass": QueuePool}
@@ -263,15 +219,9 @@ class TestSession:
             scope.remove()
 
         with inline(shop.app, at="commit"):
-            order = Order(id=1)
-            if end == "commit":
-                scope.add(order)
-                shop.app.enqueue(ship.new(1), session=scope)
-                scope.commit()
-            else:
-                with scope.begin():
-                    scope.add(order)
-                    shop.app.enqueue(ship.new(1), session=scope)
+            scope.add(order := Order(id=1))
+            shop.app.enqueue(ship.new(1), session=scope)
+            scope.commit()
             assert order.id == 1, "it is still in the caller's session"
             assert scope.get(Order, 2) is not None
         scope.remove()
@@ -330,26 +280,6 @@ class TestSession:
 
 
 class TestConnection:
-    def test_jobs_run_at_the_end_of_engine_begin(self, shop: OrderShop, engine: Engine) -> None:
-        with inline(shop.app, at="commit"):
-            with engine.begin() as conn:
-                shop.app.enqueue(shop.count.new(), session=conn)
-                conn.execute(text("INSERT INTO orders (id) VALUES (1)"))
-            assert shop.done == [("", 1)]
-            with suppress(ZeroDivisionError), engine.begin() as conn:
-                shop.app.enqueue(shop.count.new(), session=conn)
-                raise ZeroDivisionError
-        assert shop.done == [("", 1)]
-
-    def test_jobs_run_at_the_commit_of_their_own_connection(self, shop: OrderShop, engine: Engine) -> None:
-        with inline(shop.app, at="commit"), engine.connect() as one, engine.connect() as two:
-            shop.app.enqueue(shop.note.new("one"), session=one)
-            shop.app.enqueue(shop.note.new("two"), session=two)
-            two.commit()
-            assert shop.done == ["two"]
-            one.commit()
-        assert shop.done == ["two", "one"]
-
     def test_the_transaction_is_begun_as_the_insert_would(self, shop: OrderShop, engine: Engine) -> None:
         with inline(shop.app, at="commit"), engine.connect() as conn:
             shop.app.enqueue(shop.note.new("a"), session=conn)
@@ -414,19 +344,6 @@ class TestAsync:
         assert shop.done == [("from a thread", 2), ("b", threading.current_thread())]
         assert threads != [threading.current_thread()]
 
-    def test_an_async_handler_enqueued_by_sync_code(self, shop: OrderShop, session: Session) -> None:
-        with inline(shop.app, at="commit"):
-            shop.app.enqueue(shop.anote.new("a"), session=session)
-            session.commit()
-            assert shop.done == [("a", threading.current_thread())]
-
-            async def main() -> None:
-                shop.app.enqueue(shop.anote.new("b"), session=session)
-                session.commit()
-
-            asyncio.run(main())
-        assert [name for name, _ in shop.done] == ["a", "b"]
-
     def test_a_cancelled_commit_cancels_its_running_handler(self, shop: OrderShop, database_url: str) -> None:
         engine = create_async_engine(async_database_url(database_url))
         started = asyncio.Event()
@@ -490,18 +407,6 @@ def test_an_exception_of_the_blocks_own_names_the_jobs_that_failed(shop: OrderSh
     assert raised.value.__notes__ == ["a job that ran inline failed, too: LookupError: no order 1"]
 
 
-def test_inline_runs_jobs_with_a_database_in_memory() -> None:
-    engine = create_engine("sqlite://", poolclass=StaticPool)
-    Base.metadata.create_all(engine)
-    shop = OrderShop(sqlq.App("sqlite://"), engine)
-    with inline(shop.app, at="commit"), Session(engine) as session:
-        session.add(Order(id=1))
-        shop.app.enqueue(shop.count.new("a"), session=session)
-        session.commit()
-    assert shop.done == [("a", 1)]
-    engine.dispose()
-
-
 def test_blocks_in_blocks_each_keep_to_their_own(shop: OrderShop, engine: Engine) -> None:
     with inline(shop.app, at="commit") as outer, engine.connect() as conn:
         shop.app.enqueue(shop.note.new("outer"), session=conn)
@@ -510,18 +415,6 @@ def test_blocks_in_blocks_each_keep_to_their_own(shop: OrderShop, engine: Engine
         conn.commit()
         assert shop.done == ["outer"]
     assert [job.state for job in (*outer.jobs, *inner.jobs)] == ["finished", "available"]
-
-
-def test_a_wrong_session_is_refused_as_outside_inline(shop: OrderShop) -> None:
-    with inline(shop.app, at="commit"), Session() as unbound:
-        for session in (unbound, object()):
-            with pytest.raises(sqlq.EnqueueError, match=r"session has no bind|session is an object"):
-                shop.app.enqueue(shop.note.new("x"), session=session)  # type: ignore[arg-type]
-        with pytest.raises(sqlq.EnqueueError, match=r"await app\.aenqueue"):
-            shop.app.enqueue(shop.note.new("x"), session=AsyncSession())  # type: ignore[arg-type]
-        with pytest.raises(sqlq.EnqueueError, match="an awaited call takes an AsyncSession"):
-            asyncio.run(shop.app.aenqueue(shop.note.new("x"), session=unbound))  # type: ignore[arg-type]
-    assert shop.done == []
 
 
 def test_inline_refuses_an_unknown_value_of_at(shop: OrderShop) -> None:

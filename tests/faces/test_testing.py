@@ -30,6 +30,7 @@ from sqlq.testing import (
     on_database,
 )
 from tests.kit import needs
+from tests.kit.flows import Shop as FlowShop
 from tests.kit.postgresql import async_database_url
 
 ROOT = Path(__file__).parents[2]
@@ -130,20 +131,6 @@ class TestInline:
             shop.app.enqueue(shop.note.new("now").set(delay="1d"), session=unbound)
         assert shop.done == [("now", 1)]
 
-    def test_async_handler_from_sync_code(self, shop: Shop) -> None:
-        with inline(shop.app) as ran:
-            shop.app.enqueue(shop.anote.new("a"))
-        assert shop.done == ["a"]
-        assert ran.jobs[0].result == "a"
-
-    def test_async_handler_from_sync_code_on_a_loop(self, shop: Shop) -> None:
-        async def main() -> None:
-            shop.app.enqueue(shop.anote.new("a"))
-
-        with inline(shop.app):
-            asyncio.run(main())
-        assert shop.done == ["a"]
-
     def test_aenqueue_runs_async_handlers_on_the_callers_loop(self, shop: Shop) -> None:
         loops = []
 
@@ -159,20 +146,6 @@ class TestInline:
         with inline(shop.app):
             asyncio.run(main())
         assert shop.done == [("sync", 1), "async"]
-
-    def test_synchronous_code_below_run_sync_runs_a_coroutine_on_the_callers_loop(self, shop: Shop) -> None:
-        @shop.app.task(name="shop.loop")
-        async def loop() -> None:
-            await asyncio.sleep(0)
-            shop.done.append((asyncio.get_running_loop(), sqlq.current_job().id))
-
-        async def main() -> None:
-            async with AsyncSession(create_async_engine("sqlite+aiosqlite://")) as session:
-                await session.run_sync(lambda sync: shop.app.enqueue(loop.new(), session=sync))
-            assert shop.done == [(asyncio.get_running_loop(), 1)]
-
-        with inline(shop.app):
-            asyncio.run(main())
 
     def test_exceptions_reach_the_test_at_the_first_attempt(self, shop: Shop) -> None:
         with inline(shop.app) as ran:
@@ -232,12 +205,6 @@ class TestInline:
                 shop.app.enqueue(None)  # type: ignore[arg-type]
             with pytest.raises(sqlq.EnqueueError, match=r"await app\.aenqueue"):
                 shop.app.enqueue(shop.note.new("x"), session=AsyncSession())  # type: ignore[arg-type]
-
-    def test_assert_enqueued_finds_jobs_that_ran_inline(self, shop: Shop) -> None:
-        with inline(shop.app), Session() as session:
-            shop.app.enqueue(shop.note.new("a"), session=session)
-            assert assert_enqueued(shop.note, args=["a"], session=session).queue == "notes"
-            assert_not_enqueued(shop.bad)
 
     def test_jobs_are_enqueued_again_after_inline(self, shop: Shop) -> None:
         with inline(shop.app):
@@ -348,15 +315,6 @@ class TestDrain:
         shop.app.enqueue_many([shop.note.new("a"), shop.anote.new("b")])
         assert drain(shop.app, ["notes"]) == Counts(finished=1)
         assert shop.done == [("a", 1)]
-
-    def test_drain_runs_committed_jobs_only(self, shop: Shop, engine: Engine) -> None:
-        with Session(engine) as session:
-            shop.app.enqueue(shop.note.new("rolled back"), session=session)
-            session.rollback()
-            shop.app.enqueue(shop.note.new("committed"), session=session)
-            session.commit()
-        assert drain(shop.app) == Counts(finished=1)
-        assert shop.done == [("committed", 1)]
 
     @needs("file")
     def test_an_open_transaction_on_sqlite_is_named(
@@ -555,6 +513,83 @@ class TestAsserting:
             assert_not_enqueued(shop.note, session=session)
 
 
+class TestFlows:
+    """Flows run in order and at once, with nothing written."""
+
+    @pytest.fixture
+    def shop(self, app: sqlq.App) -> FlowShop:
+        return FlowShop(app)
+
+    def test_a_flow_runs_inline_in_order(self, shop: FlowShop) -> None:
+        with inline(shop.app) as ran:
+            shop.app.enqueue(sqlq.chain(shop.note.new(1), shop.note, shop.note.map([2, 3]), shop.total))
+        assert shop.called == [1, 1, 2, 3, [2, 3]]
+        assert {job.state for job in ran.jobs} == {"finished"}
+        assert shop.app.jobs.list() == []
+
+    def test_steps_after_a_failed_step_stay_blocked(self, shop: FlowShop) -> None:
+        shop.broken.add("pay")
+        flow = sqlq.Flow()
+        paid = flow.add(shop.note.new("pay"))
+        paid.then(shop.note.new("ship"))
+        paid.catch(shop.note.new("alarm")).catch(shop.note.new("never"))
+        flow.add(shop.note.new("pack"))
+        with inline(shop.app) as ran, pytest.raises(ValueError, match="pay is broken"):
+            shop.app.enqueue(flow)
+        assert shop.called == ["pay", "alarm", "pack"]
+        assert " ".join(job.state for job in ran.jobs) == "failed blocked finished cancelled finished"
+
+    def test_a_step_that_takes_a_result_that_is_not_there_fails_alone(self, shop: FlowShop) -> None:
+        lost = shop.app.task(name="lost")(lambda: {1})
+        flow = sqlq.Flow()
+        taking: Any = flow.add(shop.note.new(flow.add(lost.new()).result))
+        taking.catch(shop.note.new("alarm"))
+        flow.add(shop.note.new("pack"))
+        refusal = "note takes a result that is not there: its result is not JSON"
+        with inline(shop.app) as ran, pytest.raises(sqlq.NoResultError, match=refusal):
+            shop.app.enqueue(flow)
+        assert shop.called == ["alarm", "pack"]
+        assert [str(job.state) for job in ran.jobs] == ["finished", "failed", "finished", "finished"]
+        with pytest.raises(sqlq.NoResultError, match=refusal):
+            shop.app.enqueue(flow, eager=True)
+        assert shop.called == ["alarm", "pack"] * 2
+
+    def test_a_flow_grows_inline(self, shop: FlowShop, engine: Engine) -> None:
+        @shop.app.task(name="split")
+        def split(n: int) -> None:
+            job = sqlq.current_job()
+            assert job.results == [n]
+            with job.completing(engine):
+                job.flow.add(shop.note.map(range(n)).then(shop.total))
+
+        with inline(shop.app):
+            shop.app.enqueue(sqlq.chain(shop.note.new(3), split))
+        assert shop.called == [3, 0, 1, 2, [0, 1, 2]]
+
+    def test_steps_that_are_added_without_completing_are_no_growth(self, shop: FlowShop) -> None:
+        @shop.app.task(name="split")
+        def split() -> None:
+            sqlq.current_job().flow.add(shop.note.new(1))
+
+        with inline(shop.app), pytest.raises(sqlq.SqlqError, match="was not completed in a transaction"):
+            shop.app.enqueue(sqlq.chain(split.new()))
+
+    def test_a_flow_is_awaited(self, shop: FlowShop) -> None:
+        @shop.app.task(name="slow")
+        async def slow(n: int) -> int:
+            await asyncio.sleep(0)
+            return n + 1
+
+        with inline(shop.app):
+            asyncio.run(shop.app.aenqueue(sqlq.chain(slow.new(1), slow, shop.note)))
+        assert shop.called == [3]
+
+    def test_an_eager_flow_runs_at_once(self, shop: FlowShop) -> None:
+        shop.app.enqueue(sqlq.chain(shop.note.new(1), shop.note), eager=True)
+        assert shop.called == [1, 1]
+        assert shop.app.jobs.list() == []
+
+
 def test_callbacks_run_inline_too(app: sqlq.App) -> None:
     heard: list[sqlq.JobOutcome] = []
 
@@ -587,21 +622,6 @@ def test_callbacks_run_inline_too(app: sqlq.App) -> None:
         (5, "alarm", "finished", None, None),
         (7, "pay", "finished", None, None),
     ]
-
-
-def test_on_database_restores_the_app(tmp_path: Path) -> None:
-    app = sqlq.App(f"sqlite:///{tmp_path}/own.db")
-    app.migrate()
-    shop = Shop(app)
-    app.enqueue(shop.note.new("own"))
-    before = app._connected.address
-    with on_database(app, f"sqlite:///{tmp_path}/other.db"):
-        assert_not_enqueued(shop.note)
-        app.enqueue(shop.bad.new())
-        assert [job.task for job in app.jobs.list()] == ["shop.bad"]
-    assert app._connected.address == before
-    assert [job.task for job in app.jobs.list()] == ["shop.note"]
-    app.close()
 
 
 def test_every_public_name_is_exported() -> None:

@@ -15,11 +15,10 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
-from sqlalchemy.pool import StaticPool
 
 import sqlq
 from sqlq.database.database import Database
-from sqlq.testing import Counts, assert_enqueued, create_tables, drain, inline, on_database
+from sqlq.testing import Counts, assert_enqueued, drain, inline, on_database
 from tests.kit import needs
 from tests.kit.beside import Shop, rows
 from tests.kit.databases import sqlite_url
@@ -169,20 +168,6 @@ def test_blocks_in_blocks(shop: Shop, database_url: str, place: dict[str, Any], 
     assert shop.done == ["inner", "outer"]
 
 
-def test_blocks_that_are_left_in_another_order(shop: Shop, place: dict[str, Any], tmp_path: Path) -> None:
-    app = shop.app
-    own = app._connected.address
-    first, second = on_database(app, **place), on_database(app, sqlite_url(tmp_path / "second.db"))
-    first.__enter__()
-    second.__enter__()
-    there = app._connected.address
-    first.__exit__(None, None, None)
-    assert app._connected.address is there
-    do_everything(shop)
-    second.__exit__(None, None, None)
-    assert app._connected.address is own
-
-
 def test_a_block_that_fails_to_begin_keeps_the_apps_database(shop: Shop, tmp_path: Path) -> None:
     own = shop.app._connected.address
     with (
@@ -258,16 +243,6 @@ class TestWhatWasMadeBefore:
                 with pytest.raises(sqlq.errors.ConfigurationError, match="a test database is open"):
                     change()
 
-    def test_kept_connections_work_after_the_block(
-        self, shop: Shop, place: dict[str, Any], database_url: str
-    ) -> None:
-        database = shop.app.database
-        with on_database(shop.app, **place):
-            pass
-        with database.read() as conn:
-            assert conn.scalar(text("SELECT count(*) FROM jobs")) == 2
-        database.close()
-
 
 class TestSessions:
     """A job goes where its session goes; not out of a test."""
@@ -312,15 +287,6 @@ class TestSessions:
             assert drain(shop.app) == Counts(finished=1)
         engine.dispose()
 
-    @pytest.mark.filterwarnings("ignore:jobs are being enqueued into sqlite")
-    def test_a_session_in_memory_is_accepted(self, shop: Shop, place: dict[str, Any]) -> None:
-        engine = create_engine("sqlite://", poolclass=StaticPool)
-        with on_database(shop.app, **place), Session(engine) as session:
-            create_tables(session)
-            shop.app.enqueue(shop.note.new("test"), session=session)
-            assert_enqueued(shop.note, session=session)
-        engine.dispose()
-
 
 class TestDrain:
     def test_the_jobs_of_an_app_that_no_test_has_placed_are_not_run(
@@ -341,13 +307,6 @@ class TestDrain:
 
 
 class TestInline:
-    def test_use_does_not_end_inline(self, shop: Shop, database_url: str) -> None:
-        with inline(shop.app) as ran:
-            shop.app.use(database_url)
-            shop.app.enqueue(shop.note.new("inline"))
-        assert shop.done == ["inline"]
-        assert len(ran.jobs) == 1
-
     def test_on_database_does_not_end_inline(self, shop: Shop, place: dict[str, Any]) -> None:
         with inline(shop.app):
             with on_database(shop.app, **place) as app:

@@ -16,6 +16,7 @@ from sqlalchemy.pool import StaticPool
 import sqlq
 from sqlq.testing import assert_enqueued, assert_not_enqueued, create_tables, drain, inline, on_database
 from tests.kit import needs
+from tests.kit.beside import Shop
 from tests.kit.postgresql import async_database_url
 
 IN_MEMORY = "in memory is seen by one connection only"
@@ -27,25 +28,6 @@ def memory() -> Iterator[Engine]:
     engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"check_same_thread": False})
     yield engine
     engine.dispose()
-
-
-@pytest.fixture
-def empty(empty_database_url: str) -> Iterator[Engine]:
-    engine = create_engine(empty_database_url)
-    yield engine
-    engine.dispose()
-
-
-class Shop:
-    def __init__(self, app: sqlq.App) -> None:
-        self.app = app
-        self.done: list[str] = []
-
-        @app.task(name="shop.note")
-        def note(text: str) -> None:
-            self.done.append(text)
-
-        self.note = note
 
 
 def tables(conn: Connection, schema: str | None = None) -> list[str]:
@@ -90,20 +72,6 @@ def test_jobs_are_enqueued_through_a_session_on_memory(memory: Engine, made: str
     app.close()
 
 
-def test_asynchronous_code_enqueues_in_memory() -> None:
-    async def main() -> None:
-        engine = create_async_engine("sqlite+aiosqlite://", poolclass=StaticPool)
-        shop = Shop(sqlq.App(engine=engine))
-        async with engine.begin() as conn:
-            await conn.run_sync(create_tables)
-        async with AsyncSession(engine) as session, session.begin():
-            await shop.app.aenqueue(shop.note.new("a"), session=session)
-            await session.run_sync(lambda sync: assert_enqueued(shop.note, args=["a"], session=sync))
-        await engine.dispose()
-
-    asyncio.run(main())
-
-
 def test_calls_that_need_their_own_connection_explain_the_alternative(memory: Engine) -> None:
     shop = Shop(sqlq.App(engine=memory))
     with memory.begin() as conn:
@@ -137,15 +105,6 @@ def test_missing_tables_in_memory_name_create_tables(memory: Engine) -> None:
             assert "sqlq migrate" not in str(raised.value)
         create_tables(session)
         shop.app.enqueue(shop.note.new("x"), session=session)
-
-
-def test_a_savepoint_without_a_transaction_is_refused_in_memory(memory: Engine) -> None:
-    shop = Shop(sqlq.App("sqlite://"))
-    with Session(memory) as session:
-        create_tables(session)
-        session.commit()
-        with session.begin_nested(), pytest.raises(sqlq.EnqueueError, match="configure_sqlite"):
-            shop.app.enqueue(shop.note.new("x"), session=session)
 
 
 def left(engine: Engine) -> list[str]:
@@ -202,20 +161,6 @@ class TestCreateTables:
                 assert conn.scalar(text("SELECT count(*) FROM jobs")) == 0
         shop.app.close()
 
-    @pytest.mark.parametrize("empty_database_url", ["sqlite", "postgresql"], indirect=True)
-    def test_create_tables_joins_a_savepoint(self, empty: Engine) -> None:
-        if empty.dialect.name == "sqlite":
-            sqlq.configure_sqlite(empty)
-        with empty.begin() as conn:
-            with conn.begin_nested() as savepoint:
-                create_tables(conn)
-                savepoint.rollback()
-            assert tables(conn) == []
-            with conn.begin_nested():
-                create_tables(conn)
-        with empty.connect() as conn:
-            assert tables(conn) == OURS
-
     @needs("schemas", empty=True)
     def test_create_tables_takes_a_schema(self, empty: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         with empty.begin() as conn:
@@ -225,13 +170,6 @@ class TestCreateTables:
             create_tables(conn)
             assert tables(conn, "other") == OURS
             assert tables(conn) == []
-
-    def test_create_tables_refuses_foreign_tables(self, empty: Engine) -> None:
-        with empty.begin() as conn:
-            conn.execute(text("CREATE TABLE jobs (id int)"))
-            with pytest.raises(sqlq.errors.ConfigurationError, match="holds jobs already, not made by sqlq"):
-                create_tables(conn)
-            conn.execute(text("INSERT INTO jobs VALUES (1)"))
 
     def test_create_tables_works_with_run_sync(self, empty_database_url: str) -> None:
         async def main() -> None:

@@ -1,4 +1,4 @@
-"""sqlq's pytest plugin, and what unittest needs, in real projects: each run in a process of its own."""
+"""sqlq's pytest plugin in real projects: each runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import create_engine, inspect, make_url, text
+from sqlalchemy import Engine, create_engine, inspect, make_url, text
 
 import sqlq
 from sqlq.testing.database import _into
-from tests.kit import execute
+from tests.kit import execute, needs
 from tests.kit.beside import Shop, rows
-from tests.kit.databases import DATABASES, sqlite_url
-from tests.kit.mariadb import MariaDB
-from tests.kit.postgresql import PostgreSQL
+from tests.kit.databases import sqlite_url
 from tests.kit.preloaded import preloaded
 
 ROOT = Path(__file__).parents[2]
@@ -82,128 +80,31 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(project: Path, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run_pytest(project: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COLUMNS"))}
     names = own | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)} | environment
-    return preloaded("pytest").run(["python", "-m", *command], project, names, timeout=120)
-
-
-def run_pytest(project: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     # the plugin is named, so that this works in a checkout that is not installed, and other plugins of this
     # environment are left out
-    plugins = ("-p", "sqlq.testing.fixtures", "-p", "no:cacheprovider")
-    return run(project, "pytest", *plugins, "-q", *arguments, **environment)
+    command = ["python", "-m", "pytest", "-p", "sqlq.testing.fixtures", "-p", "no:cacheprovider", "-q"]
+    return preloaded("pytest").run(command, project, names, timeout=120)
 
 
-def test_the_fixture_in_a_project(project: Path) -> None:
-    done = run_pytest(project)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "4 passed" in done.stdout
-
-
-@pytest.fixture(params=DATABASES)
-def real(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+@pytest.fixture
+def real(app: sqlq.App, database_url: str, engine: Engine) -> Iterator[str]:
     """The URL of a database with something in every table, all of which is there afterwards as it was."""
-    server: PostgreSQL | MariaDB | None = None
-    if request.param != "sqlite":
-        server = request.getfixturevalue(request.param)
-    url = sqlite_url(tmp_path / "real.db") if server is None else server.create_database()
-    app = sqlq.App(url)
-    app.migrate()
     Shop(app).fill()
     app.close()
-    before = rows(url)
-    yield url
-    assert rows(url) == before
-    if server is not None:
-        engine = create_engine(url)
-        with engine.connect() as conn:
-            assert not [
-                name
-                for name in inspect(conn).get_schema_names()
-                if re.fullmatch(r"sqlq_test_[0-9a-f]{12}", name)
-            ]
-        engine.dispose()
-        server.drop_database(url)
-
-
-on_postgresql = pytest.mark.parametrize("real", ["postgresql"], indirect=True)
-on_sqlite = pytest.mark.parametrize("real", ["sqlite"], indirect=True)
+    before = rows(database_url)
+    yield database_url
+    assert rows(database_url) == before
+    schemas = inspect(engine).get_schema_names()
+    assert not [name for name in schemas if re.fullmatch(r"sqlq_test_[0-9a-f]{12}", name)]
 
 
 def test_the_fixture_beside_a_real_database(project: Path, real: str) -> None:
     """On PostgreSQL in the very database, on SQLite in a file of the test's own."""
     done = run_pytest(project, SQLQ_TEST_DATABASE_URL=real if not real.startswith("sqlite") else "")
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-FACTORY = {
-    "shop.py": """
-import os
-import re
-import sqlq
-from sqlalchemy import create_engine
-
-app = sqlq.App(os.environ["DATABASE_URL"])
-done = []
-
-@app.task
-def send_receipt(order_id: int) -> None:
-    done.append(order_id)
-
-def create_app(url):
-    app.use(engine=create_engine(url))
-
-worker = app.worker(drain=True)
-""",
-    "test_shop.py": """
-import os
-import re
-import pytest
-import shop
-import sqlq
-from sqlq.testing import assert_enqueued, assert_not_enqueued, drain
-
-def place_and_run_an_order():
-    shop.done.clear()
-    shop.app.migrate()
-    assert_not_enqueued(shop.send_receipt)
-    shop.app.enqueue(shop.send_receipt.new(7))
-    shop.app.enqueue(shop.send_receipt.new(8).set(delay="1h"))
-    assert_enqueued(shop.send_receipt, args=[7])
-    assert drain(shop.app) == sqlq.testing.Counts(finished=1)
-    assert shop.done == [7]
-
-def test_made_for_the_test(sqlq_app):
-    shop.create_app(sqlq_app.database.engine.url)
-    place_and_run_an_order()
-
-def test_made_from_the_environment(sqlq_app):
-    shop.create_app(os.environ["DATABASE_URL"])
-    place_and_run_an_order()
-
-def test_made_before(sqlq_app):
-    with pytest.raises(sqlq.errors.ConfigurationError, match="a test database is open"):
-        shop.worker.run()
-    place_and_run_an_order()
-""",
-}
-
-
-@pytest.mark.variants
-@pytest.mark.parametrize("on_the_server", [False, True])
-def test_an_application_factory_does_not_move_the_test_database(
-    project: Path, real: str, on_the_server: bool
-) -> None:
-    for name, content in FACTORY.items():
-        (project / name).write_text(content)
-    environment = {"DATABASE_URL": real}
-    if on_the_server:
-        other = sqlite_url(project / "test.db")
-        environment["SQLQ_TEST_DATABASE_URL"] = real if not real.startswith("sqlite") else other
-    done = run_pytest(project, **environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 passed" in done.stdout
 
 
 OWN_TABLES = """
@@ -275,7 +176,7 @@ def test_those_made_beforehand_are_seen_by_the_servers_own_url(sqlq_app):
 """
 
 
-@on_postgresql
+@needs("postgresql")
 def test_an_applications_own_tables_are_in_the_tests_schema(project: Path, real: str) -> None:
     """`create_all` and `drop_all` in it, while tables of the same names are in `public`."""
     (project / "test_shop.py").write_text(OWN_TABLES)
@@ -297,9 +198,9 @@ def test_the_fixture_keeps_options_of_the_servers_url(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-@on_sqlite
+@needs("file")
 def test_the_fixture_refuses_a_file_with_rows_of_sqlq(project: Path, real: str) -> None:
-    held = (project / "real.db").read_bytes()
+    held = Path(str(make_url(real).database)).read_bytes()
     tables = ("jobs", "failed_jobs", "finished_jobs", "sqlq_queues")
     for cleared, said in enumerate(
         ("2 in jobs", "1 in failed_jobs", "1 in finished_jobs", "1 in sqlq_queues")
@@ -371,83 +272,3 @@ def test_the_plugin_is_light_and_registered(project: Path) -> None:
     (project / "test_shop.py").write_text("def test_without_sqlq(): pass")
     (project / "pyproject.toml").unlink()
     assert run_pytest(project).returncode == 0
-
-
-UNITTEST = """
-import asyncio
-import tempfile
-import unittest
-import shop
-from sqlalchemy import create_engine
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
-from sqlq.testing import assert_enqueued, assert_not_enqueued, create_tables, drain, inline, on_database
-
-class TestOrders(unittest.TestCase):
-    def setUp(self):
-        folder = self.enterContext(tempfile.TemporaryDirectory())
-        self.enterContext(on_database(shop.app, f"sqlite:///{folder}/test.db"))
-
-    def test_an_order_sends_a_receipt(self):
-        engine = create_engine(shop.app.database.engine.url)
-        with Session(engine) as session:
-            shop.place_order(session, 7)
-            assert_enqueued(shop.send_receipt, args=[7], session=session)
-            session.commit()
-        engine.dispose()
-        assert_enqueued(shop.send_receipt, args=[7])
-        self.assertEqual(drain(shop.app).finished, 1)
-
-    def test_each_test_begins_with_nothing(self):
-        assert_not_enqueued(shop.send_receipt)
-
-class TestInline(unittest.TestCase):
-    def setUp(self):
-        self.ran = self.enterContext(inline(shop.app))
-
-    def test_an_order_sends_a_receipt(self):
-        shop.app.enqueue(shop.send_receipt.new(7))
-        self.assertEqual([job.result for job in self.ran.jobs], [7])
-
-class TestAsync(unittest.IsolatedAsyncioTestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.enterContext(on_database(shop.app, f"sqlite:///{folder.name}/test.db"))
-
-    async def asyncSetUp(self):
-        url = shop.app.database.engine.url.set(drivername="sqlite+aiosqlite")
-        self.engine = create_async_engine(url)
-        self.addAsyncCleanup(self.engine.dispose)
-
-    async def test_an_order_sends_a_receipt(self):
-        async with AsyncSession(self.engine) as session, session.begin():
-            await shop.app.aenqueue(shop.send_receipt.new(7), session=session)
-        await shop.app.aenqueue(shop.asend_receipt.new(8))
-        assert_enqueued(shop.send_receipt, args=[7])
-        self.assertEqual((await asyncio.to_thread(drain, shop.app)).finished, 2)
-
-    async def test_inline_at_commit(self):
-        with inline(shop.app, at="commit") as ran:
-            async with AsyncSession(self.engine) as session, session.begin():
-                await shop.app.aenqueue(shop.asend_receipt.new(7), session=session)
-        self.assertEqual([job.result for job in ran.jobs], [7])
-
-class TestInMemory(unittest.TestCase):
-    def test_tables_in_memory(self):
-        engine = create_engine("sqlite://")
-        with on_database(shop.app, "sqlite://"), Session(engine) as session:
-            create_tables(session)
-            shop.place_order(session, 7)
-            assert_enqueued(shop.send_receipt, args=[7], session=session)
-        engine.dispose()
-"""
-
-
-def test_unittest(project: Path) -> None:
-    (project / "test_shop.py").write_text(UNITTEST)
-    with (project / "shop.py").open("a") as module:
-        module.write("\n@app.task\nasync def asend_receipt(order_id: int) -> int:\n    return order_id\n")
-    done = run(project, "unittest", "-v", PYTHONWARNINGS="error")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "Ran 6 tests" in done.stderr

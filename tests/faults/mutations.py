@@ -463,7 +463,7 @@ GUARDS = [
     Guard("outcomes-have-no-deadline", None, "until = 0.0", STARTING + "test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_written[sqlite-max_jobs]"),
     Guard("what-was-started-counts", "unknown - started", "unknown", STARTING + "test_a_refused_outcome_counts_while_the_supervisor_renews[sqlite]"),
     Guard("a-stop-iteration-keeps-nobody-waiting", "StopIteration", "ZeroDivisionError", "tests/worker/test_eager.py::test_a_stop_iteration_of_a_handler_reaches_the_awaiting_caller"),
-    Guard("an-unmet-step-fails-alone", None, "if False:", "tests/faces/test_testing_flows.py::test_a_step_that_takes_a_result_that_is_not_there_fails_alone[sqlite]"),
+    Guard("an-unmet-step-fails-alone", None, "if False:", KIT + "TestFlows::test_a_step_that_takes_a_result_that_is_not_there_fails_alone[sqlite]"),
     Guard("callers-loop-is-not-stopped", " and self._ends_loop", "", KIT + "TestDrain::test_adrain_runs_handlers_and_the_lifespan_on_the_loop_of_the_test[sqlite]"),
     Guard("a-cancelled-drain-leaves-no-worker", None, "pass", KIT + "TestDrain::test_a_cancelled_adrain_leaves_no_worker_behind[sqlite]"),
     Guard("awaitables-are-awaited", None, "if False:", OUTCOMES + "test_an_async_handler_under_an_ordinary_decorator_is_awaited[sqlite]"),
@@ -629,7 +629,6 @@ GUARDS = [
     Guard("numbers-in-range", "AND lease_token BETWEEN 0 AND 4000000000000000000),", "AND lease_token >= 0),", HOSTILE + "test_broken_rows_at_the_head_do_not_block_the_queue[sqlite]"),
     # the test kit: nothing outside the test is touched
     Guard("test-database-is-not-left", None, "self._choose_address(); self._connected = self._connect(address)", ISOLATION + "test_the_app_stays_on_the_tests_database[postgresql-engine]"),
-    Guard("test-database-is-not-left", None, "self._choose_address(); self._connected = self._connect(address)", PROJECTS + "test_an_application_factory_does_not_move_the_test_database[postgresql-True]"),
     Guard("own-database-is-shut", 'partial(getattr, self, "_test_addresses")', "lambda: False", ISOLATION + "TestWhatWasMadeBefore::test_a_worker_refuses_to_run[sqlite]"),
     Guard("a-test-database-is-named", None, "if False:", ISOLATION + "test_on_database_refuses_a_url_of_none[postgresql]"),
     Guard("test-jobs-stay-in-the-test", None, "pass", ISOLATION + "TestSessions::test_a_session_on_another_database_is_refused[sqlite]"),
@@ -664,7 +663,7 @@ GUARDS = [
     # in a Django project
     Guard("jobs-join-djangos-transaction", None, "return None", INSIDE + "test_inside[postgresql-test_enqueue]"),
     Guard("follows-into-the-test-database", None, "pass", INSIDE + "test_inside[sqlite-test_enqueue]"),
-    Guard("idle-connections-are-looked-at", "True", "False", "tests/faces/django/test_connections.py::test_no_attempt_meets_a_connection_that_was_lost[pay-connections that stay-postgresql]"),
+    Guard("idle-connections-are-looked-at", "True", "False", "tests/faces/django/test_manage.py::test_no_attempt_meets_a_connection_that_was_lost[pay-connections that stay-postgresql]"),
     Guard("jobs-are-flushed-in-tests-alone", "is_testing() and ", "", "tests/faces/django/test_manage.py::TestMigrate::test_a_flush_leaves_jobs_alone[sqlite]"),
     # middleware and lifespans
     Guard("middleware-nests-in-order", "(*common, *self._middleware)", "(*self._middleware, *common)", AROUND + "test_middleware_runs_around_each_attempt_in_order_of_registration[sqlite-def]"),
