@@ -252,13 +252,6 @@ class Poor:
 
 
 @pytest.fixture
-def owner(database_url: str, capsys: pytest.CaptureFixture[str]) -> Iterator[Console]:
-    console = Console(database_url, capsys)
-    yield console
-    console.app.close()
-
-
-@pytest.fixture
 def poor(database_url: str, tmp_path: Path) -> Iterator[Poor]:
     owner = create_engine(database_url, poolclass=NullPool)
     poor = Poor(owner, tmp_path)
@@ -275,8 +268,8 @@ def mends(said: str) -> list[str]:
 
 @pytest.mark.slow
 @needs("roles")
-def test_one_command_mends_any_refusal(owner: Console, poor: Poor) -> None:
-    for arguments in commands(owner):
+def test_one_command_mends_any_refusal(console: Console, poor: Poor) -> None:
+    for arguments in commands(console):
         poor.forget()
         words = mends(poor(*arguments, ends_with=1))
         assert words[:2] == ["grants", poor.role]
@@ -299,17 +292,6 @@ def test_an_enqueue_and_a_worker_name_their_own_kinds(poor: Poor, tmp_path: Path
 
 
 @needs("roles")
-def test_a_worker_may_run_each_service_of_its_maintenance(owner: Console, poor: Poor) -> None:
-    grant(owner.url, poor.role, "worker")
-    app = sqlq.App(poor.url)
-    services = app.worker()._maintenance._due
-    assert services
-    for service in services:
-        service.run()  # raises, with the table, where RIGHTS["worker"] lacks a right
-    app.close()
-
-
-@needs("roles")
 def test_commands_that_look_name_the_reader_and_the_audits_end_its_owner(poor: Poor) -> None:
     looks = [["show", "1"], ["show", "1", "--result"], ["why", "1"], ["flows", "show", "1"], ["metrics"]]
     looks += [["schedules", "show", "nightly"]]
@@ -327,32 +309,32 @@ def test_commands_that_look_name_the_reader_and_the_audits_end_its_owner(poor: P
 
 
 @needs("roles")
-def test_only_the_owner_may_apply_grants(owner: Console, poor: Poor) -> None:
+def test_only_the_owner_may_apply_grants(console: Console, poor: Poor) -> None:
     """PostgreSQL only warns, and grants nothing, where a role has a right but not to pass it on."""
     said = poor("grants", "pg_monitor", "--as", "reader", "--apply", ends_with=1)
     assert "connect as the role that owns the tables" in said
     for kind in ("producer", "reader"):
-        grant(owner.url, poor.role, kind)
+        grant(console.url, poor.role, kind)
         said = poor("grants", "pg_monitor", "--as", kind, "--apply", ends_with=1)
         assert "only the owner of the tables in public grants rights: connect as it" in said
 
 
 @needs("roles")
-def test_grants_names_a_role_that_does_not_exist(owner: Console) -> None:
-    assert 'role "nobody_here" does not exist; create it, as with createuser' in owner.sentence(
+def test_grants_names_a_role_that_does_not_exist(console: Console) -> None:
+    assert 'role "nobody_here" does not exist; create it, as with createuser' in console.sentence(
         "grants", "nobody_here", "--as", "reader", "--apply"
     )
 
 
 @needs("roles")
-def test_only_revokes_rights_beyond_the_kind(owner: Console, poor: Poor) -> None:
+def test_only_revokes_rights_beyond_the_kind(console: Console, poor: Poor) -> None:
     poor.as_owner(f"GRANT SELECT, INSERT ON jobs TO {poor.quoted}")
     by_hand = text("INSERT INTO jobs (id, task) VALUES (1000, 't')")
     engine = create_engine(poor.url, poolclass=NullPool)
-    owner("grants", poor.role, "--as", "producer", "--apply")
+    console("grants", poor.role, "--as", "producer", "--apply")
     with engine.begin() as conn:
         conn.execute(by_hand)
-    owner("grants", poor.role, "--as", "producer", "--only", "--apply")
+    console("grants", poor.role, "--as", "producer", "--only", "--apply")
     with engine.connect() as conn, pytest.raises(DBAPIError, match="permission denied"):
         conn.execute(by_hand)
     with closing(sqlq.App(poor.url)) as app:
@@ -360,15 +342,15 @@ def test_only_revokes_rights_beyond_the_kind(owner: Console, poor: Poor) -> None
 
 
 @needs("roles")
-def test_grants_name_the_schema(owner: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grants_name_the_schema(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQLQ_SCHEMA", "queueing")
-    said = owner("grants", "select", "--as", "reader").splitlines()
+    said = console("grants", "select", "--as", "reader").splitlines()
     assert said[0] == 'GRANT USAGE ON SCHEMA queueing TO "select";'
     assert said[-1] == 'GRANT SELECT ON queueing.job_states, queueing.queue_stats TO "select";'
 
 
 @needs("file")
-def test_grants_refuses_sqlite(owner: Console) -> None:
-    assert "has no roles: who may write the file may do everything" in owner.sentence(
+def test_grants_refuses_sqlite(console: Console) -> None:
+    assert "has no roles: who may write the file may do everything" in console.sentence(
         "grants", "web", "--as", "producer"
     )

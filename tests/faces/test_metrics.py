@@ -163,32 +163,6 @@ def test_a_worker_process_that_dies_loses_and_doubles_nothing(sqlq_: Command, ap
         assert value(found, "sqlq_failed_total", task="shop.die", reason="worker_lost") == 1
 
 
-@pytest.mark.slow
-def test_metrics_count_nothing_twice_in_a_storm_of_kills(sqlq_: Command, app: sqlq.App) -> None:
-    """Jobs that a killed process had not reported are not counted at all.
-
-    They are fewer than it had in its slots and in its last batch.
-    """
-    number, kills = 400, 3
-    with (sqlq_.directory / "shop.py").open("a") as shop:
-        shop.write("@app.task(queue='mail', max_attempts=9)\ndef nap() -> None:\n    time.sleep(0.005)\n")
-    enqueue(app, "shop.nap", number, attempts=9)
-    with scraped(sqlq_, "-c", "4") as (url, process):
-        for kill in range(1, kills + 1):
-            before = ended(app)["finished"]
-            wait_until(lambda: ended(app)["finished"] > before + 10, what="some to finish")  # noqa: B023
-            psutil.Process(process.pid).children()[0].kill()
-            seen(url, kill, "sqlq_processes_lost_total")
-        wait_until(lambda: ended(app)["finished"] == number, what="all to finish")
-        found = seen(url, 0, "sqlq_slots_busy")
-        counted = value(found, "sqlq_attempts_total", outcome="finished")
-        assert number - kills * 100 <= counted <= number
-        rescued = value(found, "sqlq_attempts_total", outcome="rescued")
-        again = sum(job.attempts - 1 for job in app.jobs.list(state="finished", limit=number))
-        assert rescued == again > 0, "each attempt that was lost, once"
-        assert value(found, "sqlq_run_seconds_count", outcome="finished") == counted
-
-
 @needs("cheap")
 def test_the_endpoint_counts_busy_slots(sqlq_: Command, app: sqlq.App) -> None:
     enqueue(app, "wait", 1, "one")
@@ -265,16 +239,8 @@ def test_a_missing_prometheus_client_names_the_extra(sqlq_: Command) -> None:
     (sqlq_.directory / "prometheus_client.py").write_text("raise ImportError('not here')")
     path = {"PYTHONPATH": f"{sqlq_.directory}:{ROOT}"}
     for command in (("work", "--metrics-port", "0"), ("metrics",)):
-        done = subprocess.run(
-            [sys.executable, "-m", "sqlq", "--app", "shop:app", *command],
-            cwd=sqlq_.directory,
-            env={**sqlq_.environment, **path},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 1
-        assert "needs prometheus_client and waitress: pip install 'sqlq-jobs[metrics]'" in done.stderr
+        said = sqlq_("--app", "shop:app", *command, env=path).sentence()
+        assert "needs prometheus_client and waitress: pip install 'sqlq-jobs[metrics]'" in said
 
 
 @needs("cheap")
@@ -368,35 +334,24 @@ def test_concurrent_scrapes_query_the_database_once(app: sqlq.App, monkeypatch: 
 
 
 @needs("postgresql")
-def test_a_scrape_shows_the_database_as_down_while_it_is_away(
+def test_a_scrape_and_health_show_the_database_as_down_while_it_is_away(
     restartable_postgresql: OwnPostgreSQL, app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sqlq.metrics.collectors.KEPT_SECONDS", 0.0)
-    url = serve(DatabaseCollector(app), 0, "127.0.0.1")
-    assert value(scrape(url), "sqlq_database_up") == 1
+    monkeypatch.setattr("sqlq.config.listen.HEALTH_SECONDS", 0.0)
+    url = serve(DatabaseCollector(app), 0, "127.0.0.1", app)
+    healthz = url.replace("/metrics", "/healthz")
+    assert (value(scrape(url), "sqlq_database_up"), health(healthz)) == (1, (200, "ok"))
     restartable_postgresql.stop()
     try:
         found = scrape(url)
+        assert health(healthz) == (503, "database")
     finally:
         restartable_postgresql.start()
     assert value(found, "sqlq_database_up") == 0
     assert {name for name, _ in found} == {"sqlq_database_up", "sqlq_version_info"}
     seen(url, 1, "sqlq_database_up")
-
-
-@needs("postgresql")
-def test_health_names_the_database_while_it_is_away(
-    restartable_postgresql: OwnPostgreSQL, app: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sqlq.config.listen.HEALTH_SECONDS", 0.0)
-    url = serve(DatabaseCollector(app), 0, "127.0.0.1", app).replace("/metrics", "/healthz")
-    assert health(url) == (200, "ok")
-    restartable_postgresql.stop()
-    try:
-        assert health(url) == (503, "database")
-    finally:
-        restartable_postgresql.start()
-    wait_until(lambda: health(url) == (200, "ok"), what="the database")
+    wait_until(lambda: health(healthz) == (200, "ok"), what="the database")
 
 
 def test_health_queries_the_database_once_a_second_at_most(
@@ -429,12 +384,6 @@ def test_a_database_without_tables_is_reported_in_one_sentence(bare: Command) ->
     said = bare("metrics", "-d", f"sqlite:///{bare.directory}/none.db").sentence()
     assert "sqlq" in said
     assert "migrate" in said
-
-
-def test_a_registry_of_the_user_takes_the_database_collector(app: sqlq.App) -> None:
-    registry = CollectorRegistry()
-    registry.register(DatabaseCollector(app))
-    assert registry.get_sample_value("sqlq_database_up") == 1.0
 
 
 @needs("cheap")
@@ -479,6 +428,8 @@ def expressions() -> dict[str, str]:
 
 def test_dashboard_and_alerts_use_existing_metrics() -> None:
     known = {name: metric for metric in METRICS.values() for name in shown_as(metric)}
+    assert len([where for where in expressions() if where.startswith("Sqlq")]) >= 10
+    assert len(expressions()) >= 28
     for where, expression in expressions().items():
         if where == "SqlqEndpointIsDown":  # Prometheus makes `up`
             continue
@@ -526,12 +477,6 @@ def test_prometheus_scrapes_jobs_that_the_alerts_name() -> None:
     (selector,) = re.findall(r'up\{job=~"([^"]+)"\}', expressions()["SqlqEndpointIsDown"])
     assert jobs
     assert all(re.fullmatch(selector, job["job_name"]) for job in jobs)
-
-
-def test_alerts_and_panels_are_found() -> None:
-    found = expressions()
-    assert len([where for where in found if where.startswith("Sqlq")]) >= 10
-    assert len(found) >= 28
 
 
 def test_the_guide_describes_every_metric_and_no_other() -> None:

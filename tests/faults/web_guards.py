@@ -14,7 +14,7 @@ WEB: Final[list[tuple[str, str | None, str, str]]] = [
     ("host-name-is-checked", None, "if False:", ACCESS + "test_another_host_name_is_refused[sqlite]"),
     ("form-origin-is-checked", None, "if False:", ACCESS + "test_a_form_is_refused_when_another_site_sends_it[sqlite-headers4]"),
     ("forms-have-their-token", None, "if False:", ACCESS + "test_a_form_is_refused_when_its_token_is_wrong[sqlite-guessed]"),
-    ("each-verb-has-its-role", None, "if False:", ACCESS + "test_a_viewer_sees_no_buttons_and_can_do_nothing[sqlite]"),
+    ("each-verb-has-its-role", None, "if False:", ACCESS + "test_a_visitor_can_do_what_the_table_allows[sqlite-viewer]"),
     ("redirect-stays-on-the-site", None, "return path", ACCESS + "test_a_form_does_not_redirect_to_another_site[sqlite-https://evil.example/]"),
     ("a-link-works-once", None, "pass", ACCESS + "test_a_login_url_works_once[sqlite]"),
     ("guesses-are-slow", None, "if False:", ACCESS + "test_frequent_guesses_of_passwords_are_refused[sqlite]"),

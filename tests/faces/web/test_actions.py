@@ -127,14 +127,6 @@ def test_an_action_on_many_jobs_goes_on_behind_its_answer(
     assert "stopped" in admin.page("/audit")
 
 
-def test_the_second_operator_sees_that_a_job_was_retried(shop: sqlq.App) -> None:
-    enqueue(shop)
-    (id,) = end(shop, failed())
-    first, second = Visitor(shop), Visitor(shop)
-    assert "retried 1 job" in first.done("retry", id=id)
-    assert "nothing was done" in second.done("retry", id=id)
-
-
 def test_an_action_on_a_filter_keeps_to_the_state_of_the_tab(shop: sqlq.App) -> None:
     enqueue(shop, 4)
     end(shop, failed(), 1)
@@ -288,7 +280,3 @@ def test_each_action_is_in_the_audit_with_its_actor(shop: sqlq.App) -> None:
 
 def test_a_form_without_jobs_does_nothing(shop: sqlq.App) -> None:
     assert "nothing was done" in Visitor(shop).done("retry")
-
-
-def test_no_form_enqueues_a_new_job() -> None:
-    assert not any("enqueue" in words or "add" in words for words in VERBS)

@@ -7,20 +7,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
-import uvicorn
-from a2wsgi import WSGIMiddleware
 from sqlalchemy import text
 
 import sqlq
-from tests.faces.django.project_of_tests import Project
 from tests.faces.web import shop
-from tests.faces.web.mounts import ASGI, HOSTS
 from tests.kit import end, failed, needs, wait_until
 from tests.kit.browser import Browser, chromium
 
@@ -102,17 +97,6 @@ def test_each_page_passes_the_accessibility_checks(desk: Desk, scheme: str) -> N
     assert desk.browser.hosts() == {desk.base.split("/")[2]}
 
 
-def test_a_group_of_failures_is_retried(desk: Desk) -> None:
-    fill(desk.app)
-    browser = desk.open("failures")
-    browser.press("ValueError: no mailbox for order 2")
-    browser.press("Retry all of them…")
-    browser.sees("3 failed jobs of task")
-    browser.press("Retry")
-    browser.sees("retried 3 jobs", ".said")
-    assert desk.app.jobs.list(state="failed") == []
-
-
 def test_jobs_are_filtered_and_cancelled(desk: Desk) -> None:
     fill(desk.app)
     browser = desk.open("jobs")
@@ -178,16 +162,6 @@ def test_progress_moves_and_a_running_job_is_cancelled(desk: Desk, database_url:
         browser.sees("asked 1 running job", ".said")
         browser.wait(lambda: browser.find("#state").text == "cancelled")
     assert desk.app.jobs.get(job.id).reason == "an operator asked for it"
-
-
-def test_a_queue_is_paused_and_resumed(desk: Desk) -> None:
-    fill(desk.app)
-    browser = desk.open("queues")
-    browser.press("Pause", within="tr:has(a[href*='queue=mail'])")
-    browser.sees("paused mail", ".said")
-    assert "mail" in desk.app.queues.pauses().named
-    browser.press("Resume", within="tr:has(a[href*='queue=mail'])")
-    browser.sees("resumed mail", ".said")
 
 
 def test_a_page_shows_that_it_is_stale_while_the_server_is_away(desk: Desk, window: Browser) -> None:
@@ -262,82 +236,3 @@ def test_the_menu_of_a_phone_folds_without_a_script(desk: Desk) -> None:
     finally:
         driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
         driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
-@contextmanager
-def serving(host: Any) -> Iterator[str]:
-    """Serve an ASGI application from a thread, and return its address."""
-    server = uvicorn.Server(uvicorn.Config(host, port=0, log_level="warning", lifespan="off"))
-    thread = Thread(target=server.run)
-    thread.start()
-    try:
-        wait_until(lambda: server.started)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
-@contextmanager
-def serving_django(project: Project) -> Iterator[str]:
-    """The same for a project of Django's, in a process of its own, with a user ada."""
-    for words in ("migrate", "createsuperuser --noinput --username ada --email ada@example.org"):
-        project.environment["DJANGO_SUPERUSER_PASSWORD"] = "p"
-        project.ok(*words.split(), "--settings=staff_settings")
-    line = [
-        sys.executable,
-        "manage.py",
-        "runserver",
-        "--noreload",
-        "127.0.0.1:0",
-        "--settings=staff_settings",
-    ]
-    log = project.directory / "host.log"
-    with (
-        log.open("w") as out,
-        subprocess.Popen(
-            line,
-            cwd=project.directory,
-            env={**project.environment, "PYTHONUNBUFFERED": "1"},
-            stdout=out,
-            stderr=out,
-        ) as process,
-    ):
-        try:
-            yield wait_until(lambda: re.findall(r"http://127.0.0.1:[1-9]\d+", log.read_text()))[0]
-        finally:
-            process.kill()
-
-
-@pytest.mark.parametrize("make", [*HOSTS, "django"], ids=lambda make: getattr(make, "__name__", make))
-@pytest.mark.slow
-def test_the_dashboard_works_under_a_prefix_of_a_host(
-    window: Browser, app: sqlq.App, database_url: str, tmp_path: Path, make: Any
-) -> None:
-    fill(app)
-    window.driver.delete_all_cookies()
-    with ExitStack() as open_:
-        if make == "django":
-            base = open_.enter_context(serving_django(Project(tmp_path / "project", database_url)))
-            window.open(f"{base}/ops/sqlq/")
-            window.find("#id_username").send_keys("ada")
-            window.find("#id_password").send_keys("p\n")
-            window.sees("Overview", "nav")
-        else:
-            host = make(app, "/ops/sqlq")
-            base = open_.enter_context(serving(host if make in ASGI else WSGIMiddleware(host)))
-            window.open(f"{base}/login/ada")
-            window.sees("welcome", "body")
-        window.console()  # the host's own pages request styles that a test does not serve
-        window.hosts()
-        window.open(f"{base}/ops/sqlq")
-        window.press("Queues", within="nav")
-        window.press("Pause", within="tr:has(a[href*='queue=mail'])")
-        window.sees("paused mail", ".said")
-        assert window.driver.current_url == f"{base}/ops/sqlq/queues"
-        assert "mail" in app.queues.pauses().named
-        (done,) = app.audit.list(action="queues pause")
-        assert done.actor == "ada"
-        assert window.console() == []
-        assert window.hosts() == {base.split("/")[2]}
-        window.open("about:blank")  # and send the server no more requests

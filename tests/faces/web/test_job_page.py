@@ -1,18 +1,15 @@
-"""The pages of a job, of a flow and of a failure: what they show, and what their first screen does."""
+"""The pages of a job, of a flow and of a failure: what they show."""
 
 from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
-from threading import Thread
 from uuid import uuid4
 
 import pytest
 from sqlalchemy import Engine, make_url, text
-from werkzeug.serving import make_server
 
 import sqlq
 from sqlq.model.flow import StepDetails
@@ -24,7 +21,6 @@ from sqlq.testing import drain
 from sqlq.web import Role
 from sqlq.web.outline import outline
 from tests.kit import end, execute, failed, needs
-from tests.kit.browser import Browser, chromium
 from tests.kit.visitor import Visitor
 
 
@@ -207,91 +203,6 @@ def test_a_folded_flow_unfolds_by_its_count(shop: sqlq.App) -> None:
     assert page.count('<g class="step') == 2
     (link,) = set(re.findall(r'href="([^"]+)">39 finished steps<', page))
     assert page_of(shop, link).count('<g class="step') == 40
-
-
-# -- the first screen ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with chromium(tmp_path_factory.mktemp("profile"), 1280, 800) as browser:
-        yield browser
-
-
-@pytest.fixture
-def base(shop: sqlq.App) -> Iterator[str]:
-    server = make_server("127.0.0.1", 0, Visitor(shop).site, threaded=True)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def is_on_the_first_screen(browser: Browser, selector: str, said: str) -> bool:
-    """Whether an element with this text lies within the window and within its scroll box, unscrolled."""
-    return bool(
-        browser.driver.execute_script(
-            """
-            const found = [...document.querySelectorAll(arguments[0])]
-              .filter((each) => each.textContent.includes(arguments[1]));
-            return found.some((each) => {
-              const box = each.getBoundingClientRect();
-              const seen = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
-              const isInside = box.bottom <= innerHeight && box.right <= innerWidth;
-              return isInside && (each.contains(seen) || seen.contains(each));
-            });
-            """,
-            selector,
-            said,
-        )
-    )
-
-
-@pytest.mark.debian
-@needs("cheap")
-@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("shape", ["chain", "fan"])
-def test_the_first_screen_shows_what_is_wrong(shop: sqlq.App, base: str, window: Browser, shape: str) -> None:
-    convert, flow = shop.named("convert"), sqlq.Flow("import")
-    before = [flow.add(convert.new(0))]
-    for n in range(1, 199):
-        step = flow.add(convert.new(n), after=before[:1] if shape == "fan" else before[-1:])
-        before.append(step)
-    flow.add(convert.new(199), after=before[1:] if shape == "fan" else before[-1:])
-    made = shop.enqueue(flow)
-    drain(shop)
-    id = made.jobs[77].id
-    window.open(f"{base}/flows/{made.id}")
-    assert is_on_the_first_screen(window, "svg g.failed", f"{id} · failed")
-    assert is_on_the_first_screen(window, "tbody tr", "chunk 77 has no header")
-    assert is_on_the_first_screen(window, "svg g.blocked", "blocked")
-    assert is_on_the_first_screen(window, "svg g.fold", "finished")
-    window.open(f"{base}/jobs/{id}")
-    for selector, said in (
-        (".error", "ValueError: chunk 77 has no header"),
-        (".problem a", "its group in Failures"),
-        ("#why li", "it has failed for good"),
-        ("svg g.here", f"{id} · failed"),
-        ("svg g.blocked", "blocked"),
-        ("#flow a", f"flow {made.id}"),
-        ("h2", "Arguments"),
-    ):
-        assert is_on_the_first_screen(window, selector, said), said
-    metrics = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
-    window.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    try:
-        window.open(f"{base}/flows/{made.id}")
-        assert is_on_the_first_screen(window, "svg g.failed rect", "")
-        assert is_on_the_first_screen(window, "tbody td", "chunk 77 has no header")
-        window.open(f"{base}/jobs/{id}")
-        assert is_on_the_first_screen(window, ".error", "ValueError: chunk 77 has no header")
-        assert is_on_the_first_screen(window, "#why li", "it has failed for good")
-    finally:
-        window.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
 # -- roles of the database -----------------------------------------------------------------------------------

@@ -228,16 +228,6 @@ def test_failures_are_grouped_by_error_and_place(shop: sqlq.App) -> None:
     assert shop.jobs._counts(["failed"], error=groups[0].fingerprint) == {"failed": 4}
 
 
-def test_a_flow_is_drawn_with_its_steps(shop: sqlq.App) -> None:
-    flow = sqlq.Flow("order 7")
-    first = flow.add(shop.named("send").new(1))
-    flow.add(shop.named("pack").new(2), after=[first])
-    made = shop.enqueue(flow)
-    page = Visitor(shop).page(f"/flows/{made.id}")
-    assert page.count('<g class="step') == 2
-    assert page.count('class="edge"') == 1
-
-
 SAME = {
     "queues": ["queues"],
     "jobs": ["jobs"],
