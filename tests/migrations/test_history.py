@@ -55,15 +55,6 @@ def test_the_version_is_read_without_alembic() -> None:
     assert run(sys.executable, "-c", program).stdout.split() == ["False"]
 
 
-def test_an_installed_package_brings_its_history(tmp_path: Path) -> None:
-    """The layout of the wheel: the history is inside the package, and nothing is beside it."""
-    shutil.copytree(CHECKOUT / "sqlq", tmp_path / "sqlq")
-    shutil.copytree(migrate.location(), tmp_path / "sqlq" / "migrations")
-    program = "from sqlq.database import migrate; print(migrate.location())"
-    done = run(sys.executable, "-c", program, place=tmp_path)
-    assert Path(done.stdout.strip()) == tmp_path / "sqlq" / "migrations"
-
-
 def test_an_installation_without_revisions_is_reported_in_one_sentence(tmp_path: Path) -> None:
     shutil.copytree(CHECKOUT / "sqlq", tmp_path / "sqlq", ignore=shutil.ignore_patterns("migrations"))
     done = run(

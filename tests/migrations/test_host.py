@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from sqlq.errors import ConfigurationError, SchemaVersionError, UnsupportedDatab
 from sqlq.schema import version
 from tests.kit import execute, needs
 from tests.kit.postgresql import async_database_url
-from tests.migrations.catalogue import Catalogue, catalogue, own_names, run_script
+from tests.migrations.catalogue import own_names, run_script
 
 pytestmark = pytest.mark.each_database
 
@@ -128,15 +128,6 @@ def make_host(tmp_path: Path, empty_database_url: str) -> Callable[..., Host]:
     return partial(Host, tmp_path / "host", empty_database_url)
 
 
-def without_host(found: Catalogue) -> Catalogue:
-    """Leave out what is the host's own."""
-    own = ("orders", "alembic_version")
-    return {
-        what: [row for row in rows if not any(str(value).startswith(own) for value in row)]
-        for what, rows in found.items()
-    }
-
-
 def columns_of_orders(engine: Engine) -> list[str]:
     with engine.connect() as connection:
         return list(connection.execute(text("SELECT * FROM orders")).keys())
@@ -156,14 +147,6 @@ def test_up_and_down_inside_the_hosts_migration(make_host: Callable[..., Host], 
     assert own_names(engine) == set()
     command.upgrade(host.config, "head")
     assert standing.check(engine, None).standing == "up to date"
-
-
-def test_the_tables_are_those_of_sqlq_migrate(make_host: Callable[..., Host], engine: Engine) -> None:
-    command.upgrade(make_host().config, "head")
-    hosted = without_host(catalogue(engine))
-    migrate.downgrade(engine, None, "base")
-    migrate.upgrade(engine, None)
-    assert hosted == without_host(catalogue(engine))
 
 
 def test_a_failed_host_migration_rolls_back_sqlqs_tables(
@@ -263,15 +246,6 @@ def test_an_offline_downgrade_with_both_revisions_drops_the_tables(
 # ── Autogenerate ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_autogenerate_would_drop_sqlqs_tables(make_host: Callable[..., Host]) -> None:
-    host = make_host()
-    command.upgrade(host.config, "head")
-    proposed = host.autogenerate()
-    own = ("sqlq_workers", "sqlq_queues", "sqlq_schedules", "sqlq_version")
-    for table in ("jobs", "finished_jobs", "failed_jobs", *own):
-        assert f"op.drop_table('{table}')" in proposed
-
-
 def test_autogenerate_with_include_name_leaves_sqlqs_tables(
     make_host: Callable[..., Host], engine: Engine
 ) -> None:
@@ -282,16 +256,6 @@ def test_autogenerate_with_include_name_leaves_sqlqs_tables(
     proposed = host.autogenerate()
     assert "op.drop_table('stray')" in proposed
     assert proposed.count("op.drop") == 1
-
-
-def test_include_name_beside_a_function_of_the_hosts(make_host: Callable[..., Host], engine: Engine) -> None:
-    def include_name(name: str | None, type_: str, parent_names: Mapping[str, Any]) -> bool:
-        return sqlq.alembic.include_name(name, type_, parent_names) and name != "legacy"
-
-    host = make_host(include_name=include_name)
-    command.upgrade(host.config, "head")
-    execute(engine, "CREATE TABLE legacy (id INTEGER)")
-    assert "op." not in host.autogenerate()
 
 
 @needs("schemas", empty=True)

@@ -106,42 +106,6 @@ def test_every_way_to_migrate_makes_the_same_tables(
     assert "CONCURRENTLY" not in migrate.render_sql("postgresql", None)
 
 
-@needs("roles", empty=True)
-def test_grants_on_the_views_survive(later: Engine) -> None:
-    with later.begin() as connection:
-        connection.execute(text("CREATE ROLE sqlq_reader"))
-        connection.execute(text("GRANT SELECT ON job_states TO PUBLIC"))
-        connection.execute(text("GRANT SELECT ON job_states, queue_stats TO sqlq_reader WITH GRANT OPTION"))
-    grants = (
-        "SELECT string_agg(relname || relacl::text, ' ' ORDER BY relname) FROM pg_class WHERE relname "
-        "IN ('job_states', 'queue_stats')"
-    )
-    before = execute(later, grants)
-    migrate.upgrade(later, None)
-    assert execute(later, grants) == before
-    assert "sqlq_reader=r*" in before
-    with later.begin() as connection:
-        connection.execute(text("DROP OWNED BY sqlq_reader"))
-        connection.execute(text("DROP ROLE sqlq_reader"))
-
-
-VIEWS = "SELECT relname, oid FROM pg_class WHERE relname IN ('job_states', 'queue_stats')"
-
-
-@needs("postgresql", empty=True)
-def test_a_revision_drops_no_view(later: Engine) -> None:
-    def step(move: Callable[[], object]) -> set[str]:
-        with later.connect() as connection:
-            before = set(connection.execute(text(VIEWS)))
-        move()
-        with later.connect() as connection:
-            return {row.relname for row in before ^ set(connection.execute(text(VIEWS)))}
-
-    for number in range(1, int(later_release.HEAD)):
-        assert step(lambda: migrate._step_up(later, None)) == set(), number
-    assert step(lambda: migrate.downgrade(later, None, "0001", force=True)) == set()
-
-
 def test_a_users_view_survives_an_unrelated_migration(later: Engine) -> None:
     execute(later, "CREATE VIEW shop_jobs AS SELECT id, state FROM job_states WHERE task LIKE 'shop.%'")
     migrate.upgrade(later, None)
@@ -178,12 +142,6 @@ def test_one_of_three_migrators_migrates_and_workers_of_both_releases_run(
         assert finished(migrated) == 10
         assert start(command=["-a", "shop:app", "work", "--drain"]).process.wait(60) == 0
         assert finished(migrated) == 20
-
-
-def test_an_app_migrates_to_the_later_release(later: Engine, empty_database_url: str) -> None:
-    with closing(sqlq.App(empty_database_url)) as app:
-        assert app.migrate() == "0001"
-        assert app.migrate() == "0003"
 
 
 # ── Locks ───────────────────────────────────────────────────────────────────────────────────────────────────

@@ -44,12 +44,6 @@ def test_upgrade_returns_the_revision_before(empty: Engine) -> None:
     assert migrate.upgrade(empty, None) == version.HEAD
 
 
-def test_upgrade_keeps_jobs(migrated: Engine) -> None:
-    execute(migrated, "INSERT INTO jobs (task) VALUES ('shop.send_receipt')")
-    migrate.upgrade(migrated, None)
-    assert execute(migrated, "SELECT count(*) FROM job_states") == 1
-
-
 def test_alembic_writes_no_log_lines(empty: Engine, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         migrate.upgrade(empty, None)
