@@ -115,26 +115,3 @@ def test_an_action_is_stopped_by_another_command(sqlq_: Command, app: sqlq.App) 
     rows: Any = sqlq_("audit", "--json").json()
     assert [(row["target"], row["state"]) for row in rows][-1] == ("queues pause mail", "stopping")
     assert sqlq_("audit", "stop", "x").code == 1
-
-
-def test_jobs_are_chosen_by_each_field(sqlq_: Command, app: sqlq.App) -> None:
-    send = app.named("send")
-    app.enqueue_many([send.new(), send.new().set(label="red"), send.new().set(queue="mail", batch="b")])
-    end(app, failed(), 2)
-    end(app, failed("no van"), 1, queue="mail")
-    fingerprint = next(each.fingerprint for each in app.jobs.failures()[0] if each.number == 1)
-    for words, said in (
-        ("retry --until 1h", "no jobs until 1h retried"),
-        ("retry --label red", "retried 1 job with the label red: "),
-        (f"retry --error {fingerprint} --queue default", ""),
-        (
-            f"retry --error {fingerprint} --queue mail",
-            f"retried 1 job in queue mail with the error {fingerprint}",
-        ),
-        ("retry --since 1h", "retried 1 job since 1h: "),
-        ("cancel --state scheduled", "no jobs that are scheduled cancelled"),
-        ("cancel --state available --batch b", "cancelled 1 job of batch b that are available: "),
-    ):
-        assert sqlq_(*words.split()).out.startswith(said), words
-        assert app.audit.list(limit=1)[0].target == words
-    assert len(app.jobs.list(state="available")) == 2

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 import sqlq
-from tests.kit import drain, for_each, needs
+from tests.kit import drain
 from tests.kit.command import Command
 
 
@@ -62,14 +62,6 @@ def test_cancel_all_with_yes_cancels_waiting_and_requests_running_jobs(sqlq_: Co
         assert (done["cancelled"], done["requested"]) == ([waiting], [running])
         sqlq_.touch("a.go")
     assert app.audit.list()[0].target.startswith("cancel --all")
-
-
-@needs("cheap")
-@for_each("more", [("7",), ("--queue", "mail"), ("--task", "send"), ("--flow", "1")])
-def test_cancel_all_goes_with_no_other_choice(sqlq_: Command, more: tuple[str, ...]) -> None:
-    done = sqlq_("cancel", "--all", *more)
-    assert done.code in (1, 2)
-    assert any(words in done.err for words in ("and not both", "leave out the rest", "nobody is here"))
 
 
 def fail(app: sqlq.App, task: str, queue: str, number: int) -> list[int]:

@@ -16,7 +16,7 @@ import sqlq
 from sqlq.admin.doctor.doctor import examine
 from sqlq.admin.doctor.finding import Finding, Verdict
 from sqlq.model.job import State
-from tests.kit import for_each, needs, wait_until
+from tests.kit import needs, wait_until
 from tests.kit.command import Command
 
 
@@ -242,53 +242,3 @@ def test_no_process_shows_the_url_of_its_database(sqlq_: Command, app: sqlq.App,
     assert len(lines) > 2
     assert "geheim" not in str(lines)
     assert sqlq_.log().count("WARNING -d has a password") == 1
-
-
-MISUSED: list[tuple[tuple[str, ...], str]] = [
-    (("workers", "pause"), "name the workers, or give --all"),
-    (("queues", "pause"), "name the queues, or give --all"),
-    (("queues", "resume"), "name the queues, or give --all"),
-    (
-        ("queues", "pause", "--all", "--duration", "soon"),
-        "--duration is 'soon': write it as in \"30s\"",
-    ),
-    (("queues", "pause", "mail", "--duration", "0s"), "--duration is zero: a pause has a length"),
-    (("work", "-q", "high=many"), "--queue 'high': its weight is 'many': it must be a whole number"),
-    (("work", "-q", "high=3", "-q", "=1"), "--queue is ''"),
-    (("work", "--max-rss", "much"), "--max-rss is 'much': give a size such as"),
-    (("work", "--max-idle", "0s"), "--max-idle is '0s': it must lie between 1 ms and 365 d"),
-    (("work", "--name", " "), "--name is ' ': it must be text that is not blank"),
-]
-
-
-@needs("cheap")
-@for_each(("args", "said"), MISUSED)
-def test_a_wrong_command_line_of_workers_is_reported_in_one_sentence(
-    sqlq_: Command, args: tuple[str, ...], said: str
-) -> None:
-    assert said in sqlq_.shop(*args).misuse()
-
-
-@needs("cheap")
-def test_an_unknown_worker_is_reported_in_one_sentence(sqlq_: Command) -> None:
-    assert "no worker that is alive is called 'mail-7'" in sqlq_("workers", "pause", "mail-7").sentence()
-
-
-def test_all_queues_are_paused_and_resumed(sqlq_: Command, app: sqlq.App) -> None:
-    assert sqlq_.ok("queues", "pause", "--all", "--duration", "10m") == "paused all queues for 10m\n"
-    sqlq_.enqueue("shop.send", "7")
-    status = sqlq_.ok("status")
-    assert "all queues are paused until " in status
-    assert "sqlq queues resume --all" in status
-    assert (
-        sqlq_.ok("queues", "pause", "--all")
-        == "all queues are paused already, and from now on without an end\n"
-    )
-    assert sqlq_("queues", "resume", "--all", "--json").json() == {"all": True, "resumed": True}
-    assert sqlq_.ok("queues", "resume", "--all") == "all queues are not paused\n"
-    assert sqlq_.ok("queues", "pause", "mail", "--duration", "1h").startswith("paused mail for 1h")
-    assert (
-        sqlq_.ok("queues", "pause", "mail", "--duration", "2h")
-        == "mail is paused already, and from now on for 2h\n"
-    )
-    assert "mail is paused until " in sqlq_.ok("status")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from sqlalchemy import text
 
@@ -12,7 +10,6 @@ from sqlq.admin.doctor.doctor import examine
 from sqlq.admin.flows import SKIPPED
 from sqlq.errors import JobNotFoundError
 from tests.kit import span
-from tests.kit.command import Command
 from tests.kit.flows import Shop
 
 
@@ -109,61 +106,6 @@ def test_a_flow_is_cancelled(shop: Shop) -> None:
 
 
 # -- the command line ----------------------------------------------------------------------------------------
-
-
-def test_flows_are_listed_and_shown(shop: Shop, sqlq_: Command) -> None:
-    assert sqlq_.ok("flows").startswith("no flows in ")
-    done, (pay, pack, ship, _) = order(shop)
-    (line,) = sqlq_.ok("flows").splitlines()[1:]
-    assert line.split()[:4] == [str(done.id), "order", "7", "failed"]
-    (listed,) = sqlq_("flows", "--json").json()
-    assert (listed["counts"], listed["done"], listed["of"]) == (
-        {"blocked": 1, "finished": 2, "failed": 1},
-        2,
-        4,
-    )
-    said = sqlq_.ok("flows", "show", str(done.id))
-    assert "two boxes" in said
-    assert f"{pay}, {pack}" in said
-    assert f"{pay} (failure)" in said
-    assert f"sqlq retry --flow {done.id}" in said
-    shown = sqlq_("flows", "show", str(done.id), "--json").json()
-    assert [step["after"] for step in shown["steps"] if step["id"] == ship] == [
-        {str(pay): "success", str(pack): "success"}
-    ]
-
-
-def test_a_flow_is_mended_from_the_command_line(shop: Shop, sqlq_: Command) -> None:
-    done, (pay, _, ship, _) = order(shop)
-    assert f"retried 1 job of flow {done.id}" in sqlq_.ok("retry", "--flow", str(done.id))
-    assert sqlq_.ok("retry", "--flow", str(done.id)) == f"no jobs of flow {done.id} retried\n"
-    shop.work()
-    assert sqlq_("retry", "--flow", str(done.id), "--json").json()["retried"] == [pay]
-    shop.work()
-    assert sqlq_.ok("flows", "skip", str(pay)).startswith(f"skipped step {pay}; flow {done.id} is running")
-    assert f"cancelled 1 job of flow {done.id}: {ship}" in sqlq_.ok("cancel", "--flow", str(done.id))
-    assert sqlq_.ok("cancel", "--flow", str(done.id)) == f"no jobs of flow {done.id} cancelled\n"
-
-
-@pytest.mark.parametrize("command", [("flows", "show"), ("retry", "--flow"), ("cancel", "--flow")])
-def test_a_flow_that_is_not_there_is_reported_in_one_sentence(
-    sqlq_: Command, command: tuple[str, str]
-) -> None:
-    assert sqlq_(*command, "7").sentence() == "there is no flow 7: it never was, or is kept no more"
-
-
-def test_a_step_that_is_not_there_is_reported_in_one_sentence(sqlq_: Command) -> None:
-    assert sqlq_("flows", "skip", "7").sentence().startswith("there is no job 7")
-
-
-def test_show_names_the_step_that_a_blocked_job_waits_for(shop: Shop, sqlq_: Command) -> None:
-    done, (pay, _, ship, _) = order(shop)
-    said = sqlq_.ok("show", str(ship))
-    assert re.search(rf"flows skip {pay} .* it waits for job {pay}, note, which is failed\n", said)
-    assert str(done.id) in said
-    assert "blocked" in sqlq_.ok("jobs", "--state", "blocked")
-    assert [queue["blocked"] for queue in sqlq_("status", "--json").json()["queues"]] == [1]
-    assert [queue["blocked"] for queue in sqlq_("status", "--exact", "--json").json()["queues"]] == [1]
 
 
 def test_the_doctor_names_a_flow_behind_a_failed_step(app: sqlq.App) -> None:

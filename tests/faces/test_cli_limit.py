@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import closing
-from functools import partial
 
 import pytest
 from sqlalchemy import text
@@ -92,31 +91,6 @@ def test_a_key_that_is_set_before_its_first_job_keeps_the_order(app: sqlq.App) -
     assert found.says == "in order, held by failures"
 
 
-def test_a_template_is_no_key(sqlq_: Command) -> None:
-    module = 'import sqlq\napp = sqlq.App()\napp.limit("account:{id}", running=2)\n'
-    (sqlq_.directory / "limited.py").write_text(module)
-    for words in (("set", "account:{id}", "--running", "1"), ("clear", "account:{id}")):
-        said = sqlq_("-a", "limited:app", "limits", *words).sentence()
-        assert "the key 'account:{id}' is made from arguments: name the key that those" in said
-        assert "as 'account:42'" in said
-
-
-def test_the_command_lists_sets_and_clears(sqlq_: Command, app: sqlq.App, call: sqlq.Task[..., None]) -> None:
-    assert "no limits in" in sqlq_.ok("limits")
-    app.enqueue_many([call.new(n) for n in range(5)])
-    admit.look(app.database)
-    said = sqlq_.ok("limits")
-    assert "stripe" in said
-    assert "2 running" in said
-    assert sqlq_.ok("limits", "set", "stripe", "--running", "7", "--rate", "100/1m") == (
-        "stripe: 7 running, 100/1m, until it is cleared\n"
-    )
-    (found,) = sqlq_("limits", "--json").json()
-    assert (found["says"], found["max_running"], found["waiting"]) == ("7 running, 100/1m", 7, 2)
-    assert found["set_at"] is not None
-    assert sqlq_.ok("limits", "clear", "stripe").startswith("stripe: 7 running, 100/1m, until a job")
-
-
 @pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
 def test_the_list_shows_keys_of_blocked_jobs_before_any_worker_ran(
     sqlq_: Command, app: sqlq.App, call: sqlq.Task[..., None]
@@ -133,26 +107,6 @@ def test_the_list_shows_keys_of_blocked_jobs_before_any_worker_ran(
 
 
 def one_number(n: int) -> None: ...
-
-
-def test_limits_set_warns_of_a_key_that_no_job_has_had(
-    sqlq_: Command, app: sqlq.App, call: sqlq.Task[..., None]
-) -> None:
-    app.enqueue(call.new())
-    run = partial(sqlq_.ok, "limits", "set")
-    unknown = "no job has had this key yet"
-    assert unknown in run("strpe", "--running", "2")
-    assert unknown not in run("stripe", "--running", "3")
-
-
-def test_mistakes_are_reported_in_one_sentence(sqlq_: Command) -> None:
-    said = "says nothing: give running=, rate= or both"
-    assert said in sqlq_("limits", "set", "stripe").sentence()
-    said = "--running is 0: it must be a whole number from 1 to 1,000,000"
-    assert sqlq_("limits", "set", "stripe", "--running", "0").misuse() == said
-    said = "--rate is 'often': it is a number of starts and a period"
-    assert sqlq_("limits", "set", "stripe", "--rate", "often").misuse().startswith(said)
-    assert sqlq_("limits", "clear", "strip").sentence().startswith("there is no limit of the key 'strip'")
 
 
 def test_the_doctor_names_stalled_waiting_lists(app: sqlq.App, call: sqlq.Task[..., None]) -> None:

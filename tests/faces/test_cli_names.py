@@ -20,35 +20,6 @@ from tests.kit.command import Command
 # -- options before and after the command --------------------------------------------------------------------
 
 
-def test_options_stand_on_either_side_of_the_command(bare: Command) -> None:
-    bare.ok("migrate", "-d", "sqlite:///a.db")
-    assert bare.ok("enqueue", "-a", "shop:app", "shop.where", "-d", "sqlite:///a.db").startswith(
-        "enqueued job 1"
-    )
-    assert "paused bulk" in bare.ok("queues", "-d", "sqlite:///a.db", "pause", "bulk")
-    assert bare.ok("jobs", "--state", "failed", "-d", "sqlite:///a.db") == "no failed jobs\n"
-    assert (
-        bare.ok("-d", "sqlite:///a.db", "jobs", "--state", "failed", "-d", "sqlite:///a.db")
-        == "no failed jobs\n"
-    )
-    assert "1 finished" in bare("work", "--drain", "-a", "shop:app", "-d", "sqlite:///a.db").err
-    assert not (bare.directory / "sqlq.db").exists()
-
-
-@pytest.mark.parametrize(
-    ("before", "after"), [(("-a", "shop:app"), ("-a", "other:app")), (("-d", "sqlite:///a.db"), ("-d", "x"))]
-)
-def test_contradicting_options_are_refused(
-    bare: Command, before: tuple[str, ...], after: tuple[str, ...]
-) -> None:
-    assert "before the command says another thing" in bare(*before, "status", *after).misuse()
-
-
-def test_an_option_comes_before_the_variable(bare: Command) -> None:
-    said = bare("status", "-a", "nowhere:app", env={"SQLQ_APP": "shop:app"}).sentence()
-    assert "no module 'nowhere'" in said
-
-
 LOOKS = (
     *("status", "doctor", "queues", "workers", "jobs", "failed", "schedules", "flows", "limits", "audit"),
     *("show 1", "why 1", "workers pause --all", "workers restart --all"),
@@ -189,131 +160,6 @@ def test_a_pyproject_of_another_user_is_not_used(bare: Command) -> None:
     assert not (file.parent / "theirs.db").exists()
 
 
-# -- factories -----------------------------------------------------------------------------------------------
-
-FACTORIES = """
-import sqlq
-app = sqlq.App()
-calls = []
-
-@app.task(name="t")
-def t() -> None: ...
-
-def create_app():
-    app.use("sqlite:///made.db")
-    return app
-
-class Web:
-    extensions = {"sqlq": app}
-
-def web():
-    return Web()
-
-def needs(config):
-    return app
-
-def breaks():
-    return {}["LOST"]
-
-def quits():
-    raise SystemExit(3)
-
-class Mute(Exception):
-    def __str__(self):
-        raise ValueError
-
-def mute():
-    raise Mute
-
-class Lazy:
-    @property
-    def __class__(self):
-        raise RuntimeError("no class yet")
-
-lazy = Lazy()
-
-def __getattr__(name):
-    if name == "on_access":
-        raise RuntimeError("no settings")
-    if name == "lost":
-        raise AttributeError("no setting 'lost'")
-    raise AttributeError(name)
-"""
-
-
-def test_a_factory_is_called(bare: Command) -> None:
-    (bare.directory / "wsgi.py").write_text(FACTORIES)
-    assert bare.ok("migrate", "-a", "wsgi:create_app()").rstrip().endswith("/made.db")
-    bare.ok("enqueue", "-a", "wsgi:create_app()", "t")
-    assert "1 finished" in bare("work", "--drain", "-a", "wsgi:create_app()").err
-    assert "start one with sqlq work -a 'wsgi:create_app()'\n" in bare.ok("status", "-a", "wsgi:create_app()")
-
-
-WRONG_FACTORIES = {
-    "wsgi:create_app": "of type function, not a sqlq.App; to have it called, write 'wsgi:create_app()'",
-    "wsgi:web()": "is of type Web, not a sqlq.App; did you mean wsgi:app?",
-    "wsgi:needs()": "missing 1 required positional argument: 'config'",
-    "wsgi:calls()": "'list' object is not callable",
-    "wsgi:breaks()": "failed: KeyError: 'LOST' (",
-    "wsgi:quits()": "see all of it with: python -c 'import wsgi; wsgi.quits()'",
-    "wsgi:mute()": "failed: Mute: <exception str() failed> (",
-    "wsgi:on_access": "failed: RuntimeError: no settings (",
-    "wsgi:lost": "failed: AttributeError: no setting 'lost' (",
-    "wsgi:lazy": "failed: RuntimeError: no class yet (",
-    "wsgi:create_app.nothing()": "has no 'create_app.nothing'; did you mean wsgi:app?",
-}
-
-
-@for_each("path", WRONG_FACTORIES)
-def test_a_name_that_is_no_factory_is_reported_in_one_sentence(bare: Command, path: str) -> None:
-    (bare.directory / "wsgi.py").write_text(FACTORIES)
-    assert WRONG_FACTORIES[path] in bare("status", "-a", path).sentence()
-
-
-# -- paths to an App -----------------------------------------------------------------------------------------
-
-PATHS = {
-    "one": ("app = sqlq.App()\nsame = app", None),
-    "one.py:app": ("app = sqlq.App()", "'one.py:app' is not of the form module:attribute"),
-    "./one.py": ("app = sqlq.App()", "'./one.py' is not of the form module:attribute"),
-    "two": ("a, b = sqlq.App(), sqlq.App()", "a module with 2 Apps, not one: did you mean two:a or two:b?"),
-    "none": ("", "a module with 0 Apps, not one: no App is in that module"),
-    "other:number": ("number, app = 3, sqlq.App()", "of type int, not a sqlq.App; did you mean other:app?"),
-    "shards:apps.eu": ("apps = {'eu': sqlq.App()}", None),
-    "shards:apps.us": ("apps = {'eu': sqlq.App()}", "has no 'apps.us'; no App is in that module"),
-}
-
-
-@for_each("path", PATHS)
-def test_an_app_is_found_by_its_module(bare: Command, path: str) -> None:
-    source, said = PATHS[path]
-    (bare.directory / f"{re.sub(r'[./]|py', '', path.partition(':')[0])}.py").write_text(
-        f"import sqlq\n{source}\n"
-    )
-    done = bare("migrate", "-a", path)
-    assert (done.code == 0) is (said is None), done.err
-    assert (said or "") in done.err
-    assert "Traceback" not in done.err
-
-
-@for_each(
-    ("words", "advice"),
-    [
-        (("purge",), "sqlq cancel --queue QUEUE ends what waits"),
-        (("worker",), "write sqlq work"),
-        (("flows", "retry", "1"), "write sqlq retry --flow ID"),
-        (("work", "--burst"), "no such command 'work --burst': write --drain"),
-        (("result", "7"), "write sqlq show ID --result"),
-        (("queues", "--json", "pause", "mail"), "--json comes after pause, where pause takes it"),
-        (("limits", "--prefix", "a", "clear", "ab"), "--prefix comes after clear"),
-    ],
-)
-def test_a_command_of_another_queue_gets_the_name_in_sqlq(
-    bare: Command, words: tuple[str, ...], advice: str
-) -> None:
-    assert advice in bare(*words).misuse()
-
-
 # -- commands that can be pasted -----------------------------------------------------------------------------
 
 
@@ -347,24 +193,6 @@ def test_the_command_in_an_error_mends_it(bare: Command, way: str) -> None:
     assert not env.keys() & {"SQLQ_APP"} or "-a" not in pasted(said)
     assert [file.name for file in bare.directory.glob("*.db")] == ["the own.db"]
     assert "no jobs wait" in bare.ok("status", *options, env=env)
-
-
-def test_the_command_for_a_worker_repeats_the_typed_options(bare: Command) -> None:
-    bare.ok("migrate", "-d", "sqlite:///a.db")
-    said = bare.ok("status", "-a", "shop:app", "-d", "sqlite:///a.db")
-    assert "start one with sqlq work -a shop:app -d sqlite:///a.db\n" in said
-
-
-def test_a_password_is_not_repeated(bare: Command) -> None:
-    url = "postgresql://u:secret@127.0.0.1:1/shop"
-    assert "secret" not in bare("status", "-d", url).err
-
-
-def test_migrate_names_the_default_database_it_uses(bare: Command) -> None:
-    done = bare("migrate")
-    place = f"sqlite:///{bare.directory}/sqlq.db"
-    assert done.err == f"no App and no database were named: using {place}\n"
-    assert done.out.endswith(f"in {place}\n")
 
 
 # -- passwords -----------------------------------------------------------------------------------------------

@@ -6,11 +6,11 @@ import json
 import re
 from pathlib import Path
 
-from sqlalchemy import Engine, make_url, text
+from sqlalchemy import Engine, make_url
 
 import sqlq
 from tests.kit import needs, wait_until
-from tests.kit.command import SEARCH, Command
+from tests.kit.command import Command
 
 
 def _enqueue(app: sqlq.App, count: int = 1, task: str = "shop.send", queue: str = "mail") -> list[int]:
@@ -19,51 +19,6 @@ def _enqueue(app: sqlq.App, count: int = 1, task: str = "shop.send", queue: str 
 
 
 # -- cancel --------------------------------------------------------------------------------------------------
-
-
-def test_cancel_prints_an_outcome_for_each_job(sqlq_: Command, app: sqlq.App, engine: Engine) -> None:
-    a, b, c, d = _enqueue(app, 4)
-    assert sqlq_.ok("cancel", str(a)) == f"cancelled 1 job: {a}\n"
-    with engine.begin() as conn:
-        reserve = (
-            "UPDATE jobs SET reserved_at = created_at, reserved_by = 'w', lease_expires_at = "
-            "created_at WHERE id = :id"
-        )
-        conn.execute(text(reserve), {"id": b})
-    done = sqlq_("cancel", str(a), str(b), str(c), "4711")
-    assert done.code == 1
-    assert f"cancelled 1 job: {c}\n" in done.out
-    assert f"asked 1 running job to stop: {b}; its worker sees it within 2 seconds" in done.out
-    assert (
-        f"sqlq: job {a}: it is cancelled: cancel is for blocked, scheduled, available, running jobs\n"
-        in done.err
-    )
-    assert "sqlq: job 4711: there is no such job\n" in done.err
-    done = sqlq_("cancel", str(b), "--queue", "other")
-    assert (done.code, done.out) == (1, "no jobs in queue other cancelled\n")
-    assert f"job {b}: it is running, but not of those named, or locked by another transaction" in done.err
-    nothing: dict[str, list[int]] = {
-        "requested": [],
-        "ended": [],
-        "unknown": [],
-        "passed_over": [],
-        "locked": [],
-    }
-    assert sqlq_("cancel", "--queue", "mail", "--task", "shop.send", "--force", "--json").json() == {
-        "cancelled": [b, d],
-        **nothing,
-    }
-    assert sqlq_.ok("cancel", "--queue", "mail") == "no jobs in queue mail cancelled\n"
-    assert {job.state for job in app.jobs.list()} == {"cancelled"}
-
-
-@needs("cheap")
-def test_cancel_counts_the_refusals_beyond_twenty(sqlq_: Command, app: sqlq.App) -> None:
-    ids = _enqueue(app, 25)
-    app.jobs.cancel(ids[-3:])
-    done = sqlq_("cancel", "--queue", "other", *map(str, ids), "4711")
-    assert (done.code, done.out) == (1, "no jobs in queue other cancelled\n")
-    assert done.err.splitlines()[20:] == ["sqlq: 6 more jobs not changed"]
 
 
 @needs("cheap")
@@ -99,73 +54,6 @@ def test_a_job_that_runs_is_cancelled_by_force_and_its_worker_goes_on(sqlq_: Com
         assert worker.wait(60) == 0
     assert app.jobs.get(id).state == "cancelled"
     assert "silent" not in sqlq_.ok("workers")
-
-
-@needs("cheap")
-def test_workers_reports_silent_workers(sqlq_: Command, app: sqlq.App, engine: Engine) -> None:
-    with engine.begin() as conn:
-        conn.execute(
-            text(
-                "INSERT INTO sqlq_workers (id, host, pid, version, concurrency) VALUES ('w', 'box', 1234, "
-                "'0.1', 3)"
-            )
-        )
-        conn.execute(text("UPDATE sqlq_workers SET seen_at = seen_at - 600000"))
-    said = sqlq_.ok("workers")
-    assert "no worker is running" in said
-    assert "1 worker fell silent within the last day without signing off: sqlq workers --all shows" in said
-    said = sqlq_.ok("workers", "--all")
-    assert re.search(r"^box pid 1234 +silent +all +3 +0 +10[.\d]* min ago +0\.1$", said, re.MULTILINE)
-    assert [worker["alive"] for worker in sqlq_("workers", "--all", "--json").json()] == [False]
-
-
-# -- pause, resume, prune ------------------------------------------------------------------------------------
-
-
-def test_pause_and_resume(sqlq_: Command, app: sqlq.App) -> None:
-    (id,) = _enqueue(app)
-    said = sqlq_.ok("queues", "pause", "mail", "nope")
-    assert (
-        said
-        == "paused mail\npaused nope\nnothing else is known of nope: no job, worker or task names such a "
-        "queue\n"
-    )
-    assert sqlq_.shop("queues", "pause", "mail", "empty").out.count("nothing else is known") == 1
-    (sqlq_.directory / "other.py").write_text(
-        "import sqlq\napp = sqlq.App(queues={'slow': {}})\n\n@app.task(queue='bulk')\ndef t(): ...\n"
-    )
-    assert (
-        sqlq_.ok("-a", "other", "queues", "pause", "slow", "bulk", "--duration", "1m")
-        == "paused bulk for 1m\npaused slow for 1m\n"
-    )
-    sqlq_.ok("queues", "resume", "slow", "bulk", "empty")
-    assert sqlq_("queues", "pause", "mail", "--json").json() == [
-        {"queue": "mail", "paused": False, "known": True}
-    ]
-    sqlq_.work("-q", "mail")
-    assert app.jobs.get(id).state == "available"
-    rows = sqlq_.ok("status").split("\n\n")[1].splitlines()[1:]
-    assert [row.split()[0] for row in rows[:2]] == ["mail", "nope"]
-    assert all(row.rstrip().endswith("paused") for row in rows[:2])
-    assert "\ncheck: nope is paused, since " in sqlq_.ok("queues")
-    assert sqlq_.ok("queues", "resume", "mail", "other") == (
-        "resumed mail\nother is not paused\n"
-        "nothing else is known of other: no job, worker or task names such a queue\n"
-    )
-    sqlq_.work("-q", "mail")
-    assert app.jobs.get(id).state == "finished"
-
-
-def test_prune(sqlq_: Command, app: sqlq.App) -> None:
-    sqlq_.shop("enqueue", "shop.send", "1")
-    wait_until(lambda: "1 finished" in sqlq_.work().err or app.jobs.list(state="finished"), timeout=60)
-    assert (
-        sqlq_.ok("prune", "--finished", "1d", "--failed", "1d")
-        == "pruned 0 finished jobs and 0 failed jobs\n"
-    )
-    assert sqlq_("prune", "--finished", "0s", "--json").json() == {"finished": 1, "failed": 0}
-    assert sqlq_.ok("prune", "--failed", "0s") == "pruned 0 failed jobs\n"
-    assert app.jobs.list() == []
 
 
 # -- doctor --------------------------------------------------------------------------------------------------
@@ -229,47 +117,8 @@ def test_an_unmigrated_database_is_reported_in_one_sentence(bare: Command, empty
         assert "migrate" in bare("-d", empty_database_url, *command).sentence(), command
 
 
-def test_a_wrong_url_is_reported_in_one_sentence(bare: Command) -> None:
-    for command in (*COMMANDS, ("doctor",)):
-        assert "the database URL cannot be read" in bare("-d", "somewhere", *command).sentence(), command
-
-
 @needs("file")
 def test_a_file_that_may_not_be_written_is_reported_in_one_sentence(bare: Command, engine: Engine) -> None:
     read_only = f"sqlite:///file:{engine.url.database}?mode=ro&uri=true"
     said = bare("-d", read_only, "queues", "pause", "mail").sentence()
     assert "attempt to write a readonly database; make the file, and its directory, ones that you may" in said
-
-
-@needs("cheap")
-def test_bad_input_is_one_sentence_and_changes_nothing(sqlq_: Command, app: sqlq.App) -> None:
-    _enqueue(app, 2)
-    for arguments, complaint in (
-        (("queues", "pause", "mail", " "), "name is ' '"),
-        (("queues", "resume", "x" * 256), "name has 256 characters"),
-    ):
-        assert complaint in sqlq_(*arguments).sentence(), arguments
-    misuses: list[tuple[tuple[str, ...], str]] = [
-        (("cancel",), f"name the jobs, or give {SEARCH}, --state, --flow, --all"),
-        (("cancel", "--force"), f"name the jobs, or give {SEARCH}, --state, --flow, --all"),
-        (("cancel", "--queue", ""), "--queue is ''"),
-        (("cancel", "--task", "x" * 300), "--task has 300 characters"),
-        (("prune", "--finished", "7"), "--finished is '7': write it as in"),
-        (("prune", "--finished", "0s", "--failed", "soon"), "--failed is 'soon': write it as in"),
-    ]
-    for misused, complaint in misuses:
-        assert complaint in sqlq_(*misused).misuse(), misused
-    for unreadable in (
-        ("cancel", "x"),
-        ("cancel", "1.5"),
-        ("queues", "pause"),
-        ("prune", "--finished"),
-        ("workers", "x"),
-        ("doctor", "--no"),
-    ):
-        done = sqlq_(*unreadable)
-        assert done.code == 2, done
-        assert not done.out
-    assert f"job {2**63}: there is no such job" in sqlq_("cancel", str(2**63)).err
-    assert {job.state for job in app.jobs.list()} == {"available"}
-    assert not any(queue.paused for queue in app.queues.list())

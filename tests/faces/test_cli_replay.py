@@ -87,47 +87,7 @@ def test_show_prints_every_attempt_of_a_jobs_history(sqlq_: Command, app: sqlq.A
     assert [line["outcome"] for line in found] == outcomes
 
 
-def test_show_prints_no_history_of_a_job_that_finished_at_once(sqlq_: Command) -> None:
-    assert "\nhistory" not in sqlq_.ok("show", str(ended(sqlq_, "shop.send", 7)))
-
-
 # -- replay --------------------------------------------------------------------------------------------------
-
-
-def test_replay_by_id_names_the_original_in_show(sqlq_: Command, app: sqlq.App) -> None:
-    old = ended(sqlq_, "shop.send", 7)
-    assert sqlq_.ok("replay", str(old)) == f"replayed 1 job as {old + 1}\n"
-    assert f"\n  replay of     job {old}\n" in sqlq_.ok("show", str(old + 1))
-    sqlq_.work()
-    assert app.jobs.get(old + 1).result == app.jobs.get(old).result
-    again = sqlq_("replay", str(old), "--json").json()
-    assert again == {"replayed": [{"id": old + 2, "replay_of": old}], "not_replayed": []}
-
-
-def test_replay_by_task_says_how_many_became_which(sqlq_: Command) -> None:
-    for n in range(3):
-        sqlq_.shop("enqueue", "shop.send", str(n))
-    sqlq_.work()
-    said = sqlq_.ok("replay", "--task", "shop.send", "--since", "1h")
-    assert said == "replayed 3 jobs of task shop.send since 1h as 4, 5, 6\n"
-    assert sqlq_.ok("replay", "--queue", "nowhere") == "no jobs in queue nowhere replayed\n"
-
-
-def test_replay_explains_each_id_that_it_leaves_out(sqlq_: Command) -> None:
-    live: int = sqlq_.shop("enqueue", "shop.send", "7", "--json").json()["id"]
-    done = sqlq_("replay", str(live), "4711")
-    assert done.code == 1
-    assert done.out == "no jobs replayed\n"
-    assert done.err == (
-        f"sqlq: job {live}: it is available: replay is for finished, failed, cancelled jobs\n"
-        "sqlq: job 4711: there is no such job\n"
-    )
-
-
-def test_a_wrong_command_line_of_replay_is_reported_in_one_sentence(sqlq_: Command) -> None:
-    assert "name the jobs, or give --task, --queue, --batch, --label" in sqlq_("replay").misuse()
-    assert "--since is 'yesterday'" in sqlq_("replay", "--since", "yesterday").misuse()
-    assert "has no time zone" in sqlq_("replay", "--since", "2026-01-01").misuse()
 
 
 @needs("cheap")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 
 import pytest
@@ -12,62 +11,12 @@ import sqlq
 from sqlq.store import health
 from sqlq.store.workers import workers
 from sqlq.testing import drain
-from tests.kit import claim_on, for_each, needs, span
+from tests.kit import claim_on, for_each, span
 from tests.kit.command import Command
 
 
 def enqueue(sqlq_: Command, *words: str) -> str:
     return str(sqlq_.shop("enqueue", *words, "--json").json()["id"])
-
-
-def test_why_names_the_worker_command_and_the_doctors_findings(sqlq_: Command, app: sqlq.App) -> None:
-    id = enqueue(sqlq_, "shop.send", "7")
-    first, *reasons, _, heading, found = sqlq_.shop("why", id).out.splitlines()
-    assert first == f"job {id}, shop.send in queue mail, is available"
-    assert [line.split(maxsplit=1)[0] for line in reasons] == ["sqlq", "sqlq"]
-    assert reasons[0].startswith("  sqlq work -q mail -a shop:app ")
-    assert reasons[0].endswith("  no worker serves its queue")
-    assert reasons[1].endswith("  a cancel ends it without running it")
-    assert heading == "doctor"
-    assert found.startswith("  no worker is alive, and 1 job is due → start one with sqlq work -a shop:app")
-    assert app.jobs.why(int(id)) == [
-        "no worker serves its queue",
-        "a cancel ends it without running it",
-        "no worker is alive, and 1 job is due",
-    ]
-    assert asyncio.run(app.jobs.awhy(int(id))) == app.jobs.why(int(id))
-
-
-def test_why_in_json_has_reasons_with_their_commands_and_findings(sqlq_: Command) -> None:
-    id = enqueue(sqlq_, "shop.send", "7", "--delay", "1h")
-    sqlq_.ok("queues", "pause", "mail", "--duration", "30m")
-    said = sqlq_.shop("why", id, "--json").json()
-    assert (said["id"], said["state"], said["queue"], said["task"]) == (
-        *(int(id), "scheduled", "mail"),
-        "shop.send",
-    )
-    commands = {each["said"].split(" 2")[0]: each["command"] for each in said["reasons"]}
-    assert {reason: line.partition(" -a ")[0] for reason, line in commands.items()} == {
-        "it is due": f"sqlq reschedule {id}",
-        "its queue is paused until": "sqlq queues resume mail",
-        "a cancel ends it without running it": f"sqlq cancel {id}",
-    }
-    assert [(each["check"], each["verdict"]) for each in said["findings"]] == [("workers", "check")]
-
-
-def test_why_shows_the_end_of_an_ended_job(sqlq_: Command) -> None:
-    sent, failed = enqueue(sqlq_, "shop.send", "7"), enqueue(sqlq_, "shop.fail", "it")
-    cancelled = enqueue(sqlq_, "shop.where")
-    sqlq_.ok("cancel", cancelled)
-    sqlq_.work()
-    sqlq_.work()
-    assert f"job {sent}, shop.send in queue mail, is finished\n" in sqlq_.ok("why", sent)
-    said = sqlq_.ok("why", failed)
-    assert f"is failed: ValueError: cannot it for several reasons\n  sqlq retry {failed} " in said
-    assert "doctor" not in said
-    said = sqlq_.ok("why", cancelled)
-    assert "is cancelled: cancelled on request\n" in said
-    assert "it has ended and runs no more" in said
 
 
 def test_a_job_that_was_cancelled_before_its_time_was_not_due_ago(sqlq_: Command, app: sqlq.App) -> None:
@@ -103,6 +52,14 @@ def test_why_reports_a_task_that_no_worker_knows(sqlq_: Command, app: sqlq.App) 
     assert "elsewhere.send" not in sqlq_.ok("why", str(other)), "which is the trouble of another job"
 
 
+def test_why_explains_a_job_by_name_whose_arguments_do_not_fit(sqlq_: Command, app: sqlq.App) -> None:
+    id = sqlq_("enqueue", "shop.send", "many", "words", "too", "much", "--json").json()["id"]
+    sqlq_.work()
+    assert app.jobs.get(id).history[-1].reason == "bad_payload"
+    told = "the handler of the last worker that met it does not take its arguments"
+    assert told in sqlq_.ok("why", str(id))
+
+
 def test_why_and_the_doctor_name_the_unknown_task_at_the_head_of_a_line(
     sqlq_: Command, app: sqlq.App
 ) -> None:
@@ -127,19 +84,6 @@ def test_why_and_the_doctor_name_the_unknown_task_at_the_head_of_a_line(
     assert f"→ sqlq why {first}" in doctor
 
 
-def test_why_names_the_limit_or_the_step_that_blocks_a_job(sqlq_: Command, app: sqlq.App) -> None:
-    pack = app.task(name="shop.pack", limit=sqlq.Serial("van"))(lambda: None)
-    post = app.task(name="shop.post")(lambda: None)
-    first = app.enqueue(pack.new())
-    assert "its limit van has room: a worker admits it at its next look" in sqlq_.ok("why", str(first.id))
-    second = app.enqueue(pack.new())
-    assert "it waits for its turn under the limit van" in sqlq_.ok("why", str(second.id))
-    flow = app.enqueue(sqlq.chain(post.new(), post.new()))
-    step = flow.jobs[-1].id
-    before = flow.jobs[0].id
-    assert f"it waits for job {before}, shop.post, which is available" in sqlq_.ok("why", str(step))
-
-
 def test_why_names_the_live_job_for_which_a_retry_is_refused(sqlq_: Command, app: sqlq.App) -> None:
     fail = app.task(name="shop.fail", max_attempts=1)(lambda: 1 / 0)
     failed = app.enqueue(fail.new().set(unique_key="k"))
@@ -150,17 +94,6 @@ def test_why_names_the_live_job_for_which_a_retry_is_refused(sqlq_: Command, app
     assert f"job {live.id} has its unique key: a retry is refused until that ends" in said
     assert f"sqlq show {live.id}" in said
     assert f"sqlq retry {failed.id}" not in said
-
-
-@needs("cheap")
-@for_each("id", ["0", "99999999999999999999"])
-def test_why_refuses_a_number_that_is_no_id(sqlq_: Command, id: str) -> None:
-    assert sqlq_("why", id).sentence().startswith(f"there is no job {id} in this")
-
-
-@needs("cheap")
-def test_why_refuses_a_text_that_is_no_number(sqlq_: Command) -> None:
-    assert "'shop.send' is not a valid integer" in sqlq_("why", "shop.send").misuse()
 
 
 def _busy(app: sqlq.App) -> None:

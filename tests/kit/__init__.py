@@ -16,6 +16,7 @@ The other modules are imported by their names:
     notifications          who hears what an enqueue sends to idle workers
     command, processes     `sqlq` as people run it; `preloaded` starts these processes fast
     plans                  what PostgreSQL reads for a statement
+    transcript             commands with what they print, as text files
     isolated               subprocesses for single jobs, with programs of a test's own
     flows, beside          Apps with tasks, and what their handlers did
     pages                  the blocks of the documentation

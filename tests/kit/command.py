@@ -27,8 +27,6 @@ from tests.kit.preloaded import INTERPRETERS, Forked, preloaded
 from tests.kit.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
-SEARCH = "--task, --queue, --batch, --label, --key, --limit-key, --since, --until"
-"""The options that choose jobs, as messages list them."""
 
 SHOP = '''
 import os
