@@ -22,7 +22,7 @@ from packaging.requirements import Requirement
 from tests.pythons import main
 
 ROOT = Path(__file__).parents[1]
-TESTS = ("tests/worker/test_outcomes.py", "tests/conformance/test_enqueue.py")
+TESTS = ("tests/worker/test_outcomes.py", "tests/conformance/test_transactions.py")
 OLDEST = re.search(r"^SQLAlchemy==(.*)$", (ROOT / ".ci/oldest.txt").read_text(), re.MULTILINE)
 """The release of .ci/oldest.txt, with which the gate runs on the oldest Python. Another one must import."""
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")

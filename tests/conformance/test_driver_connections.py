@@ -6,39 +6,26 @@ The caller's writes and the job commit or roll back together, and the connection
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import sqlite3
 import subprocess
 import sys
 import threading
 from contextlib import closing, suppress
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
 import asyncpg
 import psycopg
 import psycopg2
-import pymysql
 import pytest
 from psycopg import rows
-from sqlalchemy import Engine, make_url, text
+from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.enqueue import notify
 from tests.kit import execute, needs, run_one
-from tests.kit.databases import sqlite_url
-from tests.kit.drivers import (
-    Caller,
-    Mode,
-    automatic,
-    common_modes,
-    every_automatic,
-    every_mode,
-    modes,
-    orders_and_jobs,
-)
+from tests.kit.callers import Caller, Way, automatic, common_modes, dsn, file_of, modes, orders_and_jobs
 
 pytestmark = pytest.mark.variants
 """Each test tries one of twenty ways to hold a connection; `poe test-all` has each try all of them."""
@@ -52,248 +39,15 @@ def send(app: sqlq.App) -> sqlq.Task[..., None]:
     return send
 
 
-def dsn(url: str) -> str:
-    return make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
-
-
-def file_of(url: str) -> str:
-    return make_url(url).database or ""
-
-
-# -- the order and the job -----------------------------------------------------------------------------------
-
-
-@every_mode
-def test_write_and_job_are_visible_after_the_commit(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
-) -> None:
-    with Caller(database_url, mode) as caller:
-        for first in ("order", "job"):
-            before = orders_and_jobs(watched_orders)
-            caller.begin()
-            if first == "order":
-                caller.order(1)
-            job = caller.enqueue(app, send.new(1))
-            assert (job.queue, job.task, job.state, job.created) == ("mail", "shop.send", "available", True)
-            if first == "job":
-                caller.order(2)
-            assert orders_and_jobs(watched_orders) == before
-            caller.commit()
-            orders, jobs = orders_and_jobs(watched_orders)
-            assert (len(orders), jobs[-1]) == (len(before[0]) + 1, job.id)
-
-
-@every_mode
-def test_a_rollback_undoes_write_and_job(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
-) -> None:
-    with Caller(database_url, mode) as caller:
-        for number in (1, 2):
-            caller.begin()
-            if number == 1:
-                caller.order(1)
-            caller.enqueue(app, send.new(1))
-            caller.enqueue_many(app, [send.new(2), send.new(3).set(unique_key="k")])
-            if number == 2:
-                caller.order(2)
-            caller.rollback()
-            assert orders_and_jobs(watched_orders) == ([], [])
-
-
-@common_modes
-def test_a_closed_connection_leaves_neither_write_nor_job(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
-) -> None:
-    with Caller(database_url, mode) as caller:
-        caller.begin()
-        caller.order(1)
-        caller.enqueue(app, send.new(1))
-    assert orders_and_jobs(watched_orders) == ([], [])
-
-
-@every_mode
-def test_a_savepoint_keeps_or_undoes_write_and_job(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
-) -> None:
-    with Caller(database_url, mode) as caller:
-        for end in (caller.commit, caller.rollback):
-            caller.begin()
-            caller.order(10 + len(orders_and_jobs(watched_orders)[0]))
-            caller.execute("SAVEPOINT one")
-            caller.order(1)
-            first = caller.enqueue(app, send.new(1))
-            caller.execute("RELEASE SAVEPOINT one")
-            caller.execute("SAVEPOINT two")
-            caller.order(2)
-            several = [send.new(2), send.new(2).set(unique_key="a"), send.new(2).set(unique_key="b")]
-            caller.enqueue_many(app, several)
-            caller.execute("ROLLBACK TO SAVEPOINT two")
-            last = caller.enqueue(app, send.new(3).set(unique_key="a"))
-            assert last.created
-            if end == caller.commit:
-                end()
-                assert orders_and_jobs(watched_orders) == ([1, 10], [first.id, last.id])
-                caller.begin()
-                caller.execute("DELETE FROM orders WHERE id = 1")
-                caller.execute("DELETE FROM jobs")
-                caller.commit()
-            else:
-                end()
-                assert orders_and_jobs(watched_orders) == ([10], [])
-
-
-@common_modes
-def test_an_error_of_the_caller_undoes_write_and_job(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
-) -> None:
-    with Caller(database_url, mode) as caller:
-        caller.begin()
-        caller.order(1)
-        caller.enqueue(app, send.new(1))
-        with pytest.raises(Exception, match=r"(?i)unique|duplicate"):
-            caller.order(1)
-        caller.rollback()
-        assert orders_and_jobs(watched_orders) == ([], [])
-        caller.begin()
-        caller.order(1)
-        job = caller.enqueue(app, send.new(1))
-        caller.commit()
-        assert orders_and_jobs(watched_orders) == ([1], [job.id])
-
-
-@every_mode
-def test_jobs_of_every_kind_arrive_as_through_sqlalchemy(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
-) -> None:
-    moment = "2030-01-31T08:00:00+00:00"
-    new = [
-        send.new(1),
-        send.new(2, text="ä\"'%s %% :x ? $1 €😀"),
-        send.new(3).set(priority=9, timeout="1m", max_attempts=7, queue="other"),
-        send.new(4).set(delay="1h"),
-        send.new(5).set(available_at=datetime.fromisoformat(moment)),
-        send.new(6).set(unique_key="six", unique_until="start"),
-        send.new(7).set(unique_key="seven"),
-        send.new(8).set(unique_key="six"),
-    ]
-
-    def stored() -> list[tuple[Any, ...]]:
-        with watched_orders.begin() as conn:
-            found = conn.execute(
-                text(
-                    "SELECT payload, queue, task, priority, timeout_ms, max_attempts, unique_key, "
-                    "unique_until, available_at > created_at FROM jobs ORDER BY payload"
-                )
-            )
-            every = [tuple(row) for row in found]
-            conn.execute(text("DELETE FROM jobs"))
-            return every
-
-    with watched_orders.begin() as conn:
-        expected = [
-            (job.queue, job.task, job.state, job.created) for job in app.enqueue_many(new, session=conn)
-        ]
-    through_sqlalchemy = stored()
-    with Caller(database_url, mode) as caller:
-        caller.begin()
-        done = caller.enqueue_many(app, new)
-        assert [(job.queue, job.task, job.state, job.created) for job in done] == expected
-        assert done[7].id == done[5].id
-        again = caller.enqueue_many(app, new[5:])
-        assert [(job.id, job.created) for job in again] == [(job.id, False) for job in done[5:]]
-        caller.commit()
-        assert stored() == through_sqlalchemy
-        one_by_one = []
-        caller.begin()
-        for each in new:
-            one_by_one.append(caller.enqueue(app, each))  # noqa: PERF401 - each is a call to be tried
-        caller.commit()
-        assert [(job.queue, job.task, job.state, job.created) for job in one_by_one] == expected
-        assert stored() == through_sqlalchemy
-
-
-@common_modes
-def test_many_jobs_keep_their_order(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
-) -> None:
-    new = [send.new(i).set(priority=i % 3) for i in range(1_200)] + [send.new(i) for i in range(1_200)]
-    with Caller(database_url, mode) as caller:
-        caller.begin()
-        done = caller.enqueue_many(app, new)
-        caller.commit()
-    with watched_orders.connect() as conn:
-        payloads: dict[int, str] = dict(conn.execute(text("SELECT id, payload FROM jobs")).all())
-    assert [payloads[job.id] for job in done] == [job.payload for job in new]
-
-
 # -- what is left as it was ----------------------------------------------------------------------------------
-
-
-@common_modes
-def test_a_refused_job_leaves_the_transaction_usable(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
-) -> None:
-    with Caller(database_url, mode) as caller:
-        caller.begin()
-        caller.order(1)
-        bad: Any = send
-        with pytest.raises(sqlq.EnqueueError, match=r"not a Task: write app.enqueue"):
-            caller.enqueue(app, bad)
-        with pytest.raises(sqlq.EnqueueError):
-            caller.enqueue_many(app, [send.new(1), bad])
-        caller.order(2)
-        caller.commit()
-        assert orders_and_jobs(watched_orders) == ([1, 2], [])
-
-
-@common_modes
-def test_missing_tables_raise_an_error_and_leave_the_transaction_usable(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
-) -> None:
-    execute(watched_orders, "ALTER TABLE sqlq_version RENAME TO elsewhere")
-    with Caller(database_url, mode) as caller:
-        caller.begin()
-        caller.order(1)
-        for _ in range(2):
-            with pytest.raises(
-                sqlq.errors.SchemaVersionError, match="does not hold sqlq's tables yet: create them"
-            ):
-                caller.enqueue(app, send.new(1))
-        caller.order(2)
-        caller.commit()
-        assert orders_and_jobs(watched_orders) == ([1, 2], [])
-        execute(watched_orders, "ALTER TABLE elsewhere RENAME TO sqlq_version")
-        caller.begin()
-        assert caller.enqueue(app, send.new(1)).created
-        caller.commit()
-
-
-@every_mode
-def test_a_row_that_the_database_refuses_raises_the_drivers_error(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
-) -> None:
-    kinds: list[Any] = [psycopg.IntegrityError, psycopg2.IntegrityError, sqlite3.IntegrityError]
-    kinds += [asyncpg.PostgresError, pymysql.OperationalError]
-    if importlib.util.find_spec("MySQLdb"):
-        kinds.append(importlib.import_module("MySQLdb").OperationalError)
-    with Caller(database_url, mode) as caller:
-        caller.begin()
-        caller.order(1)
-        caller.execute("SAVEPOINT mine")
-        with pytest.raises(tuple(kinds), match="priority"):
-            caller.enqueue(app, replace(send.new(1), priority=1_000))
-        caller.execute("ROLLBACK TO SAVEPOINT mine")
-        job = caller.enqueue(app, send.new(2))
-        caller.commit()
-        assert orders_and_jobs(watched_orders) == ([1], [job.id])
 
 
 SETTINGS = ("autocommit", "isolation_level", "row_factory", "text_factory", "cursor_factory")
 
 
-@every_mode
+@common_modes
 def test_enqueue_keeps_the_settings_of_the_callers_connection(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
+    app: sqlq.App, send: Any, caller: Caller
 ) -> None:
     def settings(connection: Any) -> dict[str, Any]:
         found = {name: getattr(connection, name, None) for name in SETTINGS}
@@ -302,21 +56,20 @@ def test_enqueue_keeps_the_settings_of_the_callers_connection(
             "status": getattr(getattr(connection, "info", None), "transaction_status", None),
         }
 
-    with Caller(database_url, mode) as caller:
-        before = settings(caller.connection)
-        caller.begin()
-        caller.enqueue_many(app, [send.new(1), send.new(2).set(unique_key="k")])
-        caller.rollback()
-        assert settings(caller.connection) == before
-        caller.enqueue(app, send.new(1))
-        if not mode.begins:
-            caller.commit()
-        assert settings(caller.connection) == before
+    before = settings(caller.session)
+    caller.begin()
+    caller.enqueue_many(app, [send.new(1), send.new(2).set(unique_key="k")])
+    caller.rollback()
+    assert settings(caller.session) == before
+    caller.enqueue(app, send.new(1))
+    if not caller.begins:
+        caller.commit()
+    assert settings(caller.session) == before
 
 
 @needs("file")
 def test_enqueue_sends_no_begin_or_commit(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str
+    app: sqlq.App, send: Any, watched_orders: Engine, database_url: str
 ) -> None:
     said: list[str] = []
     with closing(sqlite3.connect(file_of(database_url))) as conn:
@@ -329,50 +82,34 @@ def test_enqueue_sends_no_begin_or_commit(
 
 @modes(lambda name, mode: mode.is_async)
 def test_an_asynchronous_connection_is_awaited_on_its_loop(
-    app: sqlq.App,
-    send: sqlq.Task[..., None],
-    watched_orders: Engine,
-    database_url: str,
-    mode: Mode,
-    monkeypatch: pytest.MonkeyPatch,
+    app: sqlq.App, send: Any, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Caller(database_url, mode) as caller:
-        caller.begin()
-        # which has a thread, to wake workers
-        monkeypatch.setattr(notify.Notifier, "_begin", lambda self: None)
-        started: list[str] = []
-        monkeypatch.setattr(threading.Thread, "start", lambda thread: started.append(thread.name))
-        caller.enqueue_many(app, [send.new(1), send.new(2).set(unique_key="k")])
-        assert started == []
-        monkeypatch.undo()
-        caller.commit()
+    caller.begin()
+    # which has a thread, to wake workers
+    monkeypatch.setattr(notify.Notifier, "_begin", lambda self: None)
+    started: list[str] = []
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: started.append(thread.name))
+    caller.enqueue_many(app, [send.new(1), send.new(2).set(unique_key="k")])
+    assert started == []
+    monkeypatch.undo()
+    caller.commit()
 
 
 # -- autocommit ----------------------------------------------------------------------------------------------
 
 
 @automatic
-def test_a_job_in_autocommit_commits_at_once(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
-) -> None:
-    with Caller(database_url, mode) as caller:
-        one = caller.enqueue(app, send.new(1))
-        assert orders_and_jobs(watched_orders)[1] == [one.id]
-        caller.order(1)
-        assert orders_and_jobs(watched_orders)[0] == [1]
-
-
-@every_automatic
-def test_a_batch_in_autocommit_is_written_whole_or_not_at_all(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
+def test_a_batch_in_autocommit_is_written_whole_at_once_or_not_at_all(
+    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
 ) -> None:
     several = [send.new(1), send.new(2).set(unique_key="a"), send.new(3).set(unique_key="b")]
-    with Caller(database_url, mode) as caller:
-        with pytest.raises(Exception, match="priority"):
-            caller.enqueue_many(app, [*several, replace(send.new(4), unique_key="c", priority=1_000)])
-        assert orders_and_jobs(watched_orders)[1] == []
-        assert len(caller.enqueue_many(app, several)) == 3
-        assert len(orders_and_jobs(watched_orders)[1]) == 3
+    with pytest.raises(Exception, match="priority"):
+        caller.enqueue_many(app, [*several, replace(send.new(4), unique_key="c", priority=1_000)])
+    assert orders_and_jobs(watched_orders)[1] == []
+    assert len(caller.enqueue_many(app, several)) == 3
+    assert len(orders_and_jobs(watched_orders)[1]) == 3
+    caller.enqueue(app, send.new(4))
+    assert len(orders_and_jobs(watched_orders)[1]) == 4
 
 
 def enqueue_and_fail(app: sqlq.App, new: sqlq.NewJob, session: Any) -> None:
@@ -386,7 +123,7 @@ def enqueue_and_fail(app: sqlq.App, new: sqlq.NewJob, session: Any) -> None:
 @needs("postgresql")
 @pytest.mark.parametrize("autocommit", [True, False])
 def test_psycopgs_transaction_blocks(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, autocommit: bool
+    app: sqlq.App, send: Any, watched_orders: Engine, database_url: str, autocommit: bool
 ) -> None:
     with psycopg.connect(dsn(database_url), autocommit=autocommit, row_factory=rows.dict_row) as conn:
         with conn.transaction():
@@ -411,9 +148,7 @@ def test_psycopgs_transaction_blocks(
 
 
 @needs("postgresql")
-def test_psycopg_in_a_pipeline(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str
-) -> None:
+def test_psycopg_in_a_pipeline(app: sqlq.App, send: Any, watched_orders: Engine, database_url: str) -> None:
     with psycopg.connect(dsn(database_url)) as conn:
         with conn.pipeline():
             conn.execute("INSERT INTO orders VALUES (1)")
@@ -427,9 +162,7 @@ def test_psycopg_in_a_pipeline(
 
 
 @needs("postgresql")
-def test_psycopg_in_two_phases(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str
-) -> None:
+def test_psycopg_in_two_phases(app: sqlq.App, send: Any, watched_orders: Engine, database_url: str) -> None:
     with psycopg.connect(dsn(database_url)) as conn:
         job: sqlq.Job | None = None
         for end in (conn.tpc_rollback, conn.tpc_commit):
@@ -442,9 +175,7 @@ def test_psycopg_in_two_phases(
 
 
 @needs("postgresql")
-def test_psycopg2_in_with_blocks(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str
-) -> None:
+def test_psycopg2_in_with_blocks(app: sqlq.App, send: Any, watched_orders: Engine, database_url: str) -> None:
     with closing(psycopg2.connect(dsn(database_url))) as conn:
         with conn, conn.cursor() as cursor:
             cursor.execute("INSERT INTO orders VALUES (1)")
@@ -459,7 +190,7 @@ def test_psycopg2_in_with_blocks(
 
 @needs("postgresql")
 def test_asyncpgs_transaction_blocks_and_pools(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str
+    app: sqlq.App, send: Any, watched_orders: Engine, database_url: str
 ) -> None:
     async def main() -> list[int]:
         kept = []
@@ -484,9 +215,7 @@ def test_asyncpgs_transaction_blocks_and_pools(
 
 
 @needs("file")
-def test_sqlite3_in_with_blocks(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str
-) -> None:
+def test_sqlite3_in_with_blocks(app: sqlq.App, send: Any, watched_orders: Engine, database_url: str) -> None:
     with closing(sqlite3.connect(file_of(database_url))) as conn:
         with conn:
             conn.execute("INSERT INTO orders VALUES (1)")
@@ -498,7 +227,7 @@ def test_sqlite3_in_with_blocks(
 
 @needs("file")
 def test_an_outermost_savepoint_keeps_or_undoes_write_and_job(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str
+    app: sqlq.App, send: Any, watched_orders: Engine, database_url: str
 ) -> None:
     with closing(sqlite3.connect(file_of(database_url))) as conn:
         for end in ("ROLLBACK TO mine", "SELECT 1"):
@@ -514,7 +243,7 @@ def test_an_outermost_savepoint_keeps_or_undoes_write_and_job(
 
 @needs("one_writer")
 def test_a_write_on_a_stale_snapshot_is_refused_in_a_sentence(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str
+    app: sqlq.App, send: Any, watched_orders: Engine, database_url: str
 ) -> None:
     with closing(sqlite3.connect(file_of(database_url), isolation_level=None)) as conn:
         conn.execute("BEGIN")
@@ -529,7 +258,7 @@ def test_a_write_on_a_stale_snapshot_is_refused_in_a_sentence(
 
 
 @needs("file")
-def test_jobs_in_a_database_in_memory(app: sqlq.App, send: sqlq.Task[..., None], database_url: str) -> None:
+def test_jobs_in_a_database_in_memory(app: sqlq.App, send: Any, database_url: str) -> None:
     in_memory = sqlq.App("sqlite://")
     task = in_memory.task(name="t")(print)
     for migrated in (False, True, False):
@@ -545,7 +274,7 @@ def test_jobs_in_a_database_in_memory(app: sqlq.App, send: sqlq.Task[..., None],
 
 @needs("schemas")
 def test_the_search_path_of_the_caller_does_not_redirect_jobs(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str
+    app: sqlq.App, send: Any, watched_orders: Engine, database_url: str
 ) -> None:
     with watched_orders.begin() as conn:
         conn.execute(text("CREATE SCHEMA tenant"))
@@ -564,55 +293,12 @@ def test_the_search_path_of_the_caller_does_not_redirect_jobs(
     assert len(orders_and_jobs(watched_orders)[1]) == len(options)
 
 
-@needs("postgresql")
-def test_a_failed_transaction_refuses_a_job(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str
-) -> None:
-    with psycopg.connect(dsn(database_url)) as conn:
-        with pytest.raises(psycopg.errors.UndefinedTable):
-            conn.execute("SELECT * FROM nowhere")
-        with pytest.raises(psycopg.errors.InFailedSqlTransaction):
-            app.enqueue(send.new(1), session=conn)
-        conn.rollback()
-        assert app.enqueue(send.new(2), session=conn).created
-
-
-@needs("sessions")
-def test_a_rival_for_a_key_waits_for_the_first_commit(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str
-) -> None:
-    new = send.new(1).set(unique_key="k")
-    with psycopg.connect(dsn(database_url)) as one, psycopg.connect(dsn(database_url)) as two:
-        first = app.enqueue(new, session=one)
-        found: list[sqlq.Job] = []
-        rival = threading.Thread(target=lambda: found.append(app.enqueue(new, session=two)))
-        rival.start()
-        one.commit()
-        rival.join(60)
-        assert [(job.id, job.created) for job in found] == [(first.id, False)]
-
-
 # -- which database, and what is no connection ---------------------------------------------------------------
-
-
-@needs("file")
-def test_a_connection_to_another_database_warns(
-    app: sqlq.App, send: sqlq.Task[..., None], database_url: str, tmp_path: Path
-) -> None:
-    other = sqlq.App(sqlite_url(tmp_path / "other.db"))
-    other.migrate()
-    with (
-        closing(sqlite3.connect(tmp_path / "other.db")) as conn,
-        pytest.warns(
-            RuntimeWarning, match=r"jobs are being enqueued into sqlite\+pysqlite:///.*other.db, but"
-        ),
-    ):
-        app.enqueue(send.new(1), session=conn)
 
 
 @needs("roles")
 def test_a_connection_of_the_other_kind_is_refused_with_the_right_call(
-    app: sqlq.App, send: sqlq.Task[..., None], tmp_path: Path, database_url: str
+    app: sqlq.App, send: Any, tmp_path: Path, database_url: str
 ) -> None:
     async def main() -> None:
         async with await psycopg.AsyncConnection.connect(dsn(database_url)) as conn:
@@ -632,9 +318,7 @@ def test_a_connection_of_the_other_kind_is_refused_with_the_right_call(
 
 
 @needs("postgresql")
-def test_a_cursor_is_refused_in_a_sentence(
-    app: sqlq.App, send: sqlq.Task[..., None], database_url: str
-) -> None:
+def test_a_cursor_is_refused_in_a_sentence(app: sqlq.App, send: Any, database_url: str) -> None:
     drivers: tuple[Any, ...] = (psycopg, psycopg2)
     for driver in drivers:
         with closing(driver.connect(dsn(database_url))) as conn:
@@ -662,13 +346,12 @@ class Traced:
 
 @modes(lambda name, mode: name in ("sqlite3", "psycopg"))
 def test_enqueue_takes_wrapped_connections(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: Mode
+    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
 ) -> None:
     """Wrapped to be traced, or taken raw from a pool of SQLAlchemy's."""
-    with Caller(database_url, mode) as caller:
-        traced: Any = Traced(caller.connection)
-        app.enqueue(send.new(1), session=traced)
-        caller.commit()
+    traced: Any = Traced(caller.session)
+    app.enqueue(send.new(1), session=traced)
+    caller.commit()
     raw = watched_orders.raw_connection()
     app.enqueue(send.new(2), session=raw)
     raw.commit()
@@ -698,19 +381,19 @@ print(sorted(foreign & (set(sys.modules) - before)))
 
 
 def complete(caller: Caller, running: sqlq.JobContext, result: Any = None) -> None:
-    if caller.mode.is_async:
-        caller.do(running.acomplete(caller.connection, result))
+    if caller.is_async:
+        caller.do(running.acomplete(caller.session, result))
     else:
-        running.complete(caller.connection, result)
+        running.complete(caller.session, result)
 
 
 @common_modes
 def test_a_handlers_writes_and_its_completion_commit_together(
-    app: sqlq.App, watched_orders: Engine, database_url: str, mode: Mode
+    app: sqlq.App, watched_orders: Engine, database_url: str, way: Way
 ) -> None:
     def pay() -> None:
         running = sqlq.current_job()
-        with Caller(database_url, mode) as caller:
+        with way(database_url) as caller:
             caller.begin()
             if running.attempt == 2:
                 caller.order(2)
@@ -733,45 +416,25 @@ def test_a_handlers_writes_and_its_completion_commit_together(
 
 
 @common_modes
-def test_a_callback_commits_with_the_completion_of_its_job(
-    app: sqlq.App, watched_orders: Engine, database_url: str, mode: Mode
-) -> None:
-    heard: list[sqlq.JobOutcome] = []
-
-    @app.task(name="thank")
-    def thank(ended: sqlq.JobOutcome) -> None:
-        heard.append(ended)
-
-    def pay() -> None:
-        with Caller(database_url, mode) as caller:
-            caller.begin()
-            complete(caller, sqlq.current_job())
-            caller.rollback() if sqlq.current_job().attempt == 1 else caller.commit()
-
-    done = run_one(app, pay, on_success=thank)
-    assert heard == [sqlq.JobOutcome(done.id, "t", "default", "finished", 2)]
-
-
-@every_mode
 def test_complete_begins_a_transaction_of_its_own(
-    app: sqlq.App, watched_orders: Engine, database_url: str, mode: Mode
+    app: sqlq.App, watched_orders: Engine, database_url: str, way: Way
 ) -> None:
     def pay() -> None:
         running = sqlq.current_job()
-        with Caller(database_url, mode) as caller:
+        with way(database_url) as caller:
 
             async def apay() -> None:
-                async with running.acompleting(caller.connection, 1) as conn:
-                    assert conn is caller.connection
+                async with running.acompleting(caller.session, 1) as conn:
+                    assert conn is caller.session
                     await caller.executing(f"INSERT INTO orders VALUES ({running.attempt})")
                     if running.attempt == 1:
                         raise ZeroDivisionError
 
-            if mode.is_async:
+            if caller.is_async:
                 caller.do(apay())
             else:
-                with running.completing(caller.connection, 1) as conn:
-                    assert conn is caller.connection
+                with running.completing(caller.session, 1) as conn:
+                    assert conn is caller.session
                     caller.order(running.attempt)
                     if running.attempt == 1:
                         raise ZeroDivisionError
@@ -782,26 +445,24 @@ def test_complete_begins_a_transaction_of_its_own(
     assert orders_and_jobs(watched_orders) == ([2], [])
 
 
-@modes(
-    lambda name, mode: not name.endswith("pep249"), in_all=True
-)  # always in one, and nothing shows who began it
+@modes(lambda name, mode: not name.endswith("pep249"))  # always in one, and nothing shows who began it
 def test_complete_refuses_an_open_transaction(
-    app: sqlq.App, watched_orders: Engine, database_url: str, mode: Mode
+    app: sqlq.App, watched_orders: Engine, database_url: str, way: Way
 ) -> None:
     def pay() -> None:
         running = sqlq.current_job()
-        with Caller(database_url, mode) as caller:
+        with way(database_url) as caller:
             caller.begin()
             caller.order(1)
 
             async def apay() -> None:
-                async with running.acompleting(caller.connection):
+                async with running.acompleting(caller.session):
                     pass
 
-            if mode.is_async:
+            if caller.is_async:
                 caller.do(apay())
             else:
-                with running.completing(caller.connection):
+                with running.completing(caller.session):
                     pass
 
     done = run_one(app, pay, max_attempts=1)
@@ -810,10 +471,10 @@ def test_complete_refuses_an_open_transaction(
 
 @automatic
 def test_complete_refuses_a_connection_without_a_transaction(
-    app: sqlq.App, watched_orders: Engine, database_url: str, mode: Mode
+    app: sqlq.App, watched_orders: Engine, database_url: str, way: Way
 ) -> None:
     def pay() -> None:
-        with Caller(database_url, mode) as caller:
+        with way(database_url) as caller:
             complete(caller, sqlq.current_job())
 
     done = run_one(app, pay, max_attempts=1)
@@ -822,14 +483,12 @@ def test_complete_refuses_a_connection_without_a_transaction(
 
 
 @common_modes
-def test_a_zombie_cannot_complete(
-    app: sqlq.App, watched_orders: Engine, database_url: str, mode: Mode
-) -> None:
+def test_a_zombie_cannot_complete(app: sqlq.App, watched_orders: Engine, database_url: str, way: Way) -> None:
     def pay() -> None:
         running = sqlq.current_job()
         if running.attempt == 1:
             execute(watched_orders, "UPDATE jobs SET lease_token = lease_token + 1")
-        with Caller(database_url, mode) as caller:
+        with way(database_url) as caller:
             caller.begin()
             caller.order(running.attempt)
             with pytest.raises(sqlq.LeaseLostError):

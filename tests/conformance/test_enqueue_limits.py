@@ -13,9 +13,7 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.testing import tick
-from tests.kit import drivers, sessions
-from tests.kit.drivers import Mode, common_modes
-from tests.kit.sessions import Way, common_ways
+from tests.kit.callers import Caller, common_ways
 
 pytestmark = pytest.mark.each_database
 
@@ -38,42 +36,28 @@ def committed(engine: Engine, query: str) -> list[Any]:
 
 
 @common_ways
-def test_every_session_enqueues_limited_jobs_as_blocked(
-    app: sqlq.App, call: sqlq.Task[..., None], watch: Engine, database_url: str, way: Way
+def test_limited_jobs_are_enqueued_as_blocked(
+    app: sqlq.App, call: Any, watch: Engine, caller: Caller
 ) -> None:
-    with sessions.Caller(database_url, way) as caller:
-        done = [
-            caller.enqueue(app, call.new(1)),
-            *caller.enqueue_many(app, [call.new(2).set(delay="1h"), call.new(3).set(limit=None)]),
-            *caller.enqueue_many(app, [call.new(4).set(unique_key="k"), call.new(5), call.new(6)]),
-        ]
-        assert committed(watch, WAKES) == []
-        caller.commit()
+    caller.begin()
+    done = [
+        caller.enqueue(app, call.new(1)),
+        *caller.enqueue_many(app, [call.new(2).set(delay="1h"), call.new(3).set(limit=None)]),
+        *caller.enqueue_many(app, [call.new(4).set(unique_key="k"), call.new(5), call.new(6)]),
+    ]
+    flow: Any = sqlq.chain(call.new(7), call.new(8))
+    caller.enqueue(app, flow)
+    assert committed(watch, WAKES) == []
+    caller.commit()
     assert [str(job.state) for job in done] == [*["blocked"] * 2, "available", *["blocked"] * 3]
-    limited, free = ("stripe", "limit", True), (None, None, False)
-    assert sorted(committed(watch, JOBS), key=str) == sorted([*[limited] * 5, free], key=str)
+    limited, free, step = ("stripe", "limit", True), (None, None, False), ("stripe", "flow", False)
+    assert sorted(committed(watch, JOBS), key=str) == sorted([*[limited] * 6, free, step], key=str)
     # the limit is stored at once; when the delayed job is due, its wake does not have it
-    wakes = [*[STRIPE] * 3, ("stripe", None, None, None, False, False)]
+    wakes = [*[STRIPE] * 4, ("stripe", None, None, None, False, False)]
     assert sorted(committed(watch, WAKES), key=str) == sorted(wakes, key=str)
 
 
-@common_modes
-def test_every_driver_enqueues_limited_jobs_as_blocked(
-    app: sqlq.App, call: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
-) -> None:
-    with drivers.Caller(database_url, mode) as caller:
-        caller.begin()
-        one = caller.enqueue(app, call.new(1))
-        two, three = caller.enqueue_many(app, [call.new(2), call.new(3).set(priority=3)])
-        caller.commit()
-    assert {str(job.state) for job in (one, two, three)} == {"blocked"}
-    assert committed(watch, JOBS) == [("stripe", "limit", True)] * 3
-    assert committed(watch, WAKES) == [STRIPE] * 2
-
-
-def test_limited_jobs_without_a_session_are_blocked(
-    app: sqlq.App, call: sqlq.Task[..., None], watch: Engine
-) -> None:
+def test_limited_jobs_without_a_session_are_blocked(app: sqlq.App, call: Any, watch: Engine) -> None:
     app.enqueue(call.new(1))
     asyncio.run(app.aenqueue_many([call.new(2), call.new(3)]))
     assert committed(watch, JOBS) == [("stripe", "limit", True)] * 3
@@ -107,7 +91,7 @@ def test_ordinary_jobs_leave_no_wake(app: sqlq.App, watch: Engine) -> None:
 # -- what is refused -----------------------------------------------------------------------------------------
 
 
-def test_statement_refuses_a_limited_job(app: sqlq.App, call: sqlq.Task[..., None]) -> None:
+def test_statement_refuses_a_limited_job(app: sqlq.App, call: Any) -> None:
     with pytest.raises(sqlq.EnqueueError, match=r"takes a second statement.*enqueue it with app.enqueue"):
         app.statement(call.new(1))
     sql, _ = app.statement(call.new(1).set(limit=None))
@@ -124,11 +108,7 @@ WRONG: list[tuple[Callable[[Any], object], str]] = [
 
 @pytest.mark.parametrize(("change", "sentence"), WRONG)
 def test_a_wrong_limit_is_one_sentence_before_any_sql(
-    app: sqlq.App,
-    call: sqlq.Task[..., None],
-    watch: Engine,
-    change: Callable[[Any], sqlq.NewJob],
-    sentence: str,
+    app: sqlq.App, call: Any, watch: Engine, change: Callable[[Any], sqlq.NewJob], sentence: str
 ) -> None:
     with watch.connect() as conn:
         with pytest.raises(sqlq.EnqueueError, match=sentence):
@@ -146,22 +126,8 @@ def test_a_name_without_any_limit_is_refused(app: sqlq.App) -> None:
         app.enqueue(free.new().set(limit="api"))
 
 
-@common_modes
-def test_every_driver_enqueues_a_flow_with_limits(
-    app: sqlq.App, call: sqlq.Task[..., None], watch: Engine, database_url: str, mode: Mode
-) -> None:
-    flow: Any = sqlq.chain(call.new(1), call.new(2))
-    with drivers.Caller(database_url, mode) as caller:
-        caller.begin()
-        caller.enqueue(app, flow)
-        caller.commit()
-    rows = [("stripe", "limit", True), ("stripe", "flow", False)]
-    assert committed(watch, JOBS) == rows
-    assert committed(watch, WAKES) == [STRIPE]
-
-
 def test_the_jobs_of_a_schedule_are_under_the_limit_of_their_task(
-    app: sqlq.App, call: sqlq.Task[..., None], watch: Engine
+    app: sqlq.App, call: Any, watch: Engine
 ) -> None:
     noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
     app.schedule("calls", call.new(7), cron="* * * * *")
@@ -175,15 +141,13 @@ def test_the_jobs_of_a_schedule_are_under_the_limit_of_their_task(
 @pytest.mark.parametrize(
     "options", [{"on_conflict": "replace"}, {"on_conflict": "debounce", "max_wait": "1m"}]
 )
-def test_a_limited_job_refuses_replace_and_debounce(
-    call: sqlq.Task[..., None], options: dict[str, Any]
-) -> None:
+def test_a_limited_job_refuses_replace_and_debounce(call: Any, options: dict[str, Any]) -> None:
     with pytest.raises(sqlq.EnqueueError, match="is not for a job under a limit"):
         call.new(1).set(unique_key="k", **options)
 
 
 def test_a_job_without_a_limit_does_not_replace_a_limited_one(
-    app: sqlq.App, call: sqlq.Task[..., None], watch: Engine
+    app: sqlq.App, call: Any, watch: Engine
 ) -> None:
     first = app.enqueue(call.new(1).set(unique_key="k"))
     free = call.new(2).set(limit=None, unique_key="k", on_conflict="replace")

@@ -7,22 +7,27 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy import Engine, create_engine, event, make_url
 from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.enqueue import notify
 from sqlq.store.workers import notify as notifys
-from tests.kit import drivers, needs, wait_until
+from tests.kit import needs, wait_until
+from tests.kit.callers import MODES, SESSIONS, Caller, Way
 from tests.kit.notifications import Listener
-from tests.kit.sessions import Caller, Way
 
 pytestmark = needs("listen")
-ways = pytest.mark.parametrize(
+WAYS: dict[str, Way] = {**SESSIONS["postgresql"], **MODES["postgresql"]}
+some_ways = pytest.mark.parametrize(
     "way",
-    [("psycopg", Session), ("psycopg2", Connection), ("asyncpg", AsyncSession), ("asyncpg", AsyncConnection)],
-    ids=str,
+    [
+        pytest.param(WAYS[name], id=name)
+        for name in (
+            *("psycopg-Session", "psycopg2-Connection", "asyncpg-AsyncSession", "asyncpg-AsyncConnection"),
+            *("psycopg", "psycopg-autocommit", "psycopg2", "psycopg-async", "asyncpg"),
+        )
+    ],
 )
 
 
@@ -33,75 +38,48 @@ def listener(app: sqlq.App) -> Iterator[Listener]:
     listener.close()
 
 
-@ways
+@some_ways
 def test_a_commit_sends_one_notification(
-    app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, database_url: str, way: Way
+    app: sqlq.App, send: Any, listener: Listener, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Caller(database_url, way) as caller:
-        for _ in range(3):
-            caller.enqueue_many(app, [send.new(1), send.new(2)])
-            caller.enqueue(app, send.new(3))
-            caller.commit()
-            assert listener.hears_one()
-            assert listener.hears_no_more()
-            caller.execute("SELECT 1")
-            caller.commit()
-            assert listener.hears_no_more()
-
-
-@ways
-def test_a_rollback_sends_no_notification(
-    app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, database_url: str, way: Way
-) -> None:
-    with Caller(database_url, way) as caller:
-        caller.enqueue(app, send.new(1))
-        caller.rollback()
-        with caller.savepoint():
-            caller.enqueue(app, send.new(1))
-        caller.rollback()
+    monkeypatch.setattr(notify, "WATCH_SECONDS", 60.0)
+    for _ in range(3):
+        caller.begin()
+        caller.enqueue_many(app, [send.new(1), send.new(2)])
+        caller.enqueue(app, send.new(3))
+        assert not listener.hears_within(0.1)
+        caller.commit()
+        assert listener.hears_one()
+        assert listener.hears_no_more()
+        caller.begin()
+        caller.execute("SELECT 1")
+        caller.commit()
+        assert listener.hears_no_more()
+    if caller.begins:
+        caller.enqueue(app, send.new(4))
+        assert listener.hears_one()
         assert listener.hears_no_more()
 
 
-in_driver_modes = pytest.mark.parametrize(
-    "mode",
-    ["psycopg", "psycopg-autocommit", "psycopg2", "psycopg-async", "asyncpg"],
-)
-
-
-@in_driver_modes
-def test_a_commit_on_a_drivers_connection_sends_one_notification(
-    app: sqlq.App,
-    send: sqlq.Task[..., None],
-    listener: Listener,
-    database_url: str,
-    mode: str,
-    monkeypatch: pytest.MonkeyPatch,
+@some_ways
+def test_a_rollback_sends_no_notification(
+    app: sqlq.App, send: Any, listener: Listener, caller: Caller
 ) -> None:
-    monkeypatch.setattr(notify, "WATCH_SECONDS", 60.0)
-    with drivers.Caller(database_url, drivers.MODES["postgresql"][mode]) as caller:
-        for _ in range(3):
-            caller.begin()
-            caller.enqueue(app, send.new(1))
-            caller.enqueue_many(app, [send.new(2), send.new(3)])
-            assert not listener.hears_within(0.1)
-            caller.commit()
-            assert listener.hears_one()
-            assert listener.hears_no_more()
-        if caller.mode.begins:
-            caller.enqueue(app, send.new(4))
-            assert listener.hears_one()
-            assert listener.hears_no_more()
+    caller.begin()
+    caller.enqueue(app, send.new(1))
+    caller.rollback()
+    caller.begin()
+    with caller.savepoint():
+        caller.enqueue(app, send.new(1))
+    caller.rollback()
+    assert listener.hears_no_more()
 
 
 def test_a_long_transaction_of_a_driver_is_watched_for_a_limited_time(
-    app: sqlq.App,
-    send: sqlq.Task[..., None],
-    listener: Listener,
-    database_url: str,
-    monkeypatch: pytest.MonkeyPatch,
+    app: sqlq.App, send: Any, listener: Listener, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notify, "WATCH_SECONDS", 0.0)
-    with drivers.Caller(database_url, drivers.MODES["postgresql"]["psycopg"]) as caller:
+    with MODES["postgresql"]["psycopg"](database_url) as caller:
         caller.enqueue(app, send.new(1))
         sent: Any = app._connected.enqueuer
         wait_until(lambda: not sent._notifier._watched, what="an end of looking")
@@ -110,7 +88,7 @@ def test_a_long_transaction_of_a_driver_is_watched_for_a_limited_time(
 
 
 def test_an_enqueue_without_a_session_sends_one_notification(
-    app: sqlq.App, send: sqlq.Task[..., None], listener: Listener
+    app: sqlq.App, send: Any, listener: Listener
 ) -> None:
     app.enqueue(send.new(1))
     assert listener.hears_one()
@@ -118,7 +96,7 @@ def test_an_enqueue_without_a_session_sends_one_notification(
 
 
 def test_the_insert_of_a_lone_job_sends_its_notification(
-    app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, monkeypatch: pytest.MonkeyPatch
+    app: sqlq.App, send: Any, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread sends nothing for it. It sends the notifications of the next jobs."""
     by_the_thread = threading.Event()
@@ -134,7 +112,7 @@ def test_the_insert_of_a_lone_job_sends_its_notification(
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
 def test_the_notification_is_sent_after_the_commit(
     app: sqlq.App,
-    send: sqlq.Task[..., None],
+    send: Any,
     listener: Listener,
     database_url: str,
     driver: str,
@@ -155,7 +133,7 @@ def test_the_notification_is_sent_after_the_commit(
 
 
 def test_the_notifier_connects_before_the_session_commits(
-    app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, engine: Engine
+    app: sqlq.App, send: Any, listener: Listener, engine: Engine
 ) -> None:
     """To make one takes ten times as long as a notification, and a transaction lasts a while."""
     made: list[object] = []
@@ -179,7 +157,7 @@ def test_only_notifications_commit_without_waiting_for_the_disk(app: sqlq.App, l
 
 
 def test_a_two_phase_commit_sends_a_notification(
-    app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, engine: Engine
+    app: sqlq.App, send: Any, listener: Listener, engine: Engine
 ) -> None:
     with Session(engine, twophase=True) as session:
         app.enqueue(send.new(1), session=session)
@@ -189,7 +167,7 @@ def test_a_two_phase_commit_sends_a_notification(
 
 
 def test_connections_made_before_the_first_enqueue_send_notifications(
-    app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, engine: Engine
+    app: sqlq.App, send: Any, listener: Listener, engine: Engine
 ) -> None:
     with engine.connect() as one, engine.connect() as two:
         for conn in (one, two):
@@ -200,7 +178,7 @@ def test_connections_made_before_the_first_enqueue_send_notifications(
 
 
 def test_an_engine_with_execution_options_sends_notifications(
-    app: sqlq.App, send: sqlq.Task[..., None], listener: Listener, engine: Engine
+    app: sqlq.App, send: Any, listener: Listener, engine: Engine
 ) -> None:
     for _ in range(2):
         with engine.execution_options(isolation_level="SERIALIZABLE").begin() as conn:
@@ -210,7 +188,7 @@ def test_an_engine_with_execution_options_sends_notifications(
 
 
 def test_an_enqueue_adds_one_statement_to_the_callers_transaction(
-    app: sqlq.App, send: sqlq.Task[..., None], engine: Engine
+    app: sqlq.App, send: Any, engine: Engine
 ) -> None:
     statements: list[str] = []
     with Session(engine) as session:
@@ -228,7 +206,7 @@ def test_an_enqueue_adds_one_statement_to_the_callers_transaction(
 
 
 def test_a_failed_notification_does_not_disturb_the_caller(
-    app: sqlq.App, send: sqlq.Task[..., None], engine: Engine, monkeypatch: pytest.MonkeyPatch
+    app: sqlq.App, send: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = threading.Event()
 
@@ -245,11 +223,7 @@ def test_a_failed_notification_does_not_disturb_the_caller(
 
 
 def test_the_next_notification_starts_the_thread_that_could_not_start(
-    app: sqlq.App,
-    send: sqlq.Task[..., None],
-    engine: Engine,
-    listener: Listener,
-    monkeypatch: pytest.MonkeyPatch,
+    app: sqlq.App, send: Any, engine: Engine, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     start, is_short = threading.Thread.start, True
 

@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 import sqlq
-from tests.kit.sessions import Caller, async_session_of
+from tests.kit.callers import async_session_of
 
 pytestmark = pytest.mark.each_database
 
@@ -64,5 +64,5 @@ def test_an_enqueue_of_an_asyncio_session_runs_through_the_same_files(
     job = app.task(name="t")(print).new()
     with Session(engine) as session:
         files = files_of(lambda: app.enqueue(job, session=session))
-    with Caller(database_url, async_session_of(database_url)) as caller:
+    with async_session_of(database_url)(database_url) as caller:
         assert set(files_of(lambda: caller.enqueue(app, job))) == set(files)

@@ -63,11 +63,7 @@ def numbers(app: sqlq.App, **only: Any) -> dict[tuple[str, str], int]:
 
 def test_every_queue_and_error_is_counted_beyond_the_newest_10_000(burst: sqlq.App) -> None:
     queues = {each.queue: (each.failed, each.capped, each.estimated) for each in burst.queues.list()}
-    assert queues == {
-        "mail": (15_000, (), ()),
-        "exports": (20_000, (), ()),
-        "bulk": (15_000, (), ()),
-    }
+    assert queues == {"mail": (15_000, (), ()), "exports": (20_000, (), ()), "bulk": (15_000, (), ())}
     assert numbers(burst) == {
         ("shop.export", "DiskFull"): 20_000,
         ("shop.send", "SMTPError"): 15_000,

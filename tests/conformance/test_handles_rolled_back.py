@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import transaction
 from sqlalchemy import Engine, Pool, event, text
 from sqlalchemy.exc import IntegrityError, SAWarning
 from sqlalchemy.orm import Session
@@ -21,12 +20,10 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.admin.selections import ids_of
 from sqlq.errors import JobNotFoundError
-from tests.kit import drivers, needs, received, wait_until
-from tests.kit.sessions import Caller, Way, common_ways, ways
+from tests.kit import needs, received, wait_until
+from tests.kit.callers import Caller, Way, common_sessions, common_ways, sessions
 
 pytestmark = pytest.mark.each_database
-
-"""Django's."""
 
 
 @pytest.fixture
@@ -76,7 +73,7 @@ def serves(app: sqlq.App, job: sqlq.Job[Any], result: Any) -> None:
     assert app.jobs.replay(job)
 
 
-def is_taken_again(app: sqlq.App, stale: sqlq.Job[Any], task: sqlq.Task[..., Any]) -> sqlq.Job[Any]:
+def is_taken_again(app: sqlq.App, stale: sqlq.Job[Any], task: Any) -> Any:
     """Enqueue another job, which on SQLite gets the id of the one rolled back."""
     stranger = app.enqueue(task.new(100))
     assert (stranger.id == stale.id) is (app.database.engine.dialect.name == "sqlite")
@@ -84,22 +81,26 @@ def is_taken_again(app: sqlq.App, stale: sqlq.Job[Any], task: sqlq.Task[..., Any
 
 
 @common_ways
-def test_a_handle_of_a_rollback_names_no_other_job(
-    app: sqlq.App, task: sqlq.Task[..., Any], database_url: str, way: Way
-) -> None:
-    with Caller(database_url, way) as caller:
-        stale = caller.enqueue(app, task.new(1))
-        caller.rollback()
-        refuses(app, stale)
-        stranger = is_taken_again(app, stale, task)
-        refuses(app, stale)
-        app.worker(drain=True).run()
-        serves(app, stranger, 200)
+def test_a_handle_of_a_rollback_names_no_other_job(app: sqlq.App, task: Any, caller: Caller) -> None:
+    caller.begin()
+    stale = caller.enqueue(app, task.new(1))
+    caller.rollback()
+    refuses(app, stale)
+    until = time.time() + 0.003
+    wait_until(lambda: time.time() > until, what="another millisecond, which the handles of drivers have")
+    caller.begin()
+    mine = caller.enqueue(app, task.new(7))
+    caller.commit()
+    assert (mine.id == stale.id) is (app.database.engine.dialect.name == "sqlite")
+    refuses(app, stale)
+    app.worker(drain=True).run()
+    refuses(app, stale)
+    serves(app, mine, 14)
 
 
 @needs("postgresql")
 def test_a_handle_of_another_databases_rollback_names_no_job(
-    app: sqlq.App, task: sqlq.Task[..., Any], tmp_path: Path
+    app: sqlq.App, task: Any, tmp_path: Path
 ) -> None:
     """The session's database decides whether ids are used again, not the App's."""
     app.enqueue(task.new(1))
@@ -113,34 +114,33 @@ def test_a_handle_of_another_databases_rollback_names_no_job(
         app.jobs.get(stale)
 
 
-@common_ways
+@common_sessions
 def test_a_rolled_back_savepoint_invalidates_its_handles_alone(
-    app: sqlq.App, task: sqlq.Task[..., Any], database_url: str, way: Way
+    app: sqlq.App, task: Any, caller: Caller
 ) -> None:
-    with Caller(database_url, way) as caller:
-        kept = caller.enqueue(app, task.new(1))
-        with caller.savepoint() as savepoint:
-            stale = caller.enqueue_many(app, [task.new(2), task.new(3)])
-            savepoint.rollback()
-        with caller.savepoint():
-            late = caller.enqueue(app, task.new(4))
-        caller.commit()
-        assert (late.id == stale[0].id) is (app.database.engine.dialect.name == "sqlite")
-        app.worker(drain=True).run()
-        for job in stale:
-            refuses(app, job)
-        serves(app, kept, 2)
-        serves(app, late, 8)
+    kept = caller.enqueue(app, task.new(1))
+    with caller.savepoint() as undo:
+        stale = caller.enqueue_many(app, [task.new(2), task.new(3)])
+        undo()
+    with caller.savepoint():
+        late = caller.enqueue(app, task.new(4))
+    caller.commit()
+    assert (late.id == stale[0].id) is (app.database.engine.dialect.name == "sqlite")
+    app.worker(drain=True).run()
+    for job in stale:
+        refuses(app, job)
+    serves(app, kept, 2)
+    serves(app, late, 8)
 
 
-@ways("sqlite", "postgresql")
+@sessions("sqlite", "postgresql")
 def test_a_handle_of_a_commit_that_fails_names_no_other_job(
-    app: sqlq.App, task: sqlq.Task[..., Any], database_url: str, way: Way
+    app: sqlq.App, task: Any, database_url: str, way: Way
 ) -> None:
     """SQLAlchemy reports no rollback after it. Nor does it publish an event."""
     told: list[sqlq.JobEvent] = []
     app.on("enqueued")(told.extend)
-    with references_enforced(database_url), Caller(database_url, way) as caller:
+    with references_enforced(database_url), way(database_url) as caller:
         caller.execute("CREATE TABLE shops (id integer PRIMARY KEY)")
         caller.execute("CREATE TABLE orders (shop integer REFERENCES shops DEFERRABLE INITIALLY DEFERRED)")
         kept = caller.enqueue(app, task.new(1))
@@ -174,7 +174,7 @@ def references_enforced(url: str) -> Iterator[None]:
 
 
 def test_an_outer_savepoint_takes_the_handles_of_an_inner_one(
-    app: sqlq.App, task: sqlq.Task[..., Any], engine: Engine
+    app: sqlq.App, task: Any, engine: Engine
 ) -> None:
     if engine.dialect.name == "sqlite":
         sqlq.configure_sqlite(engine)
@@ -199,41 +199,8 @@ def test_an_outer_savepoint_takes_the_handles_of_an_inner_one(
     serves(app, late, 10)
 
 
-@drivers.common_modes
-def test_a_handle_of_a_drivers_rollback_names_no_other_job(
-    app: sqlq.App, task: sqlq.Task[..., Any], database_url: str, mode: drivers.Mode
-) -> None:
-    with drivers.Caller(database_url, mode) as caller:
-        caller.begin()
-        stale = caller.enqueue(app, task.new(1))
-        caller.rollback()
-        until = time.time() + 0.003
-        wait_until(lambda: time.time() > until, what="another millisecond")
-        caller.begin()
-        mine = caller.enqueue(app, task.new(7))
-        caller.commit()
-        assert (mine.id == stale.id) is (app.database.engine.dialect.name == "sqlite")
-        app.worker(drain=True).run()
-        refuses(app, stale)
-        serves(app, mine, 14)
-
-
-def test_a_handle_of_an_atomic_block_names_no_other_job(
-    app: sqlq.App, task: sqlq.Task[..., Any], connection: Any
-) -> None:
-    with transaction.atomic(using=connection.alias):
-        stale = app.enqueue(task.new(1), session=connection)
-        transaction.set_rollback(True, using=connection.alias)
-    until = time.time() + 0.003
-    wait_until(lambda: time.time() > until, what="another millisecond")
-    stranger = is_taken_again(app, stale, task)
-    app.worker(drain=True).run()
-    refuses(app, stale)
-    serves(app, stranger, 200)
-
-
 def test_a_handle_of_a_connection_that_was_dropped_names_no_other_job(
-    app: sqlq.App, task: sqlq.Task[..., Any], engine: Engine
+    app: sqlq.App, task: Any, engine: Engine
 ) -> None:
     """Its pool rolls it back, and fires no event."""
     conn = engine.connect()
@@ -245,7 +212,7 @@ def test_a_handle_of_a_connection_that_was_dropped_names_no_other_job(
 
 
 def test_a_job_found_by_its_key_survives_the_callers_rollback(
-    app: sqlq.App, task: sqlq.Task[..., Any], engine: Engine
+    app: sqlq.App, task: Any, engine: Engine
 ) -> None:
     there = app.enqueue(task.new(1).set(unique_key="there"))
     with Session(engine) as session:
@@ -259,9 +226,7 @@ def test_a_job_found_by_its_key_survives_the_callers_rollback(
     serves(app, old, 2)
 
 
-def test_a_flow_that_was_rolled_back_has_no_result(
-    app: sqlq.App, task: sqlq.Task[..., Any], engine: Engine
-) -> None:
+def test_a_flow_that_was_rolled_back_has_no_result(app: sqlq.App, task: Any, engine: Engine) -> None:
     with Session(engine) as session:
         stale = app.enqueue(sqlq.chain(task.new(1), task), session=session)
         session.rollback()
@@ -273,7 +238,7 @@ def test_a_flow_that_was_rolled_back_has_no_result(
 
 
 def test_a_handle_of_a_schedules_rollback_names_no_other_job(
-    app: sqlq.App, task: sqlq.Task[..., Any], engine: Engine
+    app: sqlq.App, task: Any, engine: Engine
 ) -> None:
     app.schedules.add("yearly", task.new(5), cron="0 0 1 1 *")
     with Session(engine) as session:
@@ -283,9 +248,7 @@ def test_a_handle_of_a_schedules_rollback_names_no_other_job(
     refuses(app, stale)
 
 
-def test_many_handles_are_checked_in_few_statements(
-    app: sqlq.App, task: sqlq.Task[..., Any], engine: Engine
-) -> None:
+def test_many_handles_are_checked_in_few_statements(app: sqlq.App, task: Any, engine: Engine) -> None:
     with Session(engine) as session, session.begin():
         jobs = app.enqueue_many([task.new(n) for n in range(30)], session=session)
     app.database.require_tables()
@@ -295,7 +258,7 @@ def test_many_handles_are_checked_in_few_statements(
     assert set(app.jobs.cancel(set(jobs)).values()) == {"cancelled"}
 
 
-def test_a_handle_has_its_public_fields(app: sqlq.App, task: sqlq.Task[..., Any], engine: Engine) -> None:
+def test_a_handle_has_its_public_fields(app: sqlq.App, task: Any, engine: Engine) -> None:
     with Session(engine) as session, session.begin():
         job = app.enqueue(task.new(1), session=session)
     assert asdict(job).keys() == {"id", "queue", "task", "state", "created", "replaced"}

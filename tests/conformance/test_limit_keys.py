@@ -138,8 +138,7 @@ def at_a_slow_rate(app: sqlq.App) -> None:
 
 
 @pytest.mark.parametrize(
-    "use",
-    [in_line, holding_a_slot, failed, a_step_that_waits, set_by_an_operator, at_a_slow_rate],
+    "use", [in_line, holding_a_slot, failed, a_step_that_waits, set_by_an_operator, at_a_slow_rate]
 )
 def test_a_key_that_is_still_needed_is_kept(
     app: sqlq.App, engine: Engine, use: Callable[[sqlq.App], None]

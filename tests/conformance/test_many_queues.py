@@ -13,11 +13,7 @@ from tests.kit import drain, execute
 
 pytestmark = pytest.mark.each_database
 
-FAR = {
-    "postgresql": "now() + interval '1 day'",
-    "sqlite": "9e12",
-    "mariadb": "now() + interval 1 day",
-}
+FAR = {"postgresql": "now() + interval '1 day'", "sqlite": "9e12", "mariadb": "now() + interval 1 day"}
 
 
 def enqueue_in(app: sqlq.App, names: list[str]) -> None:

@@ -16,8 +16,8 @@ from sqlalchemy.exc import OperationalError, PendingRollbackError
 from sqlalchemy.orm import Session
 
 import sqlq
-from tests.kit import committed, drivers, needs, run_one, sessions, wait_until, waiting_for_locks
-from tests.kit.drivers import order
+from tests.kit import committed, needs, run_one, wait_until, waiting_for_locks
+from tests.kit.callers import Caller, modes, sessions
 
 UNDONE = "MariaDB has undone the whole transaction, .*deadlock .*run it again from its start"
 
@@ -43,11 +43,16 @@ def deadlock(app: sqlq.App, watched_orders: Engine, take: Callable[[Session], ob
         rival.rollback()
 
 
-def keyed(send: sqlq.Task[..., None]) -> sqlq.NewJob:
+def order(connection: Any, id: int) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO orders (id) VALUES (%s)", [id])
+
+
+def keyed(send: Any) -> Any:
     return send.new(1).set(unique_key="k")
 
 
-def enqueue_undone(caller: Any, app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine) -> None:
+def enqueue_undone(caller: Any, app: sqlq.App, send: Any, watched_orders: Engine) -> None:
     with (
         deadlock(app, watched_orders, lambda rival: app.enqueue(keyed(send), session=rival)),
         pytest.raises(sqlq.EnqueueError, match=UNDONE),
@@ -55,48 +60,47 @@ def enqueue_undone(caller: Any, app: sqlq.App, send: sqlq.Task[..., None], watch
         caller.enqueue_many(app, [keyed(send), send.new(2).set(unique_key="l")])
 
 
-@sessions.ways("mariadb", in_all=True)
+@sessions("mariadb")
 def test_a_session_refuses_statements_after_a_deadlock_until_its_rollback(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, way: sessions.Way
+    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
 ) -> None:
-    with sessions.Caller(database_url, way) as caller:
-        for in_savepoint in (False, True):
-            caller.execute("INSERT INTO orders VALUES (1)")
-            if in_savepoint:
-                with caller.savepoint() as savepoint:
-                    enqueue_undone(caller, app, send, watched_orders)
-                    savepoint.rollback()
-            else:
+    for in_savepoint in (False, True):
+        caller.order(1)
+        if in_savepoint:
+            with caller.savepoint() as undo:
                 enqueue_undone(caller, app, send, watched_orders)
-            with pytest.raises(PendingRollbackError):
-                caller.execute("INSERT INTO orders VALUES (2)")
-            with pytest.raises(PendingRollbackError):
-                caller.commit()
-            caller.rollback()
-            assert committed(watched_orders, "orders") == []
-        caller.execute("INSERT INTO orders VALUES (3)")
-        caller.enqueue(app, keyed(send))
-        caller.commit()
+                undo()
+        else:
+            enqueue_undone(caller, app, send, watched_orders)
+        with pytest.raises(PendingRollbackError):
+            caller.order(2)
+        with pytest.raises(PendingRollbackError):
+            caller.commit()
+        caller.rollback()
+        assert committed(watched_orders, "orders") == []
+    caller.order(3)
+    caller.enqueue(app, keyed(send))
+    caller.commit()
     assert committed(watched_orders, "orders") == [3]
 
 
-@drivers.modes(databases=("mariadb",), in_all=True)
+@modes(databases=("mariadb",))
 def test_a_drivers_connection_refuses_statements_after_a_deadlock(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, database_url: str, mode: drivers.Mode
+    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
 ) -> None:
-    with drivers.Caller(database_url, mode) as caller:
-        caller.begin()
-        caller.order(1)
-        enqueue_undone(caller, app, send, watched_orders)
-        for go_on in (lambda: caller.order(2), caller.commit, lambda: caller.execute("BEGIN")):
-            with pytest.raises(Exception, match=r"(?i)gone away|not connected|\(0, ''\)"):
-                go_on()
+    caller.begin()
+    caller.order(1)
+    enqueue_undone(caller, app, send, watched_orders)
+    for go_on in (lambda: caller.order(2), caller.commit, lambda: caller.execute("BEGIN")):
+        with pytest.raises(Exception, match=r"(?i)gone away|not connected|\(0, ''\)"):
+            go_on()
+    caller.close()
     assert committed(watched_orders, "orders") == []
 
 
 @needs("mariadb")
 def test_djangos_block_is_rolled_back_after_a_deadlock(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, connection: Any
+    app: sqlq.App, send: Any, watched_orders: Engine, connection: Any
 ) -> None:
     from django.db import transaction
 
@@ -156,7 +160,7 @@ def test_a_handler_whose_transaction_was_undone_completes_nothing(
 
 @needs("mariadb")
 def test_a_row_that_changed_since_the_snapshot_undoes_all(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine
+    app: sqlq.App, send: Any, watched_orders: Engine
 ) -> None:
     with Session(watched_orders) as session:
         session.execute(text("SET SESSION innodb_snapshot_isolation = ON"))
@@ -171,9 +175,7 @@ def test_a_row_that_changed_since_the_snapshot_undoes_all(
 
 
 @needs("mariadb")
-def test_a_lock_timeout_undoes_one_statement_only(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine
-) -> None:
+def test_a_lock_timeout_undoes_one_statement_only(app: sqlq.App, send: Any, watched_orders: Engine) -> None:
     with Session(watched_orders) as rival, Session(watched_orders) as session:
         app.enqueue(keyed(send), session=rival)
         session.execute(text("SET SESSION innodb_lock_wait_timeout = 1"))
@@ -187,11 +189,11 @@ def test_a_lock_timeout_undoes_one_statement_only(
 
 @needs("mariadb")
 def test_neighbouring_keys_do_not_deadlock_when_their_last_jobs_have_just_ended(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine
+    app: sqlq.App, send: Any, watched_orders: Engine
 ) -> None:
     """An ended key stays in the index until the purge, which an old snapshot holds back."""
 
-    def with_key(key: str) -> sqlq.NewJob:
+    def with_key(key: str) -> Any:
         return send.new().set(unique_key=key)
 
     a, b, _ = app.enqueue_many([with_key(key) for key in "abm"])
@@ -214,9 +216,7 @@ def test_neighbouring_keys_do_not_deadlock_when_their_last_jobs_have_just_ended(
 
 
 @needs("mariadb")
-def test_a_met_key_is_read_anew_in_an_old_snapshot(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine
-) -> None:
+def test_a_met_key_is_read_anew_in_an_old_snapshot(app: sqlq.App, send: Any, watched_orders: Engine) -> None:
     first = app.enqueue(keyed(send))
     with Session(watched_orders) as session:
         session.execute(text("SELECT COUNT(*) FROM jobs"))
@@ -248,7 +248,7 @@ WRITTEN = ("jobs", "finished_jobs", "failed_jobs", "sqlq_queues", "sqlq_limits",
 @needs("mariadb")
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_sqlqs_own_transaction_is_repeated_after_a_deadlock(
-    app: sqlq.App, send: sqlq.Task[..., None], watched_orders: Engine, write: Callable[..., object]
+    app: sqlq.App, send: Any, watched_orders: Engine, write: Callable[..., object]
 ) -> None:
     @app.task(name="shop.fail", max_attempts=1)
     def fail() -> None:

@@ -22,11 +22,7 @@ TEXT = "price in €, 😀"
 LACKING = ("LATIN1", "WIN1252")
 """Encodings that lack a character of it."""
 
-SLEEP = {
-    "postgresql": "SELECT pg_catalog.pg_sleep(0.2)",
-    "mariadb": "DO SLEEP(0.2)",
-    "sqlite": "SELECT 1",
-}
+SLEEP = {"postgresql": "SELECT pg_catalog.pg_sleep(0.2)", "mariadb": "DO SLEEP(0.2)", "sqlite": "SELECT 1"}
 
 SETTINGS = {
     "postgresql": {

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,9 +19,9 @@ from sqlalchemy.pool import QueuePool
 import sqlq
 from sqlq.testing import InlineJob, assert_enqueued, assert_not_enqueued, inline
 from tests.kit import execute, needs
+from tests.kit.callers import Caller, common_sessions
 from tests.kit.flows import OrderShop
 from tests.kit.postgresql import async_database_url
-from tests.kit.sessions import Caller, Way, common_ways
 
 
 class Base(DeclarativeBase): ...
@@ -40,12 +39,7 @@ def shop(app: sqlq.App, engine: Engine) -> OrderShop:
 
 
 class TestEveryWay:
-    @pytest.fixture
-    def caller(self, shop: OrderShop, database_url: str, way: Way) -> Iterator[Caller]:
-        with Caller(database_url, way) as caller:
-            yield caller
-
-    @common_ways
+    @common_sessions
     def test_a_job_runs_after_the_commit_and_not_before(self, shop: OrderShop, caller: Caller) -> None:
         with inline(shop.app, at="commit") as ran:
             caller.execute("INSERT INTO orders (id) VALUES (1)")
@@ -66,7 +60,7 @@ class TestEveryWay:
             caller.commit()
             assert shop.done == ["in the next transaction"]
 
-    @common_ways
+    @common_sessions
     def test_a_rolled_back_job_does_not_run(self, shop: OrderShop, caller: Caller) -> None:
         with inline(shop.app, at="commit") as ran:
             caller.enqueue(shop.app, shop.note.new("rolled back"))
@@ -78,7 +72,7 @@ class TestEveryWay:
         assert shop.done == ["committed"]
         assert [job.state for job in ran.jobs] == ["finished"]
 
-    @common_ways
+    @common_sessions
     def test_a_rolled_back_savepoint_removes_its_jobs(self, shop: OrderShop, caller: Caller) -> None:
         def enqueue(name: str) -> None:
             caller.enqueue(shop.app, shop.note.new(name))
@@ -87,33 +81,33 @@ class TestEveryWay:
             enqueue("a")
             with caller.savepoint():
                 enqueue("b, released")
-                with caller.savepoint() as inner:
+                with caller.savepoint() as undo_inner:
                     enqueue("c, rolled back")
-                    inner.rollback()
+                    undo_inner()
                 enqueue("d, released")
-            with caller.savepoint() as outer:
+            with caller.savepoint() as undo:
                 enqueue("e, rolled back")
                 with caller.savepoint():
                     enqueue("f, released into what is rolled back")
-                outer.rollback()
+                undo()
             enqueue("g")
             caller.commit()
         assert shop.done == ["a", "b, released", "d, released", "g"]
 
-    @common_ways
+    @common_sessions
     def test_a_savepoint_from_before_the_first_job_takes_it_along(
         self, shop: OrderShop, caller: Caller
     ) -> None:
         with inline(shop.app, at="commit"):
-            with caller.savepoint() as savepoint:
+            with caller.savepoint() as undo:
                 caller.enqueue(shop.app, shop.note.new("rolled back"))
-                savepoint.rollback()
+                undo()
             with caller.savepoint():
                 caller.enqueue(shop.app, shop.note.new("released"))
             caller.commit()
         assert shop.done == ["released"]
 
-    @common_ways
+    @common_sessions
     def test_a_job_of_an_open_transaction_does_not_run_after_the_block(
         self, shop: OrderShop, caller: Caller
     ) -> None:
@@ -123,7 +117,7 @@ class TestEveryWay:
         assert shop.done == []
         assert [job.state for job in ran.jobs] == ["available"]
 
-    @common_ways
+    @common_sessions
     def test_a_job_that_fails_reaches_the_test_when_the_block_ends(
         self, shop: OrderShop, caller: Caller
     ) -> None:

@@ -85,7 +85,7 @@ DEAD = "tests/worker/test_dead_hosts.py::"
 STUCK = "tests/faults/test_stuck.py::"
 STARTING, SUPERVISOR = "tests/worker/test_starting.py::", "tests/faults/test_supervisor.py::"
 LIMIT_KEYS = "tests/conformance/test_limit_keys.py::"
-LASTING = "tests/conformance/test_permanent_keys.py::"
+LASTING = "tests/conformance/test_unique_keys.py::"
 LOOKOUT, RESULTS = "tests/worker/test_poller.py::", "tests/worker/test_results.py::"
 LINK, DRIVER = "tests/unit/test_pipe.py::", "tests/sql/test_driver.py::"
 AUDIT = "tests/conformance/test_audit.py::"
@@ -96,14 +96,14 @@ CANCEL, QUEUES, BLINKS = (
     "tests/faults/test_database_outages.py::",
 )
 SCHEMA, LIVE = "tests/worker/test_schema_change.py::", "tests/migrations/test_live.py::"
-UNIQUE, ENQUEUE = "tests/conformance/test_enqueue_unique.py::", "tests/conformance/test_enqueue.py::"
+UNIQUE, ENQUEUE = "tests/conformance/test_unique_keys.py::", "tests/conformance/test_enqueue.py::"
 STATEMENTS, TYPED = "tests/sql/test_statements.py::", "tests/worker/test_typed.py::"
 ANNOTATIONS = "tests/unit/test_annotations.py::"
 SESSIONS = "tests/conformance/test_sessions.py::"
 DRIVERS = "tests/conformance/test_driver_connections.py::"
 REFUSED_ROWS = "tests/conformance/test_refused_rows.py::"
 EXPIRES = "tests/worker/test_expires.py::"
-CONFLICT = "tests/conformance/test_enqueue_conflict.py::"
+CONFLICT = "tests/conformance/test_unique_keys.py::"
 FOLLOW_UPS = "tests/worker/test_follow_ups.py::"
 FLOWS, UNBLOCK = "tests/worker/test_flows.py::", "tests/conformance/test_unblock.py::"
 LIMITS, COMBINED = "tests/worker/test_limits.py::", "tests/worker/test_limits_combined.py::"
@@ -369,7 +369,7 @@ GUARDS = [
     Guard("only-the-waiting-are-replaced", ", jobs.c.blocked_by.is_(None)", "", "tests/conformance/test_enqueue_limits.py::test_a_job_without_a_limit_does_not_replace_a_limited_one[postgresql]"),
     Guard("only-the-waiting-are-replaced", "IS_UNRESERVED, ", "", CONFLICT + "test_a_job_that_was_claimed_meanwhile_is_not_replaced[postgresql]"),
     Guard("what-runs-is-not-waited-for", "job.state is State.RUNNING", "False", CONFLICT + "test_a_replace_does_not_wait_for_an_open_completion[postgresql]"),
-    Guard("keys-in-one-order", "sorted(positions.keys() - holders.keys(), key=lambda key: (key[0], key[1] or \"\"))", "[key for key in positions if key not in holders]", CONFLICT + "test_batches_with_reversed_keys_do_not_deadlock[postgresql]"),
+    Guard("keys-in-one-order", "sorted(positions.keys() - holders.keys(), key=lambda key: (key[0], key[1] or \"\"))", "[key for key in positions if key not in holders]", CONFLICT + "test_batches_that_replace_reversed_keys_do_not_deadlock[postgresql]"),
     Guard("debounced-to-a-limit", "(earlier > jobs.c.available_at, earlier)", "(earlier > jobs.c.available_at, new.available_at)", CONFLICT + "test_debounce_moves_a_job_up_to_max_wait[sqlite]"),
     # the jobs of a dead host, in batches
     Guard("rescue-repeats-until-empty", None, "if True:", DEAD + "test_ten_thousand_jobs_of_a_dead_host_are_rescued_without_a_wait[sqlite-looks itself]"),
@@ -681,7 +681,7 @@ GUARDS = [
     Guard("a-connection-that-is-dropped-is-rolled-back", None, "pass", HANDLES + "test_a_handle_of_a_connection_that_was_dropped_names_no_other_job[sqlite]"),
     Guard("a-failed-commit-is-a-rollback", None, "pass", HANDLES + "test_a_handle_of_a_commit_that_fails_names_no_other_job[pysqlite-scoped_session]"),
     Guard("a-handle-knows-of-its-rollback", "origin.is_rolled_back or is_another", "is_another", HANDLES + "test_a_handle_of_a_rollback_names_no_other_job[pysqlite-Session]"),
-    Guard("a-handle-knows-of-its-rollback", "origin.is_rolled_back or is_another", "origin.is_rolled_back", HANDLES + "test_a_handle_of_a_drivers_rollback_names_no_other_job[sqlite3]"),
+    Guard("a-handle-knows-of-its-rollback", "origin.is_rolled_back or is_another", "origin.is_rolled_back", HANDLES + "test_a_handle_of_a_rollback_names_no_other_job[sqlite3]"),
     Guard("use-says-something", None, "if False:", SETTINGS + "test_use_with_nothing_is_refused_and_a_wrong_use_changes_nothing"),
     Guard("what-is-not-said-stays", "self._arguments | changes", "{'engine': None} | changes", SETTINGS + "test_use_keeps_settings_that_are_not_given"),
     Guard("where-to-listen-goes-with-the-database", None, "pass", SETTINGS + "test_the_url_to_listen_at_goes_with_its_database"),

@@ -12,7 +12,7 @@ The other modules are imported by their names:
     databases              URLs, and a new database of each kind that the tests run on
     postgresql, mariadb    servers of the tests' own, or somebody else's
     standby, pgbouncer, proxy    servers that fail over, and programs before a server
-    sessions, drivers      callers in a transaction of their own, by SQLAlchemy or by a driver
+    callers                who enqueue in a transaction of their own: by SQLAlchemy, by a driver, by Django
     notifications          who hears what an enqueue sends to idle workers
     command, processes     `sqlq` as people run it; `preloaded` starts these processes fast
     plans                  what PostgreSQL reads for a statement

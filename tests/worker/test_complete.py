@@ -45,7 +45,7 @@ from sqlq.testing import drain, inline
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.context import JobContext, attempt_of
 from tests.kit import NOW, claim, execute, needs, run_one, wait_until, waiting_for_locks
-from tests.kit.drivers import Caller, Mode, common_modes
+from tests.kit.callers import Caller, Way, common_modes
 from tests.kit.postgresql import async_database_url
 
 pytestmark = pytest.mark.each_database
@@ -416,19 +416,19 @@ def test_async_handlers_continue_at_their_checkpoint(
 
 
 def checkpoint_by(caller: Caller, running: sqlq.JobContext, cursor: Any) -> None:
-    if caller.mode.is_async:
-        caller.do(running.acheckpoint(caller.connection, cursor))
+    if caller.is_async:
+        caller.do(running.acheckpoint(caller.session, cursor))
     else:
-        running.checkpoint(caller.connection, cursor)
+        running.checkpoint(caller.session, cursor)
 
 
 @common_modes
 def test_checkpoints_on_drivers_connections_continue(
-    app: sqlq.App, shop: Engine, database_url: str, mode: Mode
+    app: sqlq.App, shop: Engine, database_url: str, way: Way
 ) -> None:
     def give() -> None:
         job = sqlq.current_job()
-        with Caller(database_url, mode) as caller:
+        with way(database_url) as caller:
             for n in range(job.cursor or 0, SLICES):
                 caller.begin()
                 caller.execute(f"INSERT INTO payments (n) VALUES ({n})")

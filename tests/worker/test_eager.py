@@ -27,10 +27,8 @@ import sqlq.testing
 from sqlq.app.inline import REMEMBERED
 from sqlq.testing import assert_enqueued, drain, inline, on_database
 from tests.kit import execute
-from tests.kit.drivers import Caller as DriverCaller
-from tests.kit.drivers import Mode, modes
+from tests.kit.callers import Caller, automatic, common_modes, common_sessions
 from tests.kit.flows import OrderShop, Shop
-from tests.kit.sessions import Caller, Way, common_ways
 
 
 @pytest.fixture
@@ -220,12 +218,7 @@ def shop(database_url: str, engine: Engine) -> Iterator[OrderShop]:
 
 
 class TestEveryWay:
-    @pytest.fixture
-    def caller(self, shop: OrderShop, database_url: str, way: Way) -> Iterator[Caller]:
-        with Caller(database_url, way) as caller:
-            yield caller
-
-    @common_ways
+    @common_sessions
     def test_a_job_runs_after_the_commit_and_nothing_is_written(
         self, shop: OrderShop, caller: Caller
     ) -> None:
@@ -243,7 +236,7 @@ class TestEveryWay:
         caller.commit()
         assert shop.done[2:] == ["in the next transaction"]
 
-    @common_ways
+    @common_sessions
     def test_a_rollback_runs_nothing(self, shop: OrderShop, caller: Caller) -> None:
         job = caller.enqueue(shop.app, shop.note.new("rolled back"))
         caller.rollback()
@@ -252,7 +245,7 @@ class TestEveryWay:
         assert shop.done == ["committed"]
         assert shop.app._connected.results.job_here(job.id) is None
 
-    @common_ways
+    @common_sessions
     def test_an_exception_of_a_job_is_logged_and_keeps_the_commit(
         self, shop: OrderShop, caller: Caller, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -272,14 +265,9 @@ class TestEveryWay:
 
 
 class TestDrivers:
-    @pytest.fixture
-    def caller(self, shop: OrderShop, database_url: str, mode: Mode) -> Iterator[DriverCaller]:
-        with DriverCaller(database_url, mode) as caller:
-            yield caller
-
-    @modes()
+    @common_modes
     def test_a_connection_without_commit_events_is_refused(
-        self, shop: OrderShop, caller: DriverCaller
+        self, shop: OrderShop, caller: Caller
     ) -> None:
         caller.begin()
         caller.execute("INSERT INTO orders (id) VALUES (1)")
@@ -290,8 +278,8 @@ class TestDrivers:
         assert shop.done == []
         assert shop.app.enqueue(shop.note.new("b").set(unique_key="k")).created
 
-    @modes(lambda name, mode: mode.begins is not None)
-    def test_a_job_without_a_transaction_runs_at_once(self, shop: OrderShop, caller: DriverCaller) -> None:
+    @automatic
+    def test_a_job_without_a_transaction_runs_at_once(self, shop: OrderShop, caller: Caller) -> None:
         assert caller.enqueue(shop.app, shop.note.new("a")).state == "finished"
         assert shop.done == ["a"]
 

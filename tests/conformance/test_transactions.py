@@ -1,0 +1,289 @@
+"""The contract of each way to enqueue: a job is in the database exactly if its caller commits (G1).
+
+A way is a kind of session on a driver, a connection of a driver, or Django's. Tests of one way alone stand in
+test_sessions.py, test_driver_connections.py and test_django_connections.py. tests/faults/test_crash_points.py
+kills the caller.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import sqlite3
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import asyncpg
+import django.db
+import psycopg
+import psycopg2
+import pymysql
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import DBAPIError
+
+import sqlq
+from sqlq import Job, State
+from tests.kit import execute
+from tests.kit.callers import Caller, common_sessions, common_ways, every_way, orders_and_jobs
+
+pytestmark = pytest.mark.each_database
+
+
+@pytest.fixture
+def send(app: sqlq.App) -> Any:
+    @app.task(name="shop.send", queue="mail", max_attempts=3)
+    def send(order_id: int = 0, **more: Any) -> None: ...
+
+    return send
+
+
+# -- commit, rollback, close, savepoints ---------------------------------------------------------------------
+
+
+@every_way
+def test_write_and_job_are_visible_after_the_commit(
+    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
+) -> None:
+    for number, first in enumerate(("order", "job")):
+        orders, jobs = orders_and_jobs(watched_orders)
+        caller.begin()
+        if first == "order":
+            caller.order(number)
+        job = caller.enqueue(app, send.new(1))
+        assert (job.queue, job.task, job.state, job.created) == ("mail", "shop.send", State.AVAILABLE, True)
+        if first == "job":
+            caller.order(number)
+        assert orders_and_jobs(watched_orders) == (orders, jobs)
+        caller.commit()
+        assert orders_and_jobs(watched_orders) == ([*orders, number], [*jobs, job.id])
+
+
+@every_way
+def test_a_rollback_undoes_write_and_job(
+    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
+) -> None:
+    for first in ("order", "job", "jobs alone"):
+        caller.begin()
+        if first == "order":
+            caller.order(1)
+        caller.enqueue(app, send.new(1))
+        caller.enqueue_many(app, [send.new(2), send.new(3).set(unique_key="k")])
+        if first == "job":
+            caller.order(2)
+        caller.rollback()
+        assert orders_and_jobs(watched_orders) == ([], [])
+    caller.begin()
+    assert caller.enqueue(app, send.new(3).set(unique_key="k")).created
+    caller.commit()
+    assert len(orders_and_jobs(watched_orders)[1]) == 1
+
+
+@common_ways
+def test_a_close_leaves_neither_write_nor_job(
+    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
+) -> None:
+    caller.begin()
+    caller.order(1)
+    caller.enqueue(app, send.new(1))
+    caller.close()
+    assert orders_and_jobs(watched_orders) == ([], [])
+
+
+@every_way
+def test_savepoints_keep_or_undo_their_own_jobs(
+    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
+) -> None:
+    for end in (caller.rollback, caller.commit):
+        caller.begin()
+        caller.order(10)
+        with caller.savepoint():
+            caller.order(1)
+            first = caller.enqueue(app, send.new(1))
+        with caller.savepoint() as undo:
+            caller.order(2)
+            caller.enqueue_many(app, [send.new(2), *(send.new(2).set(unique_key=key) for key in "ab")])
+            undo()
+        with caller.savepoint():
+            with caller.savepoint() as undo:
+                caller.enqueue(app, send.new(3).set(unique_key="a"))
+                undo()
+            last = caller.enqueue(app, send.new(4).set(unique_key="a"))
+        assert last.created
+        end()
+        kept = ([1, 10], [first.id, last.id]) if end == caller.commit else ([], [])
+        assert orders_and_jobs(watched_orders) == kept
+
+
+@common_sessions
+def test_a_rollback_undoes_a_savepoint_that_came_first(
+    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
+) -> None:
+    with caller.savepoint():
+        caller.enqueue(app, send.new(1))
+    caller.rollback()
+    assert orders_and_jobs(watched_orders) == ([], [])
+
+
+@common_ways
+def test_an_error_of_the_caller_undoes_write_and_job(
+    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
+) -> None:
+    caller.begin()
+    caller.order(1)
+    caller.enqueue(app, send.new(1))
+    with pytest.raises(Exception, match=r"(?i)unique|duplicate"):
+        caller.order(1)
+    caller.rollback()
+    assert orders_and_jobs(watched_orders) == ([], [])
+    caller.begin()
+    caller.order(1)
+    job = caller.enqueue(app, send.new(1))
+    caller.commit()
+    assert orders_and_jobs(watched_orders) == ([1], [job.id])
+
+
+# -- the rows ------------------------------------------------------------------------------------------------
+
+
+@every_way
+def test_jobs_of_every_kind_arrive_as_without_a_session(
+    app: sqlq.App, send: Any, watch: Engine, caller: Caller
+) -> None:
+    moment = datetime(2030, 1, 31, 8, tzinfo=UTC)
+    new = [
+        send.new(1),
+        send.new(2, text="ä\"'%s %% :x ? $1 €😀"),
+        send.new(3).set(priority=-9, timeout="1m", max_attempts=7, queue="other"),
+        send.new(4).set(delay="1h"),
+        send.new(5).set(available_at=moment),
+        send.new(6).set(unique_key="ключ", unique_until="start"),
+        send.new(7).set(unique_key="seven"),
+        send.new(8).set(unique_key="ключ"),
+    ]
+    names = ("task", "queue", "priority", "timeout_ms", "max_attempts", "unique_key", "unique_until")
+
+    def arrived(jobs: list[Job], more: list[Job]) -> list[Any]:
+        """Return the answers and the rows, and take these away."""
+        assert [(job.id, job.created) for job in more] == [(job.id, False) for job in jobs[5:]]
+        answers: list[Any] = [(job.queue, job.task, job.state, job.created) for job in jobs]
+        for row in app.jobs.list():
+            due = row.available_at or row.created_at
+            wait = due if due == moment else due - row.created_at
+            answers.append((str(row.payload), wait, *(getattr(row, name) for name in names)))
+        execute(watch, "DELETE FROM jobs")
+        return sorted(answers, key=str)
+
+    expected = arrived(app.enqueue_many(new), app.enqueue_many(new[5:]))
+    caller.begin()
+    together = caller.enqueue_many(app, new), caller.enqueue_many(app, new[5:])
+    caller.commit()
+    assert arrived(*together) == expected
+    caller.begin()
+    one_by_one = [caller.enqueue(app, each) for each in new], caller.enqueue_many(app, new[5:])
+    caller.commit()
+    assert arrived(*one_by_one) == expected
+
+
+@common_ways
+def test_results_are_in_the_order_given(app: sqlq.App, send: Any, watch: Engine, caller: Caller) -> None:
+    new = [
+        send.new(i).set(unique_key=f"k{i % 7}" if i % 3 == 0 else None, priority=i % 5) for i in range(2_500)
+    ]
+    caller.begin()
+    jobs = caller.enqueue_many(app, new)
+    caller.commit()
+    with watch.connect() as conn:
+        stored = {row.id: row.payload for row in conn.execute(text("SELECT id, payload FROM jobs"))}
+    assert {job.id for job in jobs} == set(stored)
+    assert [job.created for job in jobs] == [i % 3 != 0 or i < 21 for i in range(2_500)]
+    assert all(json.loads(stored[job.id]) == {"args": [i]} for i, job in enumerate(jobs) if job.created)
+    plain = [job.id for i, job in enumerate(jobs) if i % 3]
+    assert plain == sorted(plain)
+
+
+@common_ways
+def test_jobs_that_differ_in_their_arguments_only(
+    app: sqlq.App, send: Any, watch: Engine, caller: Caller
+) -> None:
+    arguments = ["", "ä\"'%s :x €😀", "\x1f\x1e\n", "[1,  2]", "NULL", "{a,b}", *map(str, range(1_500))]
+    caller.begin()
+    jobs = caller.enqueue_many(app, [send.new(each).set(priority=3, timeout="1m") for each in arguments])
+    later = caller.enqueue_many(app, [send.new(each).set(delay="1h") for each in arguments[:10]])
+    # whatever stands in a payload that was written by hand, it stays one job's
+    by_hand = [replace(send.new(), payload=payload) for payload in ('{"args": [1]}', "\x1f", "no JSON")]
+    odd = caller.enqueue_many(app, by_hand)
+    caller.commit()
+    with watch.connect() as conn:
+        rows = conn.execute(
+            text("SELECT id, queue, priority, timeout_ms, payload FROM jobs ORDER BY id")
+        ).all()
+    assert [row.id for row in rows] == [job.id for job in (*jobs, *later, *odd)]
+    assert [json.loads(row.payload)["args"] for row in rows[:-3]] == [[a] for a in arguments + arguments[:10]]
+    assert [row.payload for row in rows[-3:]] == [job.payload for job in by_hand]
+    assert {row[1:4] for row in rows[: len(jobs)]} == {("mail", 3, 60_000)}
+    assert ({job.state for job in jobs}, {job.state for job in later}) == ({"available"}, {"scheduled"})
+
+
+# -- what is refused leaves the transaction usable -----------------------------------------------------------
+
+
+@common_ways
+def test_a_refused_job_leaves_the_transaction_usable(
+    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
+) -> None:
+    caller.begin()
+    caller.order(1)
+    with pytest.raises(sqlq.EnqueueError, match=r"not a Task: write app.enqueue"):
+        caller.enqueue(app, send)
+    with pytest.raises(sqlq.EnqueueError):
+        caller.enqueue_many(app, [send.new(1), send])
+    caller.order(2)
+    caller.commit()
+    assert orders_and_jobs(watched_orders) == ([1, 2], [])
+
+
+@common_ways
+def test_missing_tables_leave_the_transaction_usable(
+    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
+) -> None:
+    execute(watched_orders, "ALTER TABLE sqlq_version RENAME TO elsewhere")
+    caller.begin()
+    caller.order(1)
+    says = "does not hold sqlq's tables yet: create them with `sqlq migrate -d "
+    calls: list[Callable[[], object]] = [
+        lambda: caller.enqueue(app, send.new()),
+        lambda: app.enqueue(send.new()),
+    ]
+    for call in (calls[0], *calls):
+        with pytest.raises(sqlq.errors.SchemaVersionError, match=says):
+            call()
+    caller.order(2)
+    caller.commit()
+    assert orders_and_jobs(watched_orders) == ([1, 2], [])
+    execute(watched_orders, "ALTER TABLE elsewhere RENAME TO sqlq_version")
+    caller.begin()
+    assert caller.enqueue(app, send.new(1)).created
+    caller.commit()
+
+
+@every_way
+def test_a_row_that_the_database_refuses_raises_the_callers_kind_of_error(
+    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
+) -> None:
+    kinds: list[Any] = [psycopg.IntegrityError, psycopg2.IntegrityError, sqlite3.IntegrityError, DBAPIError]
+    kinds += [asyncpg.PostgresError, pymysql.OperationalError, django.db.DatabaseError]
+    if importlib.util.find_spec("MySQLdb"):
+        kinds.append(importlib.import_module("MySQLdb").OperationalError)
+    caller.begin()
+    caller.order(1)
+    with caller.savepoint() as undo:
+        with pytest.raises(tuple(kinds), match="priority"):
+            caller.enqueue(app, replace(send.new(1), priority=1_000))
+        undo()
+    job = caller.enqueue(app, send.new(2))
+    caller.commit()
+    assert orders_and_jobs(watched_orders) == ([1], [job.id])
