@@ -50,6 +50,12 @@ class Patient:
         (found,) = (finding for finding in self.examine() if finding.check == check)
         return found
 
+    def finds(self, check: str, verdict: Verdict, *words: str) -> None:
+        found = self.about(check)
+        assert found.verdict is verdict
+        for each in words:
+            assert each in f"{found.said} {found.remedy}"
+
     def enqueue(self, queue: str = "mail") -> int:
         return self.app.enqueue(self.task.new().set(queue=queue)).id
 
@@ -119,10 +125,8 @@ def test_the_doctor_finds_another_distribution_of_the_same_name(
     other_distribution(tmp_path, "sqlq_jobs")
     assert "package" not in {finding.check for finding in patient.examine()}
     other_distribution(tmp_path)
-    found = patient.about("package")
-    assert (found.verdict, found.said) == (
-        Verdict.TO_DO,
-        "sqlq 1.6.0 is another project's, and overwrites files of sqlq-jobs",
+    patient.finds(
+        "package", Verdict.TO_DO, "sqlq 1.6.0 is another project's, and overwrites files of sqlq-jobs"
     )
 
 
@@ -132,9 +136,12 @@ def test_the_doctor_finds_another_distribution_of_the_same_name(
 def test_the_doctor_finds_due_jobs_without_a_worker(patient: Patient) -> None:
     assert patient.about("workers").verdict is Verdict.CHECK
     patient.enqueue()
-    found = patient.about("workers")
-    assert (found.verdict, found.said) == (Verdict.TO_DO, "no worker is alive, and 1 job is due")
-    assert found.remedy == "start one with sqlq work -a module:attribute"
+    patient.finds(
+        "workers",
+        Verdict.TO_DO,
+        "no worker is alive, and 1 job is due",
+        "start one with sqlq work -a module:attribute",
+    )
     patient.app.queues.pause("mail")
     assert patient.about("workers").verdict is Verdict.CHECK, "nothing is to be run from a paused queue"
 
@@ -142,9 +149,7 @@ def test_the_doctor_finds_due_jobs_without_a_worker(patient: Patient) -> None:
 def test_the_doctor_finds_a_queue_without_a_worker(patient: Patient) -> None:
     patient.serve(["other"])
     patient.enqueue()
-    found = patient.about("queues")
-    assert (found.verdict, found.said) == (Verdict.TO_DO, "no worker serves mail (1 due)")
-    assert "-q mail" in str(found.remedy)
+    patient.finds("queues", Verdict.TO_DO, "no worker serves mail (1 due)", "-q mail")
     patient.serve()
     assert patient.about("queues").verdict is Verdict.OK
 
@@ -156,9 +161,7 @@ def test_the_doctor_finds_a_served_queue_that_waits_too_long(patient: Patient) -
     with patient.app.database.begin() as conn:
         conn.execute(text("UPDATE jobs SET priority = 1 WHERE queue = 'other'"))
     patient.set_back("available_at")
-    found = patient.about("queues")
-    assert found.verdict is Verdict.CHECK
-    assert "due for 1 h" in found.said
+    patient.finds("queues", Verdict.CHECK, "due for 1 h")
 
 
 def test_the_doctor_finds_jobs_in_a_paused_queue(patient: Patient) -> None:
@@ -178,9 +181,7 @@ def test_the_doctor_finds_jobs_in_a_paused_queue(patient: Patient) -> None:
 def test_the_doctor_finds_paused_workers(patient: Patient) -> None:
     patient.serve()
     patient.serve(state="paused")
-    found = patient.about("paused")
-    assert (found.verdict, found.said) == (Verdict.CHECK, "1 of 2 workers are paused")
-    assert found.remedy == "sqlq workers resume --all"
+    patient.finds("paused", Verdict.CHECK, "1 of 2 workers are paused", "sqlq workers resume --all")
 
 
 @for_each(("seconds", "said"), [(7_204, "is 2 h ahead of"), (-60, "is 60 s behind"), (4, None), (-4, None)])
@@ -222,10 +223,7 @@ def test_the_doctor_finds_hosts_that_cannot_load_the_app(patient: Patient) -> No
             conn, [row.id for row in rows if row.host in "ace"], f"{error}; see all of it with: python -c …"
         )
     found = patient.about("imports")
-    assert (found.verdict, found.said) == (
-        Verdict.TO_DO,
-        f"3 of 5 hosts cannot start a new worker: {error}",
-    )
+    assert (found.verdict, found.said) == (Verdict.TO_DO, f"3 of 5 hosts cannot start a new worker: {error}")
     assert found.remedy == "mend it on a, c, e, then sqlq workers restart --all"
     with patient.app.database.begin() as conn:
         workers.write_start_error(conn, [row.id for row in rows], None)
@@ -314,19 +312,14 @@ def test_the_doctor_finds_a_task_that_no_worker_knows_any_more(patient: Patient)
 def test_the_doctor_finds_failed_jobs(patient: Patient) -> None:
     patient.enqueue()
     patient.settle(patient.claim(), Failed("error", ErrorText("ValueError", "no")))
-    found = patient.about("failed")
-    assert (found.verdict, found.said) == (Verdict.CHECK, "1 job has failed for good")
+    patient.finds("failed", Verdict.CHECK, "1 job has failed for good")
 
 
 def test_the_doctor_finds_a_missing_index(patient: Patient, engine: Engine) -> None:
     with engine.begin() as conn:
         on = " ON jobs" if patient.kind == "mariadb" else ""
         conn.execute(text(f"DROP INDEX jobs_claim{on}"))
-    found = patient.about("indexes")
-    assert (found.verdict, found.said) == (
-        Verdict.TO_DO,
-        "these indexes are missing: jobs_claim; claims read whole tables",
-    )
+    patient.finds("indexes", Verdict.TO_DO, "these indexes are missing: jobs_claim; claims read whole tables")
 
 
 @pytest.mark.parametrize("revision", [None, "0000", "9999"])
@@ -374,8 +367,7 @@ def test_the_doctor_finds_an_invalid_index(patient: Patient, engine: Engine) -> 
         pytest.raises(IntegrityError),
     ):
         conn.exec_driver_sql("CREATE UNIQUE INDEX CONCURRENTLY jobs_once ON jobs (task)")
-    found = patient.about("indexes")
-    assert (found.verdict, found.remedy) == (Verdict.TO_DO, "REINDEX INDEX CONCURRENTLY jobs_once")
+    patient.finds("indexes", Verdict.TO_DO, "REINDEX INDEX CONCURRENTLY jobs_once")
 
 
 @needs("postgresql")
@@ -400,17 +392,13 @@ def test_the_doctor_checks_the_settings_of_postgresql(
 @needs("postgresql")
 def test_the_doctor_finds_fsync_off(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, health.setting, fsync="off")
-    found = patient.about("durability")
-    assert found.verdict is Verdict.TO_DO
-    assert "lose acknowledged jobs" in found.said
+    patient.finds("durability", Verdict.TO_DO, "lose acknowledged jobs")
 
 
 @needs("postgresql")
 def test_the_doctor_finds_dead_rows(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, health.dead_rows, Rows(10, 60_000, None))
-    found = patient.about("dead rows")
-    assert found.verdict is Verdict.CHECK
-    assert found.said == "the table jobs has about 10 live and 60,000 dead rows"
+    patient.finds("dead rows", Verdict.CHECK, "the table jobs has about 10 live and 60,000 dead rows")
 
 
 @needs("listen")
@@ -465,11 +453,7 @@ def test_the_doctor_reports_a_pool_without_a_free_connection(
     answer(
         monkeypatch, queue_health.indexes, PoolTimeoutError("QueuePool limit of size 1 overflow 0 reached")
     )
-    found = patient.about("indexes")
-    assert (found.verdict, found.said) == (
-        Verdict.CHECK,
-        "could not look: QueuePool limit of size 1 overflow 0 reached",
-    )
+    patient.finds("indexes", Verdict.CHECK, "could not look: QueuePool limit of size 1 overflow 0 reached")
 
 
 def test_the_queue_is_counted_once(patient: Patient) -> None:
@@ -584,9 +568,7 @@ def test_the_doctor_checks_the_settings_of_mariadb(
 ) -> None:  # fmt: skip
     sound = {"log_bin": 1, "innodb_doublewrite": 1, "innodb_flush_log_at_trx_commit": 1}
     answer(monkeypatch, mariadb_health.setting, **sound | {name: value})
-    found = patient.about(check)
-    assert found.verdict is verdict
-    assert words in found.said
+    patient.finds(check, verdict, words)
 
 
 @needs("mariadb")
@@ -632,9 +614,7 @@ def test_the_doctor_finds_transactions_that_hold_back_the_purge(
 @needs("mariadb")
 def test_the_doctor_finds_unpurged_rows(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
     answer(monkeypatch, mariadb_health.unpurged_transactions, 123_456)
-    found = patient.about("purge")
-    assert found.verdict is Verdict.CHECK
-    assert "123,456 transactions are not purged yet" in found.said
+    patient.finds("purge", Verdict.CHECK, "123,456 transactions are not purged yet")
 
 
 @needs("mariadb")
@@ -648,10 +628,7 @@ def test_the_doctor_finds_tables_of_another_engine_or_collation(patient: Patient
     tables = [(each.verdict, each.remedy) for each in found if each.check == "tables"]
     assert tables == [
         (Verdict.TO_DO, "ALTER TABLE sqlq_edges ENGINE = InnoDB"),
-        (
-            Verdict.TO_DO,
-            "ALTER TABLE sqlq_limits CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin",
-        ),
+        (Verdict.TO_DO, "ALTER TABLE sqlq_limits CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"),
     ]
     (ignored,) = (each for each in found if each.check == "indexes")
     assert ignored.said.startswith("the index jobs_flow is INVALID")
@@ -717,9 +694,7 @@ def test_the_doctor_finds_a_file_on_a_network_filesystem(
     patient: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "filesystem", lambda file, mounts: "nfs4")
-    found = patient.about("file")
-    assert found.verdict is Verdict.TO_DO
-    assert "nfs4" in found.said
+    patient.finds("file", Verdict.TO_DO, "nfs4")
 
 
 @for_each(
@@ -764,8 +739,6 @@ def test_the_doctor_finds_a_damaged_file(patient: Patient, monkeypatch: pytest.M
     with Path(str(patient.app.database.engine.url.database)).open("r+b") as file:
         file.seek((page - 1) * size)
         file.write(b"\xff" * size)
-    found = patient.about("integrity")
-    assert found.verdict is Verdict.TO_DO
-    assert "the file is damaged" in found.said
+    patient.finds("integrity", Verdict.TO_DO, "the file is damaged")
     monkeypatch.setattr(sqlite, "CHECKED_BYTES", 1)
     assert patient.about("integrity").verdict is Verdict.OK, "a large file is not read"

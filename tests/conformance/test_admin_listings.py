@@ -3,7 +3,6 @@ read for it."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import Callable
@@ -14,7 +13,6 @@ from sqlalchemy import Connection, Engine, text
 
 import sqlq
 from sqlq.admin import failures
-from sqlq.errors import JobNotFoundError
 from sqlq.model.job import State
 from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished
 from sqlq.store import health
@@ -49,11 +47,7 @@ def test_a_count_stops_at_a_bound(hand: Hand, monkeypatch: pytest.MonkeyPatch) -
     hand.enqueue(4, queue="third")
     with hand.app.database.begin() as conn:
         claim_on(conn, ["third"], limit=3, owner="w")
-    all_of_them = {
-        "mail": (6, 3, 0, 2, ()),
-        "other": (0, 1, 0, 0, ()),
-        "third": (1, 0, 3, 0, ()),
-    }
+    all_of_them = {"mail": (6, 3, 0, 2, ()), "other": (0, 1, 0, 0, ()), "third": (1, 0, 3, 0, ())}
     assert status(hand) == status(hand, exact=True) == all_of_them
     oldest = [queue.oldest_wait_seconds for queue in hand.app.queues.list()]
     assert [wait is None for wait in oldest] == [False, True, False]
@@ -79,10 +73,9 @@ def test_with_many_queues_and_priorities_each_count_ends_sooner(
     hand.enqueue(1, queue="other")
     monkeypatch.setattr(health, "ROW_LIMIT", 9)
     monkeypatch.setattr(health, "COUNT_MINIMUM", 1)
-    assert status(hand) == {
-        "mail": (4, 0, 0, 0, ("available",)),
-        "other": (1, 0, 0, 0, ()),
-    }, "three rows of each queue and priority, and what the priorities of a queue have is added up"
+    assert status(hand) == {"mail": (4, 0, 0, 0, ("available",)), "other": (1, 0, 0, 0, ())}, (
+        "three rows of each queue and priority, and what the priorities of a queue have is added up"
+    )
 
 
 def test_failures_are_counted_by_their_error(hand: Hand) -> None:
@@ -176,23 +169,6 @@ def test_a_job_shows_its_timeout_and_unique_key(hand: Hand) -> None:
     (id,) = hand.enqueue(timeout="5s", unique_key="k", unique_until="start")
     job = hand.app.jobs.get(id)
     assert (job.timeout_ms, job.unique_key, job.unique_until) == (5_000, "k", "start")
-
-
-def test_async_methods_return_what_the_sync_ones_do(hand: Hand) -> None:
-    (failed,) = fail(hand)
-    (waiting,) = hand.enqueue()
-
-    async def all_of_them() -> None:
-        app = hand.app
-        assert await app.jobs.aget(failed) == app.jobs.get(failed)
-        with pytest.raises(JobNotFoundError):
-            await app.jobs.aget(4711)
-        assert await app.jobs.alist(state="failed") == app.jobs.list(state="failed")
-        assert await app.jobs.acancel([waiting]) == {waiting: "cancelled"}
-        assert await app.jobs.aretry(all=True) == [failed]
-        assert (await app.jobs.aget(failed)).state is State.AVAILABLE
-
-    asyncio.run(all_of_them())
 
 
 # -- what is read for it -------------------------------------------------------------------------------------

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import BigInteger, Engine, Table, literal, select, text, update
+from sqlalchemy import BigInteger, Engine, Table, literal, text, update
 
 import sqlq
-from sqlq.errors import ConfigurationError
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Cancelled, Finished, Settlement
-from sqlq.schema.tables import failed_jobs, finished_jobs, queues, workers
-from sqlq.schema.types import after
+from sqlq.schema.tables import failed_jobs, finished_jobs, jobs, queues, workers
+from sqlq.schema.types import after, now
 from sqlq.store.jobs import insert, lease, lookup, operate, settle
-from sqlq.store.workers import notify
+from sqlq.store.workers import look, notify
 from sqlq.store.workers import workers as workerss
 from sqlq.worker.claim.claimer import Claimer
-from tests.kit import BOOM, Hand, claim_on, for_each, needs, wait_until, working
+from tests.kit import BOOM, Hand, claim_on, needs, wait_until, working
 
 pytestmark = pytest.mark.each_database
 
@@ -38,11 +37,14 @@ def age(hand: Hand, table: Table, column: str, ids: Sequence[int], seconds: Sequ
 def register(hand: Hand, id: str, names: Sequence[str] | None, silent: int = 0) -> None:
     with hand.app.database.begin() as conn:
         workerss.register(conn, id=id, host="here", pid=7, version="0", queues=names, concurrency=2)
-        conn.execute(
-            update(workers)
-            .where(workers.c.id == id)
-            .values(seen_at=after(literal(-silent * 1000, BigInteger)))
-        )
+    silence(hand, id, silent)
+
+
+def silence(hand: Hand, id: str, seconds: int) -> None:
+    """Let a worker have been seen so long ago."""
+    with hand.app.database.begin() as conn:
+        ago = after(literal(-seconds * 1000, BigInteger))
+        conn.execute(update(workers).where(workers.c.id == id).values(seen_at=ago))
 
 
 # -- pausing -------------------------------------------------------------------------------------------------
@@ -159,17 +161,6 @@ def test_the_status_shows_paused_queues_also_empty_ones(hand: Hand) -> None:
     ]
 
 
-@for_each("names", [[["mail"]], [], ["mail", ""], ["mail", "a\0b"], ["mail", "x" * 256], ["mail", None]])
-def test_bad_names_are_one_sentence_and_nothing_is_paused(hand: Hand, names: Any) -> None:
-    for switch in (hand.app.queues.pause, hand.app.queues.resume):
-        with pytest.raises(ConfigurationError, match=r"name at least one queue|name (is|has) "):
-            switch(*names)
-        with pytest.raises(ConfigurationError, match="and not both"):
-            switch("mail", all=True)
-    with hand.app.database.read() as conn:
-        assert conn.execute(select(queues)).all() == []
-
-
 # -- pruning (T15) -------------------------------------------------------------------------------------------
 
 
@@ -191,48 +182,6 @@ def test_ended_jobs_are_pruned_by_their_age(hand: Hand, monkeypatch: pytest.Monk
     assert [job.id for job in hand.app.jobs.list()] == [waiting]
 
 
-def test_prune_works_in_batches_with_their_own_transactions(
-    hand: Hand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lookup, "BATCH", 2)
-    hand.ended(5, Finished())
-    hand.ended(4, BOOM)
-    batches: list[int] = []
-
-    def noted(prune: Callable[..., int]) -> Callable[..., int]:
-        def run(conn: Any, **how: Any) -> int:
-            batches.append(prune(conn, **how))
-            return batches[-1]
-
-        return run
-
-    monkeypatch.setattr(operate, "prune", noted(operate.prune))
-    assert hand.app.jobs.prune(finished="0s", failed="0s") == (5, 4)
-    assert batches == [2, 2, 1, 2, 2, 0]
-
-
-@for_each(
-    ("how", "complaint"),
-    [
-        ({}, "say what to prune"),
-        ({"finished": "7"}, "finished is '7': write it as in"),
-        ({"finished": "0s", "failed": "soon"}, "failed is 'soon': write it as in"),
-        ({"failed": "-1d"}, "failed is '-1d'"),
-        ({"failed": "0s", "finished": "200000d"}, "finished is '200000d': it must lie between"),
-        ({"finished": 7}, "finished is 7: give a timedelta"),
-    ],
-)
-def test_bad_ages_are_one_sentence_and_nothing_is_pruned(
-    hand: Hand, how: dict[str, Any], complaint: str
-) -> None:
-    hand.ended(1, Finished())
-    hand.ended(1, BOOM)
-    before = hand.app.jobs.list()
-    with pytest.raises(ConfigurationError, match=complaint):
-        hand.app.jobs.prune(**how)
-    assert hand.app.jobs.list() == before
-
-
 @needs("sessions")
 def test_prune_skips_a_locked_failed_job(hand: Hand, engine: Engine) -> None:
     ids = hand.ended(3, BOOM)
@@ -242,7 +191,140 @@ def test_prune_skips_a_locked_failed_job(hand: Hand, engine: Engine) -> None:
     assert hand.app.jobs.prune(failed="0s") == (0, 1)
 
 
-# -- workers -------------------------------------------------------------------------------------------------
+def test_finished_jobs_are_pruned_by_age_the_oldest_first_and_at_most_so_many(hand: Hand) -> None:
+    ids = hand.enqueue(5)
+    hand.end(Finished())
+    failed = hand.ended()
+    age(hand, finished_jobs, "finished_at", ids, [70, 10, 90, 80, 50])
+
+    def prune(limit: int) -> int:
+        with hand.app.database.begin() as conn:
+            return operate.prune(conn, older_than_ms=60_000, limit=limit)
+
+    assert prune(2) == 2
+    assert sorted(job.id for job in hand.app.jobs.list(state="finished")) == [ids[0], ids[1], ids[4]]
+    assert [prune(2), prune(2)] == [1, 0]
+    assert sorted(job.id for job in hand.app.jobs.list(state="finished")) == [ids[1], ids[4]]
+    assert hand.states(failed) == ["failed"]
+
+
+@needs("sessions")
+def test_two_prunes_do_not_wait_for_each_other(hand: Hand) -> None:
+    ids = hand.enqueue(4)
+    hand.end(Finished())
+    age(hand, finished_jobs, "finished_at", ids, [90, 80, 70, 60])
+    with hand.app.database.begin() as one:
+        assert operate.prune(one, older_than_ms=1_000, limit=2) == 2
+        with hand.app.database.begin() as two:
+            two.execute(text("SET LOCAL lock_timeout = '2s'"))
+            assert operate.prune(two, older_than_ms=1_000, limit=10) == 2
+    assert hand.app.jobs.list() == []
+
+
+def test_a_jobs_own_retention_comes_before_the_age(hand: Hand) -> None:
+    """A row that names its `retention_ms` is deleted when that is over, failed or finished; a prune by age
+    leaves it alone."""
+    database = hand.app.database
+    kept = []
+    for outcome, table, ended_at in (
+        (Finished(), finished_jobs, "finished_at"),
+        (BOOM, failed_jobs, "failed_at"),
+    ):
+        aged, over, lasting = hand.enqueue(3)
+        with database.begin() as conn:
+            for id, ms in ((over, 60_000), (lasting, 86_400_000)):
+                conn.execute(update(jobs).where(jobs.c.id == id).values(retention_ms=ms))
+        hand.end(outcome)
+        with database.begin() as conn:
+            conn.execute(update(table).values({ended_at: after(literal(-3_600_000, BigInteger))}))
+        kept.append((aged, over, lasting))
+    (_, finished_over, finished_kept), (_, failed_over, failed_kept) = kept
+    assert hand.app.jobs.prune(finished="1m", failed="1m") == (1, 1)
+    assert {job.id for job in hand.app.jobs.list()} == {
+        finished_over,
+        finished_kept,
+        failed_over,
+        failed_kept,
+    }
+    with database.begin() as conn:
+        assert operate.prune_expired(conn, limit=1) == 1, "no more than asked for"
+        assert operate.prune_expired(conn, limit=10) == 1
+    assert {job.id for job in hand.app.jobs.list()} == {finished_kept, failed_kept}
+
+
+# -- status and workers --------------------------------------------------------------------------------------
+
+
+def test_the_status_counts_jobs_and_shows_whether_a_queue_is_served(hand: Hand) -> None:
+    hand.ended(2, queue="b")
+    hand.enqueue(1, queue="a")
+    hand.claim()
+    hand.enqueue(3, queue="a")
+    hand.enqueue(2, queue="a", delay="1h")
+    hand.enqueue(1, queue="c", delay="1h")
+    with hand.app.database.begin() as conn:
+        conn.execute(queues.insert().values(queue="c", paused_at=now()))
+    register(hand, "w1", ["a", "empty"])
+    found = {status.queue: status for status in hand.app.queues.list()}
+    assert list(found) == ["a", "b", "c", "empty"]
+    a = found["a"]
+    assert (a.available, a.scheduled, a.running, a.failed, a.paused, a.served) == (3, 2, 1, 0, False, True)
+    assert a.oldest_wait_seconds is not None
+    assert 0 <= a.oldest_wait_seconds < 60
+    b = found["b"]
+    assert (b.available, b.scheduled, b.running, b.failed, b.oldest_wait_seconds, b.served) == (
+        0,
+        0,
+        0,
+        2,
+        None,
+        False,
+    )
+    assert (found["c"].paused, found["c"].scheduled, found["c"].oldest_wait_seconds) == (True, 1, None)
+    assert found["empty"].served
+
+    register(hand, "w2", None)
+    assert all(status.served for status in hand.app.queues.list()), "w2 serves every queue"
+    silence(hand, "w1", 120)
+    silence(hand, "w2", 120)
+    assert [(status.queue, status.served) for status in hand.app.queues.list()] == [
+        ("a", False),
+        ("b", False),
+        ("c", False),
+    ]
+    assert hand.app.workers.list() == []
+
+
+def test_workers_register_leave_and_are_removed_when_silent(hand: Hand) -> None:
+    app = hand.app
+    for id in ("w1", "w2", "w3"):
+        register(hand, id, None)
+    silence(hand, "w1", 80)
+    silence(hand, "w2", 3600)
+    assert {worker.id for worker in app.workers.list()} == {"w1", "w3"}
+    with app.database.begin() as conn:
+        assert workerss.seen(conn, "w2")
+    assert {worker.id for worker in app.workers.list()} == {"w1", "w2", "w3"}
+    with app.database.begin() as conn:
+        workerss.leave(conn, "w3")
+        workerss.sweep(conn, silent_ms=60_000)
+    assert {worker.id for worker in app.workers.list()} == {"w2"}
+    with app.database.begin() as conn:
+        assert not workerss.seen(conn, "w1"), "one that was swept out is told so"
+
+
+def test_the_queues_to_serve_are_those_that_hold_something_to_claim(hand: Hand) -> None:
+    for name in ("b", "ä", "A", "a b"):
+        hand.enqueue(2, queue=name)
+    hand.enqueue(1, queue="later", delay="1d")
+    with hand.app.database.begin() as conn:
+        claim_on(conn, ["b"], limit=10, owner="w")
+    assert sorted(look.due_in(hand.app.database, look.KnownQueues())) == sorted(["ä", "A", "a b", "later"])
+
+
+def test_no_queue_is_to_serve_without_jobs(hand: Hand) -> None:
+    assert look.due_in(hand.app.database, look.KnownQueues()) == {}
+    assert hand.app.queues.list() == []
 
 
 def test_workers_list_shows_each_worker_with_its_jobs(hand: Hand) -> None:

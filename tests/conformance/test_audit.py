@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -174,14 +173,3 @@ def test_an_action_succeeds_when_its_audit_record_is_refused(
     with app.acting_as("ada"):
         assert app.jobs.cancel([id]) == {id: "cancelled"}
     assert "cancel is done, and not recorded: the database refuses that" in caplog.text
-
-
-@needs("cheap")
-@pytest.mark.parametrize(
-    "call", [lambda app: app.acting_as("").__enter__(), lambda app: app.audit.list(limit=0)]
-)
-def test_an_empty_actor_and_a_limit_of_zero_are_refused(
-    app: sqlq.App, call: Callable[[sqlq.App], object]
-) -> None:
-    with pytest.raises(ConfigurationError):
-        call(app)

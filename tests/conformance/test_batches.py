@@ -69,32 +69,17 @@ def test_the_results_of_a_batch_raise_for_a_job_that_failed(app: sqlq.App, load:
         app.result(app.jobs.of_batch(IMPORT))
 
 
-def test_a_cancel_takes_a_batch_and_leaves_the_others(app: sqlq.App, load: Any) -> None:
-    mine = enqueued(app, load, 1, 2)
-    other, plain = enqueued(app, load, 3, batch="b")[0], app.enqueue(load.new(4))
-    assert set(app.jobs.cancel(batch=IMPORT)) == {job.id for job in mine}
-    assert app.jobs.cancel([other.id], batch=IMPORT) == {other.id: "passed over"}
-    assert [app.jobs.get(job.id).state for job in (other, plain)] == ["available"] * 2
-
-
-def test_failed_jobs_of_a_batch_are_retried_and_deleted_and_counted(app: sqlq.App, load: Any) -> None:
+def test_failed_jobs_of_a_batch_are_counted_and_stay_in_it_when_they_run_again(
+    app: sqlq.App, load: Any
+) -> None:
     mine, other = enqueued(app, load, -1)[0], enqueued(app, load, -2, batch="b")[0]
     drain(app)
     found, complete = app.jobs.failures(batch="b")
     assert ([each.number for each in found], complete) == ([1], True)
+    (copy,) = app.jobs.replay(batch="b").values()
+    assert [each.id for each in app.jobs.of_batch("b")] == [other.id, copy]
     assert app.jobs.retry(batch=IMPORT) == [mine.id]
     assert app.jobs.get(mine.id).batch_key == IMPORT
-    assert app.jobs.delete(batch="b") == [other.id]
-    assert app.jobs.reschedule(batch=IMPORT, delay="1h") == [mine.id]
-
-
-def test_replayed_jobs_are_in_their_batch(app: sqlq.App, load: Any) -> None:
-    job, other = enqueued(app, load, 1)[0], enqueued(app, load, 2, batch="b")[0]
-    drain(app)
-    done = app.jobs.replay(batch=IMPORT)
-    assert list(done) == [job.id]
-    assert [each.id for each in app.jobs.of_batch(IMPORT)] == [job.id, done[job.id]]
-    assert [each.id for each in app.jobs.of_batch("b")] == [other.id]
 
 
 def test_listings_find_an_old_batch(app: sqlq.App, load: Any) -> None:
@@ -119,16 +104,6 @@ def test_a_batch_comes_by_name_by_replacement_and_by_sql(app: sqlq.App, load: An
         conn.execute(text("INSERT INTO jobs (task, batch_key) VALUES ('load', 'import-42')"))
         states = conn.execute(text("SELECT state FROM job_states WHERE batch_key = 'import-42'")).all()
     assert len(states) == len(app.jobs.of_batch(IMPORT)) == 5
-
-
-@pytest.mark.parametrize("batch", ["", "g" * 256, 7])
-def test_a_batch_that_no_column_can_have_is_refused(app: sqlq.App, load: Any, batch: Any) -> None:
-    with pytest.raises(sqlq.EnqueueError, match="batch"):
-        load.new(1).set(batch=batch)
-    with pytest.raises(sqlq.errors.ConfigurationError, match="batch"):
-        app.jobs.of_batch(batch)
-    with pytest.raises(sqlq.errors.ConfigurationError, match="batch"):
-        app.jobs.cancel(batch=batch)
 
 
 @needs("plans")

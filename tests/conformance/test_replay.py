@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,7 +11,6 @@ from sqlalchemy import Engine, event, text, update
 
 import sqlq
 from sqlq.admin.batches import watched
-from sqlq.errors import ConfigurationError
 from sqlq.model.outcome import Cancelled, Finished
 from sqlq.schema.tables import TOKEN_SCHEMA, jobs
 from sqlq.store.jobs import lookup
@@ -144,11 +142,10 @@ def test_a_replay_under_a_limit_waits_for_its_turn(hand: Hand, engine: Engine) -
 # -- which jobs ----------------------------------------------------------------------------------------------
 
 
-def test_jobs_are_chosen_by_task_queue_and_time(hand: Hand, engine: Engine) -> None:
+def test_jobs_are_chosen_by_the_time_of_their_end(hand: Hand, engine: Engine) -> None:
     finished = hand.ended(2, Finished())
     failed = hand.ended(2)
     cancelled = hand.ended(1, Cancelled("no"))
-    packed = hand.ended(1, Finished(), "pack", queue="mail")
     moved(engine, finished, "finished_jobs", 7200)
 
     def chosen(**options: Any) -> list[int]:
@@ -158,9 +155,7 @@ def test_jobs_are_chosen_by_task_queue_and_time(hand: Hand, engine: Engine) -> N
         return [*replays]
 
     assert chosen(task="send") == finished + failed, "cancelled ones are not meant unless they are named"
-    assert chosen(queue="mail") == packed
-    assert chosen(queue="mail", task="send") == []
-    assert chosen(since="1h") == failed + packed
+    assert chosen(since="1h") == failed
     assert chosen(until="1h") == finished
     assert chosen(since=datetime.now(UTC) - timedelta(hours=3), until="1h") == finished
     assert chosen(since="1h", until="2h") == []
@@ -212,23 +207,6 @@ def test_new_ids_follow_the_order_of_the_old_ones(hand: Hand, monkeypatch: pytes
 # -- what is refused -----------------------------------------------------------------------------------------
 
 
-def test_a_bad_replay_is_refused_in_one_sentence_and_writes_nothing(hand: Hand) -> None:
-    app = hand.app
-    hand.ended(2)
-
-    def refused(words: str, *args: Any, **options: Any) -> None:
-        with pytest.raises(ConfigurationError, match=words) as caught:
-            app.jobs.replay(*args, **options)
-        assert "\n" not in str(caught.value)
-
-    refused("name the ended jobs that are meant")
-    refused("since is '2 hours'", since="2 hours")
-    refused("no time zone", since=datetime(2026, 1, 1))  # noqa: DTZ001
-    refused("not the id of a job", [True])
-    refused("ids is '42'", "42")
-    assert number(hand) == 2
-
-
 def test_a_replay_leaves_out_ids_that_have_not_ended_or_do_not_fit(hand: Hand) -> None:
     failed, pruned = hand.ended(2)
     (live,) = hand.enqueue()
@@ -243,11 +221,6 @@ def test_a_replay_leaves_out_steps_of_flows(hand: Hand) -> None:
     app.enqueue(sqlq.chain(hand.tasks["pack"].new(), hand.tasks["pack"].new()))
     (step,) = hand.end(Finished())
     assert app.jobs.replay(step) == app.jobs.replay(task="pack") == {}
-
-
-def test_areplay_is_replay_in_a_thread(hand: Hand) -> None:
-    (id,) = hand.ended()
-    assert list(asyncio.run(hand.app.jobs.areplay(id))) == [id]
 
 
 def test_an_unreadable_payload_is_copied_as_it_is(hand: Hand, engine: Engine) -> None:

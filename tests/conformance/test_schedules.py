@@ -557,23 +557,7 @@ def test_a_test_ticks_on_its_own_database(app: sqlq.App, report: Any, tmp_path: 
 # -- for asynchronous code -----------------------------------------------------------------------------------
 
 
-def test_asynchronous_code_has_the_same_calls(app: sqlq.App, report: sqlq.Task[..., Any]) -> None:
-    async def work() -> None:
-        schedules = app.schedules
-        await schedules.aadd("nightly", report.new(7), cron="0 3 * * *")
-        assert str((await schedules.aget("nightly")).plan) == "0 3 * * *"
-        assert await schedules.apause("nightly")
-        assert (await schedules.aget("nightly")).state == "paused"
-        assert await schedules.aresume("nightly")
-        ran = await schedules.arun("nightly")
-        assert [job.id for job in app.jobs.list()] == [ran.id]
-        await schedules.aremove("nightly")
-        assert await schedules.alist() == []
-
-    asyncio.run(work())
-
-
-def test_an_asynchronous_session_is_joined(app: sqlq.App, report: sqlq.Task[..., Any]) -> None:
+def test_an_asynchronous_session_is_joined(app: sqlq.App, report: Any) -> None:
     async def work() -> None:
         url = app.database.engine.url
         engine = create_async_engine(async_database_url(url.render_as_string(hide_password=False)))

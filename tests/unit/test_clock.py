@@ -22,6 +22,7 @@ from sqlq.config.durations import (
     readable,
     until,
 )
+from sqlq.database.timeouts import AnswerTimeout
 from sqlq.errors import ConfigurationError
 from tests.kit import for_each
 
@@ -46,42 +47,6 @@ from tests.kit import for_each
 )
 def test_durations(given: Any, ms: int) -> None:
     assert milliseconds(given, "delay") == ms
-
-
-@for_each(
-    "given",
-    [
-        "",
-        "5",
-        "m",
-        "5 minutes",
-        "-5m",
-        "5m-1s",
-        "1e3s",
-        "five",
-        ".5s",
-        5,
-        5.0,
-        True,
-        None,
-        b"5m",
-        ["5m"],
-        datetime(2030, 1, 1, tzinfo=UTC),
-    ],
-)
-def test_a_bad_duration_is_refused_by_its_name(given: Any) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"^delay is .*: (give a timedelta or text such as|write it as in) \"30s\""
-    ):
-        milliseconds(given, "delay")
-
-
-@for_each("given", ["36601d", "9" * 400 + "d", timedelta(microseconds=-1), timedelta(days=-1), timedelta.max])
-def test_durations_out_of_range_are_refused(given: Any) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"^delay is .*: it must lie between zero and a hundred years$"
-    ):
-        milliseconds(given, "delay")
 
 
 @given(st.integers(0, MAX_MS))
@@ -209,3 +174,23 @@ def test_no_measured_number_has_an_exponent(number: float) -> None:
     for text in (amount(number), rate(number), readable(number), in_units(number)):
         assert "e+" not in text
         assert "e-" not in text
+
+
+# -- the timeout of an answer --------------------------------------------------------------------------------
+
+
+def test_the_timeout_grows_with_slow_answers_up_to_its_maximum() -> None:
+    patience = AnswerTimeout(4.0, 20.0)
+    assert patience.seconds() == float("inf"), (
+        "outside of the block there is no end: a migration may take its time"
+    )
+    with patience:
+        assert patience.seconds() == 4.0
+        patience.gave_up()
+        assert patience.seconds() == 8.0
+        patience.gave_up()
+        patience.gave_up()
+        assert patience.seconds() == 20.0
+        patience.start_over()
+        assert patience.seconds() == 4.0
+    assert patience.seconds() == float("inf")

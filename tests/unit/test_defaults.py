@@ -10,7 +10,6 @@ import pytest
 import sqlq
 from sqlq.errors import ConfigurationError
 from sqlq.model.checks import FOR_EVER_MS
-from tests.kit import for_each
 
 URL = "sqlite:///never-connected-to.db"
 
@@ -91,11 +90,7 @@ def test_arguments_come_before_the_environment(monkeypatch: pytest.MonkeyPatch) 
     ):
         monkeypatch.setenv(f"SQLQ_{name}", value)
     task = sqlq.App(URL, defaults={"max_attempts": 4}).task(name="t")(handler)
-    assert (task.timeout_ms, task.max_attempts, sqlq.App(URL)._retention_ms) == (
-        300_000,
-        4,
-        30 * 86_400_000,
-    )
+    assert (task.timeout_ms, task.max_attempts, sqlq.App(URL)._retention_ms) == (300_000, 4, 30 * 86_400_000)
     assert [task.retry.wait_ms(attempts) for attempts in (1, 2, 3)] == [10_000, 60_000, 60_000]
     assert sqlq.App(URL, retention="1d")._retention_ms == 86_400_000
     monkeypatch.setenv("SQLQ_TIMEOUT", "none")
@@ -134,32 +129,6 @@ def test_the_environment_comes_before_pyproject(tmp_path: Path, monkeypatch: pyt
     task, mail = app.task(name="t")(handler), app.task(name="m", queue="mail")(handler)
     assert (task.max_attempts, mail.max_attempts, app._retention_ms) == (4, 10, 86_400_000)
     assert mail.retry.wait_ms(2) == 7_000
-
-
-@for_each(
-    ("arguments", "message"),
-    [
-        (
-            {"defaults": {"delay": "5m"}},
-            "defaults has no option 'delay'; it has queue, priority, max_attempts",
-        ),
-        (
-            {"defaults": {"time_limit": "5m"}},
-            "defaults has no option 'time_limit'; time_limit is timeout here; it has queue",
-        ),
-        ({"defaults": {"timeout": 5}}, "defaults: timeout is 5: give a timedelta"),
-        ({"defaults": ["timeout"]}, r"defaults is \['timeout'\]: it maps options to values"),
-        ({"defaults": {"backoff": []}}, "defaults: backoff is an empty list"),
-        ({"defaults": {"headers": {"a": object()}}}, r"defaults: headers\['a'\] is <object .* is not JSON"),
-        ({"queues": {"mail": {"queue": "x"}}}, r"queues\['mail'\] has no option 'queue'"),
-        ({"queues": {"a,b": {}}}, "queue is 'a,b': a comma separates queues"),
-        ({"queues": ["mail"]}, r"queues is \['mail'\]: it maps names of queues"),
-        ({"retention": "soon"}, "retention is 'soon'"),
-    ],
-)
-def test_wrong_default_options_are_refused(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"^{message}"):
-        sqlq.App(URL, **arguments)
 
 
 @pytest.mark.parametrize(

@@ -216,25 +216,6 @@ def test_a_bad_key_is_refused_without_showing_it(keys: Any, sentence: str) -> No
         assert not isinstance(key, str) or not key or key not in said
 
 
-@for_each(
-    ("options", "sentence"),
-    [
-        ({"encryption": "sign"}, "encryption is set, but there is no key"),
-        ({"keys": [], "plain": "refuse"}, "plain is set, but there is no key"),
-        (
-            {"keys": [KEY], "encryption": "rot13"},
-            'encryption is \'rot13\': it is "sign", "encrypt" or "read"',
-        ),
-        ({"keys": [KEY], "plain": "maybe"}, "plain is 'maybe'"),
-        ({"keys": [KEY], "plain": ["a,b"]}, "a comma separates queues"),
-        ({"keys": [KEY], "encryption": "read", "plain": "refuse"}, "this App itself writes plain rows"),
-    ],
-)
-def test_wrong_encryption_options_are_refused(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(sentence)):
-        sqlq.App(**options)
-
-
 def test_the_environment_sets_keys_unless_the_app_does(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sqlq.App().database.encryption is None
     monkeypatch.setenv("SQLQ_ENCRYPTION", "encrypt")

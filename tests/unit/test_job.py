@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from datetime import UTC, datetime, timedelta
 from enum import Enum, StrEnum
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -76,58 +75,6 @@ def test_a_spread_counts_instants_in_the_hour_that_comes_twice() -> None:
 def test_a_job_cannot_be_changed_in_place() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         JOB.queue = "slow"  # type: ignore[misc]
-
-
-@for_each(
-    ("options", "message"),
-    [
-        ({"delay": "5m", "available_at": SOON}, "both delay and available_at are set: give one of them"),
-        ({"delay": 5}, "delay is 5: give a timedelta"),
-        ({"delay": "-5m"}, "delay is '-5m': write it as in"),
-        ({"delay": timedelta(seconds=-5)}, "delay is .*: it must lie between zero and a hundred years"),
-        (
-            {"available_at": datetime(2030, 1, 1)},  # noqa: DTZ001 - naive on purpose
-            "available_at is 2030-01-01 00:00:00, which has no time zone",
-        ),
-        ({"available_at": "tomorrow"}, "available_at is 'tomorrow': give a datetime with a time zone"),
-        ({"priority": 101}, "priority is 101: it must be a whole number from -100 to 100"),
-        ({"priority": -101}, "priority is -101"),
-        ({"priority": 1.0}, "priority is 1.0"),
-        ({"priority": True}, "priority is True"),
-        ({"priority": "high"}, "priority is 'high'"),
-        ({"max_attempts": 0}, "max_attempts is 0: it must be a whole number from 1"),
-        ({"max_attempts": 1_000_001}, "max_attempts is 1000001"),
-        ({"max_attempts": True}, "max_attempts is True"),
-        ({"timeout": "0s"}, "timeout is zero"),
-        ({"timeout": 30}, "timeout is 30: give a timedelta"),
-        ({"queue": ""}, "queue is '': it must be text that is not blank"),
-        ({"queue": " "}, "queue is ' '"),
-        ({"queue": 7}, "queue is 7"),
-        ({"queue": "q" * 256}, "queue has 256 characters: at most 255"),
-        ({"queue": "a\0b"}, "queue is 'a\\\\x00b': it holds a NUL"),
-        ({"unique_key": ""}, "unique_key is ''"),
-        (
-            {"unique_key": "k" * 256},
-            "unique_key has 256 characters: at most 255 are possible; for a long key enqueue a hash",
-        ),
-        ({"label": "x" * 300}, "label has 300 characters: at most 255 are possible$"),
-        ({"unique_key": "\ud800"}, "unique_key is .*: it holds a NUL or a lone surrogate"),
-        ({"unique_key": 7}, "unique_key is 7"),
-        ({"unique_until": "end"}, 'unique_until is \'end\': it is "finish", "start" or "pruned"'),
-    ],
-)
-def test_bad_options_are_refused_by_name(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(EnqueueError, match=f"^{message}"):
-        JOB.set(**options)
-
-
-def test_unknown_options_are_refused() -> None:
-    with pytest.raises(EnqueueError, match="set takes no que: it takes queue, delay, available_at,"):
-        JOB.set(que="mail")  # type: ignore[call-arg]
-    with pytest.raises(EnqueueError, match="set takes no countdown: countdown is delay here; it takes"):
-        JOB.set(countdown=3)  # type: ignore[call-arg]
-    with pytest.raises(EnqueueError, match="set takes no throws, ttl: ttl is start_within here; it takes"):
-        JOB.set(ttl=3, throws=())  # type: ignore[call-arg]
 
 
 class Queue(Enum):

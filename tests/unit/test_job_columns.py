@@ -144,10 +144,7 @@ PLACES: dict[str, tuple[str, Callable[[str], str]]] = {
     ),
     "details": ("sqlq/model/job.py", of_class("JobDetails", "note: str | None = None")),
     "claim": ("sqlq/model/job.py", of_class("ClaimedJob", "note: str | None = None")),
-    "HEAD": (
-        "sqlq/schema/version.py",
-        lambda text: text.replace(f'HEAD = "{HEAD}"', f'HEAD = "{NEXT}"'),
-    ),
+    "HEAD": ("sqlq/schema/version.py", lambda text: text.replace(f'HEAD = "{HEAD}"', f'HEAD = "{NEXT}"')),
     "migration": (
         f"migrations/versions/{NEXT}_note.py",
         lambda text: MIGRATION.replace("NEXT", NEXT).replace("HEAD", HEAD),

@@ -137,28 +137,6 @@ def test_a_template_that_names_no_parameter_is_refused_at_the_decorator(
         def bill(customer: int) -> None: ...
 
 
-@for_each(
-    ("make", "sentence"),
-    [
-        (lambda: Limit("a"), "says nothing: give running=, rate= or both"),
-        (lambda: Limit("a", running=0), "running is 0: it must be a whole number from 1"),
-        (lambda: Limit("a", running=True), "running is True"),
-        (lambda: Limit("a", rate="often"), "rate is 'often': it is a number of starts and a period"),
-        (lambda: Limit("a", rate="0/1m"), "rate is '0/1m': it is a number of starts"),
-        (lambda: Limit("a", rate="5/0s"), "a period, neither zero"),
-        (lambda: Limit("a", rate="5/1y"), "the period of rate '5/1y' is '1y': write it as in"),
-        (lambda: Limit("a", rate=5), "rate is 5"),  # type: ignore[arg-type]
-        (lambda: Limit("", running=1), "the key of a limit is '': it must be text that is not blank"),
-        (lambda: Limit(7, running=1), "the key of a limit is 7"),  # type: ignore[arg-type]
-        (lambda: Limit("a{", running=1), "is no template"),
-        (lambda: Serial("a", on_failure="stop"), 'on_failure is \'stop\': it is "continue" or "hold"'),  # type: ignore[arg-type]
-    ],
-)
-def test_a_wrong_limit_is_refused(make: Any, sentence: str) -> None:
-    with pytest.raises(sqlq.errors.ConfigurationError, match=sentence):
-        make()
-
-
 def test_two_limits_of_one_key_that_differ_are_refused(app: sqlq.App) -> None:
     first = app.limit("stripe", running=5)
     assert app.limit("stripe", running=5) == first

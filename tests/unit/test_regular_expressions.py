@@ -66,7 +66,7 @@ KILLERS: dict[str, list[tuple[str, str, str]]] = {
     r"permission denied for (?:schema|relation|table|view) ": [("", "permission denied for ", "")],
     r"`?__sqlq__`?\.": [("", "`", ""), ("", "__sqlq__", "")],
     r"command denied to user (?P<account>'[^']*'@'[^']*')|the PROCESS privilege": [
-        *[("", "command denied to user '", ""), ("command denied to user ", "'@'", ""), ("", "the ", "")],
+        *[("", "command denied to user '", ""), ("command denied to user ", "'@'", ""), ("", "the ", "")]
     ],
     command_hint._STEERING.pattern: [("", "\x1b", ""), ("", "a", "")],
     output._CONTROL.pattern: [("", "\x1b", ""), ("", "a", "")],

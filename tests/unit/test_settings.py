@@ -1,4 +1,4 @@
-"""Where the database is found, and the sentence for a URL that leads to none."""
+"""Where the database is found, the sentence for a URL that leads to none, and commands that name it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sqlalchemy.pool import StaticPool
 
 import sqlq
 from sqlq.cli.context import Context
-from sqlq.config.command_hint import command
+from sqlq.config.command_hint import command, word
 from sqlq.config.urls import (
     DEFAULT_URL,
     database_url,
@@ -32,9 +32,7 @@ from sqlq.testing import inline, on_database
 from tests.kit import for_each
 
 
-def test_the_argument_comes_before_environment_and_default(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_argument_comes_before_environment_and_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SQLQ_DATABASE_URL", raising=False)
     assert database_url() == make_url(DEFAULT_URL)
     monkeypatch.setenv("SQLQ_DATABASE_URL", "sqlite:///from_environment.db")
@@ -100,27 +98,6 @@ def test_tcp_timeouts_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
     assert "connect_timeout" not in ends(database_url("mariadb://h/d?connect_timeout=9"), 3)
 
 
-@for_each("given", ["", "shop.db", "postgresql:/h/d", "postgresql://h:port/d"])
-def test_a_text_that_is_no_url_is_refused(given: Any) -> None:
-    with pytest.raises(
-        sqlq.errors.ConfigurationError, match="the database URL cannot be read: it has the form postgresql://"
-    ):
-        sqlq.App(given)
-
-
-@for_each(
-    ("given", "said"),
-    [
-        ("sqlite://shop.db", "cannot be used: Invalid SQLite URL: sqlite://shop.db"),
-        ("sqlite:///shop.db?timeout=soon", "cannot be used: could not convert string to float: 'soon'"),
-        ("postgresql://u@/d?host=a,b&port=1", "cannot be used: number of hosts and ports don't match"),
-    ],
-)
-def test_a_url_without_a_usable_database_is_refused(given: str, said: str) -> None:
-    with pytest.raises(sqlq.errors.ConfigurationError, match=re.escape(said)):
-        _ = sqlq.App(given).database
-
-
 def test_a_file_is_found_when_the_url_has_an_empty_host(tmp_path: Path) -> None:
     url = URL.create("sqlite", username="", host="", database=str(tmp_path / "shop.db"))
     sqlq.App(url).migrate()
@@ -161,12 +138,6 @@ def test_a_host_of_a_list_is_the_same_database() -> None:
     assert is_same_database(named, database_url("postgresql://other@b/shop"))
     for other in ("postgresql://u@a/shop", "postgresql://u@b/other", "mariadb://u@b:5432/shop"):
         assert not is_same_database(named, database_url(other)), other
-
-
-def test_an_engine_in_place_of_the_url_is_refused(tmp_path: Path) -> None:
-    given: list[Any] = [create_engine(f"sqlite:///{tmp_path}/x.db")]
-    with pytest.raises(sqlq.errors.ConfigurationError, match="not Engine; an engine is given as engine="):
-        sqlq.App(*given)
 
 
 @for_each(
@@ -220,15 +191,6 @@ def test_a_database_in_memory_is_refused_when_a_connection_is_needed(given: str)
                 match=r"in memory is seen by one connection only, .* name a file, as in sqlite:///sqlq\.db",
             ):
                 use()
-
-
-def test_a_wrong_engine_is_refused_at_once() -> None:
-    with pytest.raises(
-        sqlq.errors.ConfigurationError, match="takes an Engine or AsyncEngine, not str; a URL is given as"
-    ):
-        sqlq.App(engine="sqlite:///a.db")  # type: ignore[arg-type]
-    with pytest.raises(sqlq.errors.ConfigurationError, match="both a url and an engine"):
-        sqlq.App("sqlite:///a.db", engine=create_engine("sqlite:///a.db"))
 
 
 def test_asyncpg_parameters_are_translated_for_psycopg() -> None:
@@ -444,3 +406,32 @@ def test_another_database_on_the_command_line_drops_the_listen_url(
     assert (address.url, address.schema) == (database_url(url), "q")
     assert address.listen_url is not None
     assert address.listen_url.host == host
+
+
+# -- commands in messages ------------------------------------------------------------------------------------
+
+
+def test_a_command_names_the_database_by_an_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command("migrate", make_url("sqlite:///my shop.db")) == (
+        f"sqlq migrate -d 'sqlite:///{tmp_path}/my shop.db'"
+    )
+    assert command("migrate", make_url("postgresql+psycopg://u@h/shop"), schema="queue") == (
+        "SQLQ_SCHEMA=queue sqlq migrate -d postgresql+psycopg://u@h/shop"
+    )
+
+
+def test_a_password_is_not_shown() -> None:
+    assert command("migrate", make_url("postgresql+psycopg://u:secret@h/shop")) == (
+        "SQLQ_DATABASE_URL='postgresql+psycopg://u:***@h/shop' sqlq migrate"
+    )
+
+
+def test_a_command_that_needs_an_app_names_the_option() -> None:
+    assert command("work -q mail", needs_app=True) == "sqlq work -q mail -a module:attribute"
+
+
+def test_a_word_of_a_command_is_escaped_when_it_could_steer_a_terminal() -> None:
+    assert word("q\x1b[2J\n") == r"'q\u001b[2J\n'"

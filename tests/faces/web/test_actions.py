@@ -15,12 +15,33 @@ from sqlq.admin.jobs import Jobs
 from sqlq.admin.verbs import VERBS
 from sqlq.model.job import State
 from sqlq.model.outcome import Finished
+from sqlq.store.workers import workers
 from sqlq.web import actions
 from tests.kit import claim_on, end, failed, wait_until
 from tests.kit.visitor import Visitor
 
-FOR_TEN_MINUTES: dict[str, Any] = {"duration": "10m"}
-IN_TWO_HOURS: dict[str, Any] = {"delay": "2h"}
+FORMS: dict[str, tuple[dict[str, Any], str]] = {
+    "retry": ({"id": "failed"}, "retried 1 job: "),
+    "cancel": ({"id": "waiting"}, "cancelled 1 job: "),
+    "reschedule": ({"id": "later", "delay": "2h"}, "rescheduled 1 job: "),
+    "delete": ({"id": "deleted"}, "deleted 1 job: "),
+    "replay": ({"id": "finished"}, "replayed 1 job as "),
+    "flows skip": ({"id": "step"}, "skipped step "),
+    "queues pause": ({"name": "default", "duration": "10m"}, "paused default for 10m."),
+    "queues resume": ({"name": "default"}, "resumed default."),
+    "workers pause": ({"name": "box"}, "asked box pid 7 to pause"),
+    "workers resume": ({"name": "box"}, "asked box pid 7 to resume"),
+    "workers restart": ({"name": "box"}, "asked box pid 7 to restart"),
+    "workers stop": ({"name": "box"}, "asked box pid 7 to stop"),
+    "schedules pause": ({"name": "nightly"}, "paused nightly."),
+    "schedules resume": ({"name": "nightly"}, "resumed nightly."),
+    "schedules run": ({"name": "nightly"}, "enqueued job "),
+    "schedules remove": ({"name": "nightly"}, "removed nightly."),
+    "limits set": ({"name": "stripe", "running": "2"}, "2 running"),
+    "limits clear": ({"name": "stripe"}, "until a job is enqueued"),
+    "audit stop": ({"name": "1"}, "action 1 has ended, or stops already"),
+}
+"""The form of each verb, and the sentence of the next page. The ids are those of jobs by these names."""
 
 
 @pytest.fixture
@@ -36,18 +57,27 @@ def enqueue(app: sqlq.App, number: int = 1, **options: Any) -> list[int]:
     ]
 
 
-def test_jobs_are_retried_cancelled_and_deleted(shop: sqlq.App) -> None:
-    made = enqueue(shop, 4)
-    broken = end(shop, failed(), 3)
+def test_each_verb_that_has_a_button_is_done_by_its_form(shop: sqlq.App) -> None:
+    enqueue(shop, 3)
+    jobs = dict(zip(("failed", "deleted"), end(shop, failed(), 2), strict=True))
+    (jobs["finished"],) = end(shop, Finished())
+    (jobs["waiting"],), (jobs["later"],) = enqueue(shop), enqueue(shop, delay="1h")
+    new = shop.named("send").new()
+    jobs["step"] = shop.enqueue(sqlq.chain(new, new)).jobs[1].id
+    shop.schedules.add("nightly", shop.tasks["send"].new(), cron="@daily")
+    shop.limits.set("stripe", running=5)
+    with shop.database.begin() as conn:
+        workers.register(conn, id="w", host="box", pid=7, version="0", queues=None, concurrency=1)
+    assert FORMS.keys() == {words for words, verb in VERBS.items() if verb.button}
     admin = Visitor(shop)
-    assert "retried 2 jobs: " in admin.done("retry", id=broken[:2])
-    assert f"cancelled 1 job: {made[3]}." in admin.done("cancel", id=made[3], confirmed="yes")
-    assert f"deleted 1 job: {broken[2]}." in admin.done("delete", id=broken[2], confirmed="yes")
-    assert [str(shop.jobs.get(id).state) for id in made[:2] + made[3:]] == [
-        "available",
-        "available",
-        "cancelled",
-    ]
+    for words, (form, said) in FORMS.items():
+        form = {**form, "id": jobs[form["id"]]} if "id" in form else form
+        sure = {"confirmed": "yes"} if VERBS[words].asks else {}
+        assert said in admin.done(words, **form, **sure), words
+    rows = shop.audit.list(limit=len(FORMS), actor="ada")
+    assert [row.action for row in reversed(rows)] == list(FORMS)
+    states = {name: str(shop.jobs.get(id).state) for name, id in jobs.items() if name != "deleted"}
+    assert (states["failed"], states["waiting"], states["later"]) == ("available", "cancelled", "scheduled")
 
 
 def test_delete_shows_the_number_of_jobs_before_it_acts(shop: sqlq.App) -> None:
@@ -217,40 +247,6 @@ def test_a_filter_is_confirmed_when_it_cannot_be_counted_in_time(
     assert "cancelled 2 jobs" in admin.done("cancel", **answer)
 
 
-def test_a_queue_is_paused_for_a_time_and_resumed(shop: sqlq.App) -> None:
-    enqueue(shop)
-    admin = Visitor(shop)
-    assert "paused default for 10m." in admin.done("queues pause", name="default", **FOR_TEN_MINUTES)
-    assert shop.queues.pauses().named["default"].until is not None
-    assert "resumed default." in admin.done("queues resume", name="default")
-    answer = admin.send("queues pause", name="default", **{**FOR_TEN_MINUTES, "duration": "a while"})
-    assert answer.status_code == 400
-    assert "duration" in answer.text
-
-
-def test_a_waiting_job_is_moved_to_now_or_later(shop: sqlq.App) -> None:
-    (id,) = enqueue(shop, delay="1h")
-    admin = Visitor(shop)
-    assert f"rescheduled 1 job: {id}" in admin.done("reschedule", id=id)
-    assert shop.jobs.get(id).state == "available"
-    assert f"rescheduled 1 job: {id}" in admin.done("reschedule", id=id, **IN_TWO_HOURS)
-    assert shop.jobs.get(id).state == "scheduled"
-
-
-def test_an_ended_job_is_replayed(shop: sqlq.App) -> None:
-    enqueue(shop)
-    (id,) = end(shop, Finished())
-    assert "replayed 1 job as" in Visitor(shop).done("replay", id=id, confirmed="yes")
-    assert [job.replay_of for job in shop.jobs.list(state="available")] == [id]
-
-
-def test_a_limit_is_set_and_cleared(shop: sqlq.App) -> None:
-    shop.limits.set("stripe", running=5)
-    admin = Visitor(shop)
-    assert "2 running" in admin.done("limits set", name="stripe", running="2")
-    assert "until a job is enqueued" in admin.done("limits clear", name="stripe")
-
-
 @pytest.mark.parametrize(
     ("verb", "form", "status", "said"),
     [
@@ -259,6 +255,7 @@ def test_a_limit_is_set_and_cleared(shop: sqlq.App) -> None:
         ("workers stop", {"name": "nobody", "confirmed": "yes"}, 400, "no worker that is alive is called"),
         ("schedules run", {"name": "nope"}, 400, "nope"),
         ("limits set", {"name": "k", "rate": "often"}, 400, "rate"),
+        ("queues pause", {"name": "default", "duration": "a while"}, 400, "duration"),
         ("retry", {"flow": "99"}, 404, "no flow 99"),
     ],
 )
@@ -268,14 +265,6 @@ def test_a_form_is_refused_in_one_sentence_when_it_is_wrong(
     answer = Visitor(shop).send(verb, **form)
     assert answer.status_code == status
     assert said in html.unescape(answer.text)
-
-
-def test_each_action_is_in_the_audit_with_its_actor(shop: sqlq.App) -> None:
-    admin = Visitor(shop)
-    admin.done("queues pause", name="default")
-    (action,) = shop.audit.list()
-    assert (action.actor, action.action, action.number) == ("ada", "queues pause", 1)
-    assert "queues pause default" in admin.page("/audit")
 
 
 def test_a_form_without_jobs_does_nothing(shop: sqlq.App) -> None:

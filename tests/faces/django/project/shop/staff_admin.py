@@ -251,14 +251,6 @@ class Acting(InTheAdmin):
             self.act(Job, words, id)
         self.assertEqual(self.state(id), "failed")
 
-    def test_jobs_are_retried_and_cancelled(self):
-        one, two = self.failed()
-        self.log_in("change_job")
-        self.assertIn("Retried 1 job", self.act(Job, "retry", one))
-        self.assertEqual((self.state(one), self.state(two)), ("available", "failed"))
-        self.assertIn("Cancelled 1 job", self.act(Job, "cancel", one))
-        self.assertEqual(self.state(one), "cancelled")
-
     def test_all_that_match_are_acted_on_when_all_are_chosen(self):
         ids = self.failed(3)
         other = app.enqueue(fail.new().set(label="other")).id
@@ -273,22 +265,29 @@ class Acting(InTheAdmin):
         self.log_in(is_superuser=True)
         self.assertIn("id is 'x'", self.act(Job, "retry", "x"))
 
-    def test_actions_are_recorded_as_those_of_the_user(self):
-        (id,) = self.failed(1)
-        self.log_in("change_job")
-        self.act(Job, "retry", id)
-        (done,) = app.audit.list(actor="ada")
-        self.assertEqual((done.action, done.number), ("retry", 1))
-
-    def test_schedules_are_paused_resumed_and_run(self):
+    def test_the_verbs_are_actions_and_are_recorded_as_those_of_the_user(self):
+        one, two = self.failed()
         app.schedules.add("nightly", pay.new(7), cron="0 3 * * *")
         self.addCleanup(app.schedules.remove, "nightly")
-        self.log_in("change_schedule")
-        self.assertIn("Paused nightly.", self.act(Schedule, "schedules pause", "nightly"))
-        self.assertEqual(app.schedules.get("nightly").state, "paused")
-        self.assertIn("Resumed nightly.", self.act(Schedule, "schedules resume", "nightly"))
-        self.assertIn("Enqueued job ", self.act(Schedule, "schedules run", "nightly"))
-        self.assertEqual(len(app.jobs.list(queue="mail")), 1)
+        self.addCleanup(app.queues.resume, "mail")
+        self.log_in("change_job", "change_schedule", "change_queue")
+        done = (
+            (Job, "retry", one, "Retried 1 job"),
+            (Job, "reschedule", one, "Rescheduled 1 job"),
+            (Job, "cancel", one, "Cancelled 1 job"),
+            (Job, "replay", two, "Replayed 1 job"),
+            (Schedule, "schedules pause", "nightly", "Paused nightly."),
+            (Schedule, "schedules resume", "nightly", "Resumed nightly."),
+            (Schedule, "schedules run", "nightly", "Enqueued job "),
+            (Queue, "queues pause", "mail", "Paused mail"),
+            (Queue, "queues resume", "mail", "Resumed mail."),
+        )
+        for model, words, key, said in done:
+            with self.subTest(words):
+                self.assertIn(said, self.act(model, words, key))
+        rows = app.audit.list(actor="ada")
+        self.assertEqual([row.action for row in reversed(rows)], [words for _, words, *_ in done])
+        self.assertEqual((self.state(one), self.state(two)), ("cancelled", "failed"))
         self.assertIn("nowhere", self.act(Schedule, "schedules pause", "nowhere", "nightly"))
         self.assertEqual(app.schedules.get("nightly").state, "paused", "the others are done")
 

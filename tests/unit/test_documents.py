@@ -1,4 +1,4 @@
-"""The pages in docs/decisions have one form, and mentions of them lead somewhere."""
+"""CONTRIBUTING.md leads to files that exist, and the pages in docs/decisions have one form."""
 
 from __future__ import annotations
 
@@ -10,6 +10,30 @@ import pytest
 from tests import words
 
 ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def test_each_file_and_folder_that_contributing_names_exists() -> None:
+    prose = re.sub(r"^```.*?^```$", "", TEXT, flags=re.MULTILINE | re.DOTALL)
+    named = set(re.findall(r"`([\w./*-]+(?:\.(?:py|md|toml|json|html|yml)|/))`", prose))
+    assert len(named) > 100
+    roots = (ROOT, ROOT / "sqlq", ROOT / "sqlq" / "worker")
+    assert [path for path in named if not any(_exists(root, path) for root in roots)] == []
+
+
+def _exists(root: Path, path: str) -> bool:
+    """Whether a path is below a root; a bare name may be in any of its folders, as prose has it."""
+    return any(root.glob(path if "/" in path.rstrip("/") else f"**/{path}"))
+
+
+def test_each_folder_of_tests_has_a_row_in_contributing() -> None:
+    folders = {path.name for path in (ROOT / "tests").iterdir() if any(path.glob("**/test_*.py"))}
+    assert folders <= set(re.findall(r"^\| `tests/(\w+)/` \|", TEXT, re.MULTILINE))
+
+
+# -- decisions -----------------------------------------------------------------------------------------------
+
+
 DECISIONS = sorted((ROOT / "docs" / "decisions").glob("*.md"))
 FORM = re.compile(
     r"# (?P<number>\d+)\. .+: .+\n\n"

@@ -1,0 +1,357 @@
+"""Mistakes of callers and operators that need no database: the call, and the sentence that refuses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import create_engine
+
+import sqlq
+from sqlq import Limit, Retry, Schedule, Serial, Snooze, exponential
+from sqlq.config.durations import milliseconds
+from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError, SqlqError
+from sqlq.model.backoff import backoff_from, stored
+from sqlq.model.job import NewJob
+from sqlq.model.schedule import read
+from sqlq.model.task import make_task
+from sqlq.payload.codec import encode
+from sqlq.payload.encryption import new_key
+
+URL: Any = "sqlite:///never-connected-to.db"
+APP: Any = sqlq.App
+RETRY: Any = Retry
+SNOOZE: Any = Snooze
+"""Without their types, since what is wrong is tried."""
+KEY, BERLIN = new_key(), "Europe/Berlin"
+JOB: Any = NewJob(task="shop.send_receipt", payload="{}", queue="mail", max_attempts=5)
+SOON = datetime(2030, 1, 1, tzinfo=UTC)
+
+Refused = tuple[Callable[[Any], object], type[Exception], str, list[tuple[Any, str]]]
+REFUSED: dict[str, Refused] = {
+    "a text that is no duration": (
+        lambda value: milliseconds(value, "delay"),
+        ConfigurationError,
+        "{}",
+        [
+            (value, r'^delay is .*: (give a timedelta or text such as|write it as in) "30s"')
+            for value in [
+                "",
+                "5",
+                "m",
+                "5 minutes",
+                "-5m",
+                "1e3s",
+                "five",
+                ".5s",
+                5,
+                True,
+                None,
+                b"5m",
+                ["5m"],
+            ]
+        ],
+    ),
+    "a duration out of range": (
+        lambda value: milliseconds(value, "delay"),
+        ConfigurationError,
+        "{}",
+        [
+            (value, "^delay is .*: it must lie between zero and a hundred years$")
+            for value in [
+                "36601d",
+                "9" * 400 + "d",
+                timedelta(microseconds=-1),
+                timedelta(days=-1),
+                timedelta.max,
+            ]
+        ],
+    ),
+    "defaults of an App": (
+        lambda arguments: APP(URL, **arguments),
+        ConfigurationError,
+        "^{}",
+        [
+            (
+                {"defaults": {"delay": "5m"}},
+                "defaults has no option 'delay'; it has queue, priority, max_attempts",
+            ),
+            (
+                {"defaults": {"time_limit": "5m"}},
+                "defaults has no option 'time_limit'; time_limit is timeout here; it has queue",
+            ),
+            ({"defaults": {"timeout": 5}}, "defaults: timeout is 5: give a timedelta"),
+            ({"defaults": ["timeout"]}, r"defaults is \['timeout'\]: it maps options to values"),
+            ({"defaults": {"backoff": []}}, "defaults: backoff is an empty list"),
+            (
+                {"defaults": {"headers": {"a": object()}}},
+                r"defaults: headers\['a'\] is <object .* is not JSON",
+            ),
+            ({"queues": {"mail": {"queue": "x"}}}, r"queues\['mail'\] has no option 'queue'"),
+            ({"queues": {"a,b": {}}}, "queue is 'a,b': a comma separates queues"),
+            ({"queues": ["mail"]}, r"queues is \['mail'\]: it maps names of queues"),
+            ({"retention": "soon"}, "retention is 'soon'"),
+        ],
+    ),
+    "encryption of an App": (
+        lambda options: APP(URL, **options),
+        ConfigurationError,
+        "{}",
+        [
+            ({"encryption": "sign"}, "encryption is set, but there is no key"),
+            ({"keys": [], "plain": "refuse"}, "plain is set, but there is no key"),
+            (
+                {"keys": [KEY], "encryption": "rot13"},
+                'encryption is \'rot13\': it is "sign", "encrypt" or "read"',
+            ),
+            ({"keys": [KEY], "plain": "maybe"}, "plain is 'maybe'"),
+            ({"keys": [KEY], "plain": ["a,b"]}, "a comma separates queues"),
+            ({"keys": [KEY], "encryption": "read", "plain": "refuse"}, "this App itself writes plain rows"),
+        ],
+    ),
+    "options of a job": (
+        lambda options: JOB.set(**options),
+        EnqueueError,
+        "^{}",
+        [
+            ({"delay": "5m", "available_at": SOON}, "both delay and available_at are set: give one of them"),
+            ({"delay": 5}, "delay is 5: give a timedelta"),
+            ({"delay": "-5m"}, "delay is '-5m': write it as in"),
+            ({"delay": timedelta(seconds=-5)}, "delay is .*: it must lie between zero and a hundred years"),
+            (
+                {"available_at": datetime(2030, 1, 1)},  # noqa: DTZ001 - naive on purpose
+                "available_at is 2030-01-01 00:00:00, which has no time zone",
+            ),
+            ({"available_at": "tomorrow"}, "available_at is 'tomorrow': give a datetime with a time zone"),
+            ({"priority": 101}, "priority is 101: it must be a whole number from -100 to 100"),
+            ({"priority": -101}, "priority is -101"),
+            ({"priority": 1.0}, "priority is 1.0"),
+            ({"priority": True}, "priority is True"),
+            ({"priority": "high"}, "priority is 'high'"),
+            ({"max_attempts": 0}, "max_attempts is 0: it must be a whole number from 1"),
+            ({"max_attempts": 1_000_001}, "max_attempts is 1000001"),
+            ({"max_attempts": True}, "max_attempts is True"),
+            ({"timeout": "0s"}, "timeout is zero"),
+            ({"timeout": 30}, "timeout is 30: give a timedelta"),
+            ({"queue": ""}, "queue is '': it must be text that is not blank"),
+            ({"queue": " "}, "queue is ' '"),
+            ({"queue": 7}, "queue is 7"),
+            ({"queue": "q" * 256}, "queue has 256 characters: at most 255"),
+            ({"queue": "a\0b"}, "queue is 'a\\\\x00b': it holds a NUL"),
+            ({"unique_key": ""}, "unique_key is ''"),
+            (
+                {"unique_key": "k" * 256},
+                "unique_key has 256 characters: at most 255 are possible; for a long key enqueue a hash",
+            ),
+            ({"label": "x" * 300}, "label has 300 characters: at most 255 are possible$"),
+            ({"unique_key": "\ud800"}, "unique_key is .*: it holds a NUL or a lone surrogate"),
+            ({"unique_key": 7}, "unique_key is 7"),
+            ({"unique_until": "end"}, 'unique_until is \'end\': it is "finish", "start" or "pruned"'),
+        ],
+    ),
+    "a limit": (
+        lambda make: make(),
+        ConfigurationError,
+        "{}",
+        [
+            (lambda: Limit("a"), "says nothing: give running=, rate= or both"),
+            (lambda: Limit("a", running=0), "running is 0: it must be a whole number from 1"),
+            (lambda: Limit("a", running=True), "running is True"),
+            (lambda: Limit("a", rate="often"), "rate is 'often': it is a number of starts and a period"),
+            (lambda: Limit("a", rate="0/1m"), "rate is '0/1m': it is a number of starts"),
+            (lambda: Limit("a", rate="5/0s"), "a period, neither zero"),
+            (lambda: Limit("a", rate="5/1y"), "the period of rate '5/1y' is '1y': write it as in"),
+            (lambda: Limit("a", rate=5), "rate is 5"),  # type: ignore[arg-type]
+            (lambda: Limit("", running=1), "the key of a limit is '': it must be text that is not blank"),
+            (lambda: Limit(7, running=1), "the key of a limit is 7"),  # type: ignore[arg-type]
+            (lambda: Limit("a{", running=1), "is no template"),
+            (lambda: Serial("a", on_failure="stop"), 'on_failure is \'stop\': it is "continue" or "hold"'),  # type: ignore[arg-type]
+        ],
+    ),
+    "a backoff": (
+        backoff_from,
+        ConfigurationError,
+        "^{}",
+        [
+            (5, "backoff is 5: give a timedelta"),
+            ("soon", "backoff is 'soon'"),
+            ([], "backoff is an empty list"),
+            (["1s", "soon"], r"backoff\[1\] is 'soon'"),
+            ([5], r"backoff\[0\] is 5"),
+            ({"1s"}, "backoff is {'1s'}"),
+        ],
+    ),
+    "jitter": (
+        lambda jitter: exponential(jitter=jitter),
+        ConfigurationError,
+        "{}",
+        [
+            (value, "jitter is .*: it is a share of the wait")
+            for value in [-0.1, 1.1, float("nan"), float("inf")]
+        ],
+    ),
+    "a plan": (
+        lambda options: Schedule(**options),
+        ConfigurationError,
+        "{}",
+        [
+            ({"cron": "61 * * * *"}, "cron is '61 \\* \\* \\* \\*' \\(bad minute\\): it has five fields"),
+            ({"cron": "0 3"}, "wrong number of fields"),
+            ({"cron": "@reboot"}, "or one of @hourly, @daily, @midnight, @weekly"),
+            ({"cron": 3}, "cron is 3: it is text"),
+            ({"cron": "0 0 30 2 *"}, "bad day-of-month"),
+            ({}, "a schedule has one of cron="),
+            ({"cron": "* * * * *", "every": "3s"}, "a schedule has one of cron="),
+            ({"every": "999ms"}, "every is 999 ms: it must be at least 1 s"),
+            ({"every": 5}, "every is 5: give a timedelta or text"),
+            (
+                {"cron": "* * * * *", "timezone": "Mars/Base"},
+                "timezone is 'Mars/Base', which this machine does not know",
+            ),
+            ({"cron": "* * * * *", "timezone": "../etc"}, "which this machine does not know"),
+            ({"every": "1h", "timezone": BERLIN}, "only cron is read in a time zone"),
+            (
+                {"every": "1h", "repeats": 0},
+                "repeats is 0: it must be a whole number from 1 to 1,000,000,000",
+            ),
+            ({"every": "1h", "catch_up": "some"}, 'catch_up is \'some\': it is "latest", "all" or "skip"'),
+            ({"every": "1h", "overlap": "never"}, 'overlap is \'never\': it is "allow", "skip" or "queue"'),
+            ({"at": datetime(2026, 1, 1)}, "has no time zone"),  # noqa: DTZ001
+        ],
+    ),
+    "a stored plan": (
+        read,
+        ConfigurationError,
+        "{}",
+        [
+            (value, "")
+            for value in [
+                "",
+                "[]",
+                "5",
+                '{"cron": "x"}',
+                '{"every": "?"}',
+                '{"cron": "* * * * *", "moon": 1}',
+            ]
+        ],
+    ),
+    "a URL": (
+        sqlq.App,
+        ConfigurationError,
+        "{}",
+        [
+            (value, "the database URL cannot be read: it has the form postgresql://")
+            for value in ["", "shop.db", "postgresql:/h/d", "postgresql://h:port/d"]
+        ],
+    ),
+    "a URL of an unusable database": (
+        lambda url: sqlq.App(url).database,
+        ConfigurationError,
+        "{}",
+        [
+            ("sqlite://shop.db", "cannot be used: Invalid SQLite URL: sqlite://shop.db"),
+            ("sqlite:///shop.db?timeout=soon", "cannot be used: could not convert string to float: 'soon'"),
+            ("postgresql://u@/d?host=a,b&port=1", "cannot be used: number of hosts and ports don't match"),
+        ],
+    ),
+    "a value that is no JSON": (
+        lambda value: encode((value,), {}),
+        ArgumentsError,
+        "{}",
+        [
+            (
+                b"x",
+                r"args\[0\] is b.x. of type bytes, which is not JSON: annotate the parameter as bytes, or by",
+            ),
+            (
+                {1},
+                r"args\[0\] is \{1\} of type set, .*: annotate the parameter as set, .* pass it as it is$",
+            ),
+            (datetime(2030, 1, 1, tzinfo=UTC), "annotate the parameter as datetime, or"),
+            (date(2030, 1, 1), "annotate the parameter as date, or"),
+            (Decimal("1.10"), "annotate the parameter as Decimal, or"),
+            (UUID(int=1), "annotate the parameter as UUID, or"),
+            ([UUID(int=1)], r"or by what it holds, as in list\[UUID\], and pass it as it is"),
+            (
+                {"a": {"b": [1, {7: 1}]}},
+                r"args\[0\]\['a'\]\['b'\]\[1\] has the key 7, but JSON's keys are text: use '7'",
+            ),
+            ({"a\0": 1}, r"args\[0\], key 'a\\x00', holds a NUL or a lone surrogate"),
+            ({True: 1}, "has the key True"),
+            ({None: 1}, "has the key None"),
+            (10**4_000, "is an integer of more than 4,000 digits"),
+            (-(10**4_000), "is an integer of more than 4,000 digits"),
+            (range(3), r"type range, which is not JSON: pass an id, or build it from"),
+        ],
+    ),
+    "direct_calls": (
+        lambda wrong: APP(direct_calls=wrong),
+        ConfigurationError,
+        "{}",
+        [(value, 'direct_calls is .*: it is "allow", "warn"') for value in ("no", True, None, "")],
+    ),
+    "a conflict of unique keys": (
+        lambda options: JOB.set(**options),
+        EnqueueError,
+        "{}",
+        [
+            ({"on_conflict": "replace"}, 'on_conflict="replace" is about a unique key'),
+            ({"on_conflict": "drop", "unique_key": "k"}, "on_conflict is 'drop': it is"),
+            (
+                {"on_conflict": "debounce", "unique_key": "k"},
+                "without max_wait could put the job off for ever",
+            ),
+            ({"max_wait": "5m"}, 'max_wait="5m" is about a unique key'),
+            ({"max_wait": "5m", "unique_key": "k"}, "and max_wait is for that alone"),
+            (
+                {"max_wait": 5, "on_conflict": "debounce", "unique_key": "k"},
+                "max_wait is 5: give a timedelta",
+            ),
+        ],
+    ),
+    "calls": (
+        lambda call: call(),
+        SqlqError,
+        "{}",
+        [
+            (lambda: JOB.set(que="mail"), "set takes no que: it takes queue, delay, available_at,"),
+            (lambda: JOB.set(countdown=3), "set takes no countdown: countdown is delay here; it takes"),
+            (
+                lambda: JOB.set(ttl=3, throws=()),
+                "set takes no throws, ttl: ttl is start_within here; it takes",
+            ),
+            (
+                lambda: JOB.set(unique_until="pruned"),
+                '^unique_until="pruned" is about a unique key: set unique_key',
+            ),
+            (lambda: JOB.set(batch="g" * 256), "batch has 256 characters"),
+            (lambda: stored(lambda attempts: "5s", "backoff"), "a function, which a job's row cannot hold"),
+            (lambda: RETRY(5), r"Retry\(delay\) is 5: give a timedelta"),
+            (lambda: SNOOZE(5), r"Snooze\(delay\) is 5: give a timedelta"),
+            (lambda: APP(create_engine(URL)), "not Engine; an engine is given as engine="),
+            (lambda: APP(engine=URL), "takes an Engine or AsyncEngine, not str; a URL is given as"),
+            (lambda: APP(URL, engine=create_engine(URL)), "both a url and an engine"),
+            (
+                lambda: make_task(max, name="t"),
+                r"cannot be read \(no signature found .*\); wrap it in a function",
+            ),
+            (
+                lambda: make_task(lambda **more: None, name="t").new(**{"a\0b": 1}),
+                r"the argument name .* holds a NUL or a lone surrogate",
+            ),
+        ],
+    ),
+}
+"""By what is wrong: the call that takes it, its error, the pattern of the sentence, and the values."""
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_call_is_refused_in_a_sentence(name: str) -> None:
+    call, error, pattern, rows = REFUSED[name]
+    for value, says in rows:
+        with pytest.raises(error, match=pattern.replace("{}", says)):
+            call(value)
