@@ -155,7 +155,7 @@ def test_jobs_of_every_kind_arrive_as_without_a_session(
 ) -> None:
     moment = datetime(2030, 1, 31, 8, tzinfo=UTC)
     new = [
-        send.new(1),
+        send.new(1).set(start_within="90s"),
         send.new(2, text="ä\"'%s %% :x ? $1 €😀"),
         send.new(3).set(priority=-9, timeout="1m", max_attempts=7, queue="other"),
         send.new(4).set(delay="1h"),
@@ -173,7 +173,8 @@ def test_jobs_of_every_kind_arrive_as_without_a_session(
         for row in app.jobs.list():
             due = row.available_at or row.created_at
             wait = due if due == moment else due - row.created_at
-            answers.append((str(row.payload), wait, *(getattr(row, name) for name in names)))
+            start = row.start_by and row.start_by - due
+            answers.append((str(row.payload), wait, start, *(getattr(row, name) for name in names)))
         execute(watch, "DELETE FROM jobs")
         return sorted(answers, key=str)
 

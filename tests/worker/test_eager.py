@@ -266,9 +266,7 @@ class TestEveryWay:
 
 class TestDrivers:
     @common_modes
-    def test_a_connection_without_commit_events_is_refused(
-        self, shop: OrderShop, caller: Caller
-    ) -> None:
+    def test_a_connection_without_commit_events_is_refused(self, shop: OrderShop, caller: Caller) -> None:
         caller.begin()
         caller.execute("INSERT INTO orders (id) VALUES (1)")
         refused = r"no commit on a connection of \w+ is reported: enqueue after the commit, "
