@@ -1,4 +1,4 @@
-"""Listeners receive the outcomes of jobs: on each route, after the commit, and never in the way."""
+"""Listeners receive the outcomes of jobs, after the commit and never in the way, and metrics their counts."""
 
 from __future__ import annotations
 

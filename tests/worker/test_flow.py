@@ -1,4 +1,4 @@
-"""How a worker goes about its queues: order, fairness, share, stopping."""
+"""How a worker goes about its queues: order, fairness, share, services, stopping, single starts."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Limits together with other features: every end of a job releases its slot or turn, and the last set limit
-counts."""
+"""Rates, serial keys, and limits beside other features: every end of a job releases its slot or turn."""
 
 from __future__ import annotations
 

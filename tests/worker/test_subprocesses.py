@@ -1,4 +1,4 @@
-"""Processes for one job at a time: which is kept for the next job, and which ends."""
+"""Processes for one job at a time, which of them is kept for the next job, and what forks them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The settings of workers by argument, variable and pyproject.toml, and the effect of those for polls and
-claims."""
+"""The options of workers: by argument, variable and pyproject.toml, and their effect."""
 
 from __future__ import annotations
 
