@@ -19,7 +19,7 @@ from sqlq.store import schedules
 from sqlq.store.workers import notify
 from sqlq.testing import drain, on_database, tick
 from sqlq.testing.database import write_declared
-from tests.kit import execute, needs, received, rows_read, span, wait_until
+from tests.kit import execute, needs, received, refuse, rows_read, span, wait_until
 from tests.kit.postgresql import async_database_url
 
 pytestmark = pytest.mark.each_database
@@ -206,15 +206,7 @@ def test_a_failing_schedule_stops_no_other_and_recovers(app: sqlq.App, engine: E
     with engine.begin() as conn:
         conn.execute(text("UPDATE sqlq_schedules SET options = '{\"moon\": 1}' WHERE name = 'a'"))
         conn.execute(text("UPDATE sqlq_schedules SET payload = 'refused' WHERE name = 'b'"))
-        if engine.dialect.name != "sqlite":
-            conn.execute(text("ALTER TABLE jobs ADD CONSTRAINT no CHECK (payload <> 'refused')"))
-        else:
-            conn.execute(
-                text(
-                    "CREATE TRIGGER no BEFORE INSERT ON jobs WHEN NEW.payload = 'refused' "
-                    "BEGIN SELECT RAISE(ABORT, 'refused here'); END"
-                )
-            )
+    refuse(engine, "INSERT ON jobs", "NEW.payload = 'refused'", "refused here")
     done = schedules.tick(app.database, at=NOON + HOUR)
     assert [new.schedule for new, _ in done.jobs] == ["c"]
     assert done.errors.keys() == {"a", "b"}
@@ -225,8 +217,7 @@ def test_a_failing_schedule_stops_no_other_and_recovers(app: sqlq.App, engine: E
         ("active", 1),
     ]
     assert "options of its job cannot be read" in str(found["a"].error)
-    refusals = ("violates", "refused here", "CONSTRAINT `no` failed")
-    assert any(said in str(found["b"].error) for said in refusals)
+    assert "refused here" in str(found["b"].error)
     with pytest.raises(SqlqError, match="the schedule 'a' could not be ticked"):
         tick(app, NOON + HOUR + 2 * MINUTE)
     execute(engine, "UPDATE sqlq_schedules SET options = '{}', payload = '{}'")

@@ -31,7 +31,7 @@ from tests.faults.scorecard import DISTRIBUTIONS, MUST_BE_ZERO, ROUNDS, VARIABLE
 from tests.kit.processes import OPERATED
 
 OPERATED_TESTS = (
-    *("crash_points", "flows_survive", "follow_ups", "limits", "many_workers", "nothing_is_lost"),
+    *("crash_points", "kills", "many_workers", "nothing_is_lost"),
     *("overlaps", "schedules", "slices", "supervisor", "zombies"),
 )
 """Not those which look at payloads themselves, or count connections, nor the storm, which has it all on."""

@@ -37,7 +37,6 @@ from sqlq.model.outcome import (
     Outcome,
     Released,
     Retried,
-    Settlement,
     settlement,
 )
 from sqlq.store import schedules
@@ -155,11 +154,6 @@ class Life:
             claim_on(conn, [argument], limit=2, owner="mortal", lease_ms=3_600_000)
 
     def settle(self, argument: Any) -> None:
-        id, token, attempts, outcome = argument
-        with self.database.begin() as conn:
-            settling.settle(conn, [Settlement(id, token, attempts, OUTCOMES[outcome])])
-
-    def end(self, argument: Any) -> None:
         """Settle a job as its worker does, with what follows it."""
         job, outcome = argument
         with self.database.begin() as conn:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-STORM = "tests/faults/test_operated.py::"
-ENCRYPTION, ENCRYPTED, FAULTS = (
+STORM = "tests/faults/test_kills.py::"
+ENCRYPTION, ENCRYPTED = (
     "tests/unit/test_encryption.py::",
     "tests/worker/test_encrypted.py::",
-    "tests/faults/test_encrypted_jobs.py::",
 )
 
 # ruff: noqa: E501 - a guard is one line
@@ -31,14 +30,14 @@ GUARDS: list[tuple[str, str | None, str, str]] = [
     ("plain-feeds-no-signed", None, "if False:", ENCRYPTED + "test_a_plain_row_feeds_no_signed_step[sqlite-pay]"),
     ("unopened-step-result-raises", None, "if False:", ENCRYPTED + "test_a_plain_row_feeds_no_signed_step[sqlite-look]"),
     ("results-are-protected", None, "pass", ENCRYPTED + "test_signed_and_encrypted_jobs_run_and_so_are_their_results[sqlite-encrypt]"),
-    ("results-are-protected", None, "pass", STORM + "test_every_waiter_gets_the_end_of_its_job_in_a_storm[sqlite]"),
+    ("results-are-protected", None, "pass", STORM + "test_every_waiter_gets_the_end_of_its_job_in_a_storm[sqlite-1]"),
     ("complete-encrypts", None, "stored = done", ENCRYPTED + "test_a_task_of_a_queue_with_options_knows_its_app[sqlite]"),
     ("unopened-result-is-none", None, "if False:", ENCRYPTED + "test_a_plain_result_is_none_where_plain_rows_are_refused[sqlite]"),
     ("results-of-steps-are-opened", None, "pass", ENCRYPTED + "test_a_step_refuses_a_changed_result[sqlite-sign]"),
     ("growth-is-protected", None, "pass", ENCRYPTED + "test_a_handler_sees_results_and_grows_its_flow[sqlite-sign]"),
     ("follow-ups-are-protected", None, "return new", ENCRYPTED + "test_callbacks_are_signed_whoever_writes_them[sqlite-sign]"),
     ("what-follows-the-unstarted-is-protected", "encryption_of(conn)", "None", ENCRYPTED + "test_callbacks_are_signed_whoever_writes_them[sqlite-sign]"),
-    ("supervisor-has-the-keys", None, "self._database.encryption = None", FAULTS + "test_the_callback_of_a_job_whose_worker_died_is_signed[sqlite]"),
+    ("supervisor-has-the-keys", None, "self._database.encryption = None", STORM + "test_the_callback_of_a_job_whose_worker_died_is_signed[sqlite]"),
     ("schedules-are-protected", None, "pass", ENCRYPTED + "test_schedules_are_signed_when_they_are_stored[sqlite-sign]"),
     ("a-protected-schedule-stays", None, "if True:", ENCRYPTED + "test_a_deploy_rewrites_a_signed_schedule_only_where_it_differs[sqlite-encrypt]"),
     ("djangos-keys-are-shown-nowhere", "repr=False", "repr=True", "tests/faces/django/test_inside.py::test_in_memory[sqlite]"),

@@ -75,296 +75,139 @@ def _rules(owners_may_be_known_dead: bool) -> list[Rule]:
     )
     skipped = f"NEW.flow_id IS NOT NULL AND NEW.outcome = 'finished' AND NEW.reason = '{SKIPPED}'"
     fate_fits = "e.id = OLD.id AND e.lease_token IN (OLD.lease_token, OLD.lease_token + 1)"
-    return [
-        # T1, T13
-        Rule(
-            "jobs",
-            "INSERT",
-            "a new job has a history",
-            "NEW.lease_token = 0 AND (NEW.attempts <> 0 OR NEW.releases <> 0 OR NEW.losses <> 0 OR "
-            "NEW.errors IS NOT NULL)",
-        ),
-        Rule("jobs", "INSERT", "a job begins reserved", "NEW.reserved_at IS NOT NULL"),
-        Rule(
-            "jobs",
-            "INSERT",
-            "a job with a token comes back that did not fail with it",
-            "NEW.lease_token <> 0 AND NOT EXISTS (SELECT 1 FROM failed_jobs f WHERE f.id = NEW.id AND "
-            "f.lease_token = NEW.lease_token)",
-        ),
-        Rule(
-            "jobs",
-            "INSERT",
-            "a job comes back with attempts",
-            "NEW.lease_token <> 0 AND (NEW.attempts <> 0 OR NEW.releases <> 0)",
-        ),
-        Rule(
-            "jobs",
-            "INSERT",
-            "a finished job comes back",
-            "EXISTS (SELECT 1 FROM finished_jobs f WHERE f.id = NEW.id)",
-        ),
-        # whatever happens to it
-        Rule(
-            "jobs",
-            "UPDATE",
-            "what a job is was changed",
-            f"{_changed('task', 'payload', 'timeout_ms', 'headers', 'label', 'backoff')} AND NOT {_MADE_ANEW}",
-        ),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "which job it is was changed",
-            _changed(
-                "id", "queue", "unique_key", "unique_until", "flow_id", "limit_key", "replay_of", "created_at"
+    rules = {
+        ("jobs", "INSERT"): {
+            # T1, T13
+            "a new job has a history": (
+                "NEW.lease_token = 0 AND (NEW.attempts <> 0 OR NEW.releases <> 0 OR NEW.losses <> 0 OR "
+                "NEW.errors IS NOT NULL)"
             ),
-        ),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "how often it may be tried was changed",
-            f"{_changed('max_attempts')} AND NOT (OLD.max_attempts IS NULL AND {_CLAIMS}) AND NOT {_MADE_ANEW}",
-        ),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "until when it has to start was changed",
-            f"{_changed('start_by')} AND NOT ({_GIVES_UP} AND NEW.start_by IS NULL) AND NOT {_MADE_ANEW}",
-        ),
-        # T20
-        Rule(
-            "jobs",
-            "UPDATE",
-            "a cursor was saved by somebody who did not hold the job",
-            f"{_changed('cursor')} AND NOT ({_STAYS} AND NEW.lease_token = OLD.lease_token) AND NOT {_MADE_ANEW}",
-        ),
-        *(
-            Rule(
-                "jobs",
-                "UPDATE",
-                f"what follows {column} was changed",
-                f"{_changed(column)} AND NOT (OLD.{column} IS NULL AND {_CLAIMS}) AND NOT {_MADE_ANEW}",
-            )
-            for column in ("on_success", "on_failure")
-        ),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "the token fell or jumped",
-            f"NEW.lease_token NOT IN (OLD.lease_token, {_NEXT_TOKEN})",
-        ),
-        # T16 to T18
-        Rule(
-            "jobs",
-            "INSERT",
-            "a job is blocked by a flow that it is not in",
-            "NEW.blocked_by = 'flow' AND NEW.flow_id IS NULL",
-        ),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "blocked by its flow after it was not",
-            f"NEW.blocked_by = 'flow' AND {_changed('blocked_by')}",
-        ),
-        Rule("jobs", "UPDATE", "claimed while it was blocked", f"{_CLAIMS} AND OLD.blocked_by IS NOT NULL"),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "unblocked before its time",
-            f"{_UNBLOCKS} AND NEW.blocked_by IS NULL AND NEW.available_at < OLD.due_at",
-        ),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "unblocked without the success that it waits for",
-            f"{_UNBLOCKS} AND EXISTS (SELECT 1 FROM sqlq_edges e WHERE e.job_id = NEW.id AND e.on_outcome = "
-            "'success' AND NOT EXISTS (SELECT 1 FROM finished_jobs f WHERE f.id = e.depends_on AND f.outcome "
-            "= 'finished'))",
-        ),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "unblocked without the failure that it waits for",
-            f"{_UNBLOCKS} AND EXISTS (SELECT 1 FROM sqlq_edges e JOIN finished_jobs f ON f.id = e.depends_on "
-            "WHERE e.job_id = NEW.id AND e.on_outcome = 'failure')",
-        ),
-        # T16, T19, T5L to T8L, T13L
-        Rule(
-            "jobs",
-            "INSERT",
-            "in no line though it is under a limit",
-            "NEW.limit_key IS NOT NULL AND NEW.blocked_by IS NULL",
-        ),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "admitted before it is due",
-            "OLD.blocked_by = 'limit' AND NEW.blocked_by IS NULL AND NEW.available_at < OLD.due_at",
-        ),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "put back with its place in the limit",
-            f"{_GIVES_UP} AND NEW.limit_key IS NOT NULL AND NEW.blocked_by IS NULL",
-        ),
-        # T2
-        Rule("jobs", "UPDATE", "claimed without a new token", f"{_CLAIMS} AND NOT {_REVOKES}"),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "claimed without counting the attempt",
-            f"{_CLAIMS} AND NEW.attempts <> OLD.attempts + 1 AND OLD.attempts < {MAX_COUNT}",
-        ),
-        Rule("jobs", "UPDATE", "claimed early", f"{_CLAIMS} AND OLD.available_at > {{now}}"),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "claimed under a lease that has run out",
-            f"{_CLAIMS} AND NEW.lease_expires_at <= {{now}}",
-        ),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "claimed out of a paused queue",
-            f"{_CLAIMS} AND EXISTS (SELECT 1 FROM sqlq_queues q WHERE q.queue = OLD.queue AND q.paused_at "
-            "IS NOT NULL)",
-        ),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "a claim changed the history",
-            f"{_CLAIMS} AND {_changed('releases', 'losses', 'errors', 'available_at')}",
-        ),
-        # T3, and the first half of T8, T9, T12
-        Rule(
-            "jobs",
-            "UPDATE",
-            "a reservation changed hands or history",
-            f"{_STAYS} AND {_changed('reserved_by', 'reserved_at', 'attempts', 'errors', 'available_at')}",
-        ),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "releases or losses were taken back of a job that did not get on",
-            f"{_STAYS} AND {_changed('releases', 'losses')} AND NOT (NEW.releases = 0"
-            f" AND NEW.losses = CASE WHEN OLD.losses > 1 THEN 1 ELSE OLD.losses END AND {_changed('cursor')})",
-        ),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "a lease was renewed into the past",
-            f"{_STAYS} AND NOT {_REVOKES} AND {_changed('lease_expires_at')} AND NEW.lease_expires_at <= {{now}}",
-        ),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "taken from an owner whose lease still runs",
-            f"{_STAYS} AND {_REVOKES} AND {unexpired}",
-        ),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "taken from its owner, and still reserved",
-            f"{_STAYS} AND {_REVOKES} AND EXISTS (SELECT 1 FROM jobs j WHERE j.id = NEW.id AND "
-            "j.reserved_at IS NOT NULL"
-            " AND j.lease_token = NEW.lease_token)",
-            at_commit=True,
-        ),
-        # T5, T6, T8
-        Rule(
-            "jobs",
-            "UPDATE",
-            "given up under another token",
-            f"{_GIVES_UP} AND {_REVOKES} AND ((NEW.losses <> OLD.losses + 1 AND OLD.losses < {MAX_COUNT}) OR {unexpired})",
-        ),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "given up with other attempts",
-            f"{_GIVES_UP} AND NEW.attempts NOT IN (OLD.attempts, OLD.attempts - 1)",
-        ),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "an attempt given back without counting the release",
-            f"{_GIVES_UP} AND NEW.attempts = OLD.attempts - 1 AND NEW.releases <> OLD.releases + 1",
-        ),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "a release was counted for an attempt that counted",
-            f"{_GIVES_UP} AND NEW.attempts = OLD.attempts AND NEW.releases <> OLD.releases",
-        ),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "retried without attempts left",
-            f"{_GIVES_UP} AND NEW.attempts = OLD.attempts AND OLD.attempts >= coalesce(OLD.max_attempts, {MAX_ATTEMPTS})",
-        ),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "retried without recording the error",
-            f"{_GIVES_UP} AND NEW.attempts = OLD.attempts AND NEW.errors {{is}} OLD.errors"
-            f" AND length(coalesce(OLD.errors, '')) <= {ERROR_BYTES}",
-        ),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "a loss was miscounted",
-            f"{_GIVES_UP} AND NEW.losses NOT IN (OLD.losses, OLD.losses + 1)",
-        ),
-        Rule(
-            "jobs",
-            "UPDATE",
-            "the history of a waiting job changed",
-            f"{_WAITS} AND {_changed('lease_token', 'attempts', 'releases', 'losses', 'errors')}"
-            f" AND NOT {_MADE_ANEW}",
-        ),
-        # T4, T7, T9, T10, T12
-        Rule(
-            "jobs",
-            "DELETE",
-            "a job vanished",
-            f"NOT EXISTS (SELECT 1 FROM finished_jobs e WHERE {fate_fits})"
-            f" AND NOT EXISTS (SELECT 1 FROM failed_jobs e WHERE {fate_fits})",
-            at_commit=True,
-        ),
-        Rule(
-            "finished_jobs",
-            "INSERT",
-            "finished by somebody who did not hold it",
-            f"NOT EXISTS (SELECT 1 FROM {{before}} b WHERE {finished_fits}) AND NOT coalesce({skipped}, false)",
-            at_commit=True,
-        ),
-        Rule(
-            "failed_jobs",
-            "INSERT",
-            "failed by somebody who did not hold it",
-            f"NOT EXISTS (SELECT 1 FROM {{before}} b WHERE {failed_fits})",
-            at_commit=True,
-        ),
-        Rule(
-            "failed_jobs",
-            "INSERT",
-            "lost with attempts left",
-            f"NEW.reason = 'worker_lost' AND NEW.attempts < coalesce(NEW.max_attempts, {MAX_ATTEMPTS})",
-        ),
-        Rule(
-            "finished_jobs",
-            "INSERT",
-            "ended twice",
-            f"EXISTS (SELECT 1 FROM failed_jobs f WHERE f.id = NEW.id) AND NOT coalesce({skipped}, false)",
-        ),
-        Rule(
-            "failed_jobs",
-            "INSERT",
-            "ended twice",
-            "EXISTS (SELECT 1 FROM finished_jobs f WHERE f.id = NEW.id)",
-        ),
-        # what has ended is moved back, pruned or forgotten, never changed
-        Rule("finished_jobs", "UPDATE", "an ended job was changed", "1 = 1"),
-        Rule("failed_jobs", "UPDATE", "an ended job was changed", "1 = 1"),
+            "a job begins reserved": "NEW.reserved_at IS NOT NULL",
+            "a job with a token comes back that did not fail with it": (
+                "NEW.lease_token <> 0 AND NOT EXISTS (SELECT 1 FROM failed_jobs f WHERE f.id = NEW.id AND "
+                "f.lease_token = NEW.lease_token)"
+            ),
+            "a job comes back with attempts": "NEW.lease_token <> 0 AND (NEW.attempts <> 0 OR NEW.releases <> 0)",
+            "a finished job comes back": "EXISTS (SELECT 1 FROM finished_jobs f WHERE f.id = NEW.id)",
+            # T16 to T18
+            "a job is blocked by a flow that it is not in": "NEW.blocked_by = 'flow' AND NEW.flow_id IS NULL",
+            # T16, T19, T5L to T8L, T13L
+            "in no line though it is under a limit": "NEW.limit_key IS NOT NULL AND NEW.blocked_by IS NULL",
+        },
+        ("jobs", "UPDATE"): {
+            # whatever happens to it
+            "what a job is was changed": f"{_changed('task', 'payload', 'timeout_ms', 'headers', 'label', 'backoff')} AND NOT {_MADE_ANEW}",
+            "which job it is was changed": (
+                _changed(
+                    "id",
+                    "queue",
+                    "unique_key",
+                    "unique_until",
+                    "flow_id",
+                    "limit_key",
+                    "replay_of",
+                    "created_at",
+                )
+            ),
+            "how often it may be tried was changed": f"{_changed('max_attempts')} AND NOT (OLD.max_attempts IS NULL AND {_CLAIMS}) AND NOT {_MADE_ANEW}",
+            "until when it has to start was changed": f"{_changed('start_by')} AND NOT ({_GIVES_UP} AND NEW.start_by IS NULL) AND NOT {_MADE_ANEW}",
+            # T20
+            "a cursor was saved by somebody who did not hold the job": f"{_changed('cursor')} AND NOT ({_STAYS} AND NEW.lease_token = OLD.lease_token) AND NOT {_MADE_ANEW}",
+            **{
+                f"what follows {column} was changed": f"{_changed(column)} AND NOT (OLD.{column} IS NULL AND {_CLAIMS}) AND NOT {_MADE_ANEW}"
+                for column in ("on_success", "on_failure")
+            },
+            "the token fell or jumped": f"NEW.lease_token NOT IN (OLD.lease_token, {_NEXT_TOKEN})",
+            "blocked by its flow after it was not": f"NEW.blocked_by = 'flow' AND {_changed('blocked_by')}",
+            "claimed while it was blocked": f"{_CLAIMS} AND OLD.blocked_by IS NOT NULL",
+            "unblocked before its time": f"{_UNBLOCKS} AND NEW.blocked_by IS NULL AND NEW.available_at < OLD.due_at",
+            "unblocked without the success that it waits for": (
+                f"{_UNBLOCKS} AND EXISTS (SELECT 1 FROM sqlq_edges e WHERE e.job_id = NEW.id AND e.on_outcome = "
+                "'success' AND NOT EXISTS (SELECT 1 FROM finished_jobs f WHERE f.id = e.depends_on AND f.outcome "
+                "= 'finished'))"
+            ),
+            "unblocked without the failure that it waits for": (
+                f"{_UNBLOCKS} AND EXISTS (SELECT 1 FROM sqlq_edges e JOIN finished_jobs f ON f.id = e.depends_on "
+                "WHERE e.job_id = NEW.id AND e.on_outcome = 'failure')"
+            ),
+            "admitted before it is due": "OLD.blocked_by = 'limit' AND NEW.blocked_by IS NULL AND NEW.available_at < OLD.due_at",
+            "put back with its place in the limit": f"{_GIVES_UP} AND NEW.limit_key IS NOT NULL AND NEW.blocked_by IS NULL",
+            # T2
+            "claimed without a new token": f"{_CLAIMS} AND NOT {_REVOKES}",
+            "claimed without counting the attempt": f"{_CLAIMS} AND NEW.attempts <> OLD.attempts + 1 AND OLD.attempts < {MAX_COUNT}",
+            "claimed early": f"{_CLAIMS} AND OLD.available_at > {{now}}",
+            "claimed under a lease that has run out": f"{_CLAIMS} AND NEW.lease_expires_at <= {{now}}",
+            "claimed out of a paused queue": (
+                f"{_CLAIMS} AND EXISTS (SELECT 1 FROM sqlq_queues q WHERE q.queue = OLD.queue AND q.paused_at "
+                "IS NOT NULL)"
+            ),
+            "a claim changed the history": f"{_CLAIMS} AND {_changed('releases', 'losses', 'errors', 'available_at')}",
+            # T3, and the first half of T8, T9, T12
+            "a reservation changed hands or history": f"{_STAYS} AND {_changed('reserved_by', 'reserved_at', 'attempts', 'errors', 'available_at')}",
+            "releases or losses were taken back of a job that did not get on": (
+                f"{_STAYS} AND {_changed('releases', 'losses')} AND NOT (NEW.releases = 0"
+                f" AND NEW.losses = CASE WHEN OLD.losses > 1 THEN 1 ELSE OLD.losses END AND {_changed('cursor')})"
+            ),
+            "a lease was renewed into the past": f"{_STAYS} AND NOT {_REVOKES} AND {_changed('lease_expires_at')} AND NEW.lease_expires_at <= {{now}}",
+            "taken from an owner whose lease still runs": f"{_STAYS} AND {_REVOKES} AND {unexpired}",
+            # T5, T6, T8
+            "given up under another token": f"{_GIVES_UP} AND {_REVOKES} AND ((NEW.losses <> OLD.losses + 1 AND OLD.losses < {MAX_COUNT}) OR {unexpired})",
+            "given up with other attempts": f"{_GIVES_UP} AND NEW.attempts NOT IN (OLD.attempts, OLD.attempts - 1)",
+            "an attempt given back without counting the release": f"{_GIVES_UP} AND NEW.attempts = OLD.attempts - 1 AND NEW.releases <> OLD.releases + 1",
+            "a release was counted for an attempt that counted": f"{_GIVES_UP} AND NEW.attempts = OLD.attempts AND NEW.releases <> OLD.releases",
+            "retried without attempts left": f"{_GIVES_UP} AND NEW.attempts = OLD.attempts AND OLD.attempts >= coalesce(OLD.max_attempts, {MAX_ATTEMPTS})",
+            "retried without recording the error": (
+                f"{_GIVES_UP} AND NEW.attempts = OLD.attempts AND NEW.errors {{is}} OLD.errors"
+                f" AND length(coalesce(OLD.errors, '')) <= {ERROR_BYTES}"
+            ),
+            "a loss was miscounted": f"{_GIVES_UP} AND NEW.losses NOT IN (OLD.losses, OLD.losses + 1)",
+            "the history of a waiting job changed": (
+                f"{_WAITS} AND {_changed('lease_token', 'attempts', 'releases', 'losses', 'errors')}"
+                f" AND NOT {_MADE_ANEW}"
+            ),
+        },
+        ("failed_jobs", "INSERT"): {
+            "lost with attempts left": f"NEW.reason = 'worker_lost' AND NEW.attempts < coalesce(NEW.max_attempts, {MAX_ATTEMPTS})",
+            "ended twice": "EXISTS (SELECT 1 FROM finished_jobs f WHERE f.id = NEW.id)",
+        },
+        ("finished_jobs", "INSERT"): {
+            "ended twice": f"EXISTS (SELECT 1 FROM failed_jobs f WHERE f.id = NEW.id) AND NOT coalesce({skipped}, false)",
+        },
+        ("finished_jobs", "UPDATE"): {
+            # what has ended is moved back, pruned or forgotten, never changed
+            "an ended job was changed": "1 = 1",
+        },
+        ("failed_jobs", "UPDATE"): {
+            "an ended job was changed": "1 = 1",
+        },
+    }
+    at_commit = {
+        ("jobs", "UPDATE"): {
+            "taken from its owner, and still reserved": (
+                f"{_STAYS} AND {_REVOKES} AND EXISTS (SELECT 1 FROM jobs j WHERE j.id = NEW.id AND "
+                "j.reserved_at IS NOT NULL"
+                " AND j.lease_token = NEW.lease_token)"
+            ),
+        },
+        ("jobs", "DELETE"): {
+            # T4, T7, T9, T10, T12
+            "a job vanished": (
+                f"NOT EXISTS (SELECT 1 FROM finished_jobs e WHERE {fate_fits})"
+                f" AND NOT EXISTS (SELECT 1 FROM failed_jobs e WHERE {fate_fits})"
+            ),
+        },
+        ("finished_jobs", "INSERT"): {
+            "finished by somebody who did not hold it": f"NOT EXISTS (SELECT 1 FROM {{before}} b WHERE {finished_fits}) AND NOT coalesce({skipped}, false)",
+        },
+        ("failed_jobs", "INSERT"): {
+            "failed by somebody who did not hold it": f"NOT EXISTS (SELECT 1 FROM {{before}} b WHERE {failed_fits})",
+        },
+    }
+    return [
+        Rule(*where, says, when, judged_late)
+        for table, judged_late in ((rules, False), (at_commit, True))
+        for where, each in table.items()
+        for says, when in each.items()
     ]
 
 

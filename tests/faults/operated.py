@@ -70,9 +70,10 @@ class Waiters:
     At its end every waiter must have got the job's end as its answer.
     """
 
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._answers: dict[int, asyncio.Task[Answer]] = {}
+    def __init__(self, url: str, each: int = 1) -> None:
+        """`each`: how many wait for a job."""
+        self._url, self._each = url, each
+        self._answers: dict[int, asyncio.Future[list[Answer]]] = {}
         self._over = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._wait()), name="waiters")
         self._found: Callable[[], list[tuple[int, str]]] = list
@@ -113,10 +114,10 @@ class Waiters:
         while not self._over.is_set():
             for id, _ in await asyncio.to_thread(found):
                 if id not in self._answers:
-                    self._answers[id] = asyncio.create_task(answer(app, id))
+                    self._answers[id] = asyncio.gather(*(answer(app, id) for _ in range(self._each)))
             await asyncio.sleep(0.05)
-        for task in self._answers.values():
-            task.cancel()
+        for waiting in self._answers.values():
+            waiting.cancel()
         await asyncio.gather(*self._answers.values(), return_exceptions=True)
         app.close()
         engine.dispose()
@@ -129,10 +130,19 @@ class Waiters:
             if task is None or not task.done():
                 unanswered += state in ENDED
             elif state in ENDED:
-                told = task.result()
+                (told,) = set(task.result())
                 # an operator may retry or skip a failed job after the answer
                 assert told.state in (state, "failed"), f"job {id} is {state}, and who waited was told {told}"
         return unanswered == 0
+
+    def wrong(self, app: sqlq.App) -> dict[int, list[Answer]]:
+        """Return the answers that differ from what a new waiter for the ended job gets."""
+
+        async def ask() -> dict[int, list[Answer]]:
+            told = {id: task.result() for id, task in self._answers.items() if task.done()}
+            return {id: each for id, each in told.items() if {*each} != {await answer(app, id)}}
+
+        return asyncio.run(ask())
 
 
 def numbers(worker: WorkerProcess) -> dict[str, float]:

@@ -9,10 +9,11 @@ from typing import Any
 from sqlalchemy import Engine, text
 
 import sqlq
+from sqlq.model.checks import Rule
 from sqlq.model.job import ClaimedJob, NewJob
+from sqlq.model.outcome import Outcome, Settlement
 from sqlq.store.jobs import insert, settle
-from tests.faults import guard
-from tests.faults.follow_ups import count_followed
+from tests.faults import account, guard
 from tests.faults.scorecard import record
 from tests.kit import claim_on, wait_until
 
@@ -69,19 +70,28 @@ class Points:
             }[conn.dialect.name]
             return int(conn.execute(text(query)).scalar_one())
 
-    def new(self, n: int, max_attempts: int = 3, *, followed: bool = False) -> int:
+    def new(self, n: int, max_attempts: int = 3, *, followed: bool = False, limited: int = 0) -> list[int]:
+        """Enqueue a job of the number's queue, or so many under a limit of which one may run."""
         new = NewJob("note", f'{{"args": [{n}]}}', f"q{n}", max_attempts)
         if followed:
             new = replace(new, on_success='{"task": "follow"}', on_failure='{"task": "follow"}')
+        if limited:
+            new = replace(new, limit_key=f"key {n}", rule=Rule(max_running=1))
         with self.app.database.begin() as conn:
-            (job,) = insert.insert(conn, [new])
-        self.made += 1
-        return job.id
+            ids = [job.id for job in insert.insert(conn, [new] * max(1, limited))]
+        self.made += len(ids)
+        return ids
 
     def claimed(self, n: int, max_attempts: int = 3, *, followed: bool = False) -> ClaimedJob:
         self.new(n, max_attempts, followed=followed)
+        return self.claim(n)
+
+    def claim(self, n: int, outcome: Outcome | None = None) -> ClaimedJob:
+        """Claim the job of a number's queue, and settle it if there is an outcome."""
         with self.app.database.begin() as conn:
             (job,) = claim_on(conn, [f"q{n}"], limit=1, owner=f"worker-{n}", lease_ms=HOUR)
+            if outcome is not None:
+                settle.settle(conn, [Settlement(job.id, job.lease_token, 1, outcome)])
         return job
 
     def finish(self) -> dict[int, list[Any]]:
@@ -109,8 +119,6 @@ class Points:
     def check_followed(self, ended: dict[int, list[Any]]) -> None:
         """Demand that each job of a number's queue that finished or failed was followed once, and no
         other."""
-        count_followed(
-            f"G14: dying at every moment of {self.step}",
-            [job for number, found in ended.items() if number for job in found],
-            ended.get(0, []),
-        )
+        jobs = [job for number, found in ended.items() if number for job in found]
+        figures = account.followed(jobs, ended.get(0, []))
+        account.demand(f"G14: dying at every moment of {self.step}", figures)

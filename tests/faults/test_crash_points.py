@@ -16,18 +16,17 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.model.checks import Rule
-from sqlq.model.job import ClaimedJob, NewJob
-from sqlq.model.outcome import Failed, Settlement
+from sqlq.model.job import ClaimedJob
+from sqlq.model.outcome import Settlement
 from sqlq.store.flows import unblock
-from sqlq.store.jobs import insert, settle
+from sqlq.store.jobs import settle
 from sqlq.store.limits import admit
 from sqlq.worker.ipc.pipe import packed
 from tests.faults import guard
-from tests.faults.dying import ERROR, OUTCOMES, dying_process
+from tests.faults.dying import OUTCOMES, dying_process
 from tests.faults.points import HOUR, MOST, Die, Points
 from tests.faults.scorecard import record
-from tests.kit import claim_on, execute
+from tests.kit import execute
 
 pytestmark = pytest.mark.each_database
 
@@ -42,32 +41,13 @@ def dying() -> Iterator[Die]:
 def die(dying: Die, database_url: str, app: sqlq.App, engine: Engine) -> Die:
     guard.install(engine)
     app.task(name="note", max_attempts=3, backoff="0s")(lambda n: n)
+    app.task(name="follow")(lambda ended: None)
     return partial(dying, database_url)
 
 
 @pytest.fixture
 def points(app: sqlq.App, engine: Engine, die: Die) -> Callable[[str], Points]:
     return lambda step: Points(app, engine, die, step)
-
-
-@pytest.mark.integration
-@pytest.mark.parametrize("outcome", OUTCOMES)
-def test_dying_while_ending_a_job_with_a_callback(points: Callable[[str], Points], outcome: str) -> None:
-    crash = points("end")
-    crash.app.task(name="follow")(lambda ended: None)
-    crash.all(lambda n: [packed(crash.claimed(n, followed=True)), outcome])
-    crash.check_followed(crash.finish())
-
-
-@pytest.mark.integration
-def test_dying_while_completing_a_job_with_a_callback(
-    points: Callable[[str], Points], engine: Engine
-) -> None:
-    execute(engine, "CREATE TABLE orders (n INTEGER PRIMARY KEY)")
-    crash = points("complete")
-    crash.app.task(name="follow")(lambda ended: None)
-    crash.all(lambda n: packed(crash.claimed(n, followed=True)))
-    crash.check_followed(crash.finish())
 
 
 @pytest.mark.parametrize("step", ["enqueue", "enqueue_in_session"])
@@ -102,26 +82,40 @@ def test_dying_while_claiming(points: Callable[[str], Points]) -> None:
 @pytest.mark.variants
 @pytest.mark.parametrize("outcome", OUTCOMES)
 def test_dying_while_settling(points: Callable[[str], Points], outcome: str) -> None:
+    """With its end the job is followed, and its slot is free, or neither."""
     crash = points("settle")
+    made: dict[int, int] = {}
+    seen: dict[int, tuple[str, str | None]] = {}
+
+    def look(n: int) -> None:
+        job = crash.app.jobs.get(made[n])
+        seen[n] = str(job.state), job.blocked_by
 
     def prepare(n: int) -> Any:
-        job = crash.claimed(n)
-        return [job.id, job.lease_token, job.attempts, outcome]
+        if made:
+            look(n - 1)  # before the next look admits it again
+        (made[n],) = crash.new(n, followed=True, limited=1)
+        assert admit.look(crash.app.database).number >= 1
+        return [packed(crash.claim(n)), outcome]
 
     crash.all(prepare)
-    expected = {
-        "complete": ("finished", 1, []),
-        "cancel": ("cancelled", 1, []),
-        "retry": ("finished", 2, ["error"]),
-        "release": ("finished", 1, []),
-        "fail": ("failed", 1, []),
-    }[outcome]
+    look(max(made))
+    back = ("blocked", "limit")
+    settled: dict[str, Any] = {
+        "complete": (("finished", None), ("finished", 1, [])),
+        "cancel": (("cancelled", None), ("cancelled", 1, [])),
+        "retry": (back, ("finished", 2, ["error"])),
+        "release": (back, ("finished", 1, [])),
+        "fail": (("failed", None), ("failed", 1, [])),
+    }
+    unsettled = ("running", None), ("finished", 2, ["worker_lost"])
     ended = crash.finish()
-    assert len(ended) == len(crash.moments) + 1
-    for n, (job,) in ended.items():
-        settled = crash.took(n)
-        seen = (str(job.state), job.attempts, [error["reason"] for error in job.errors])
-        assert seen == (expected if settled else ("finished", 2, ["worker_lost"])), crash.moments.get(n)
+    crash.check_followed(ended)
+    for n in made:
+        (job,) = ended[n]
+        end = str(job.state), job.attempts, [error["reason"] for error in job.errors]
+        expected = settled[outcome] if crash.took(n) else unsettled
+        assert (seen[n], end) == expected, crash.moments.get(n)
 
 
 @pytest.mark.integration
@@ -130,8 +124,10 @@ def test_dying_while_completing_in_the_handlers_own_transaction(
 ) -> None:
     execute(engine, "CREATE TABLE orders (n INTEGER PRIMARY KEY)")
     crash = points("complete")
-    crash.all(lambda n: packed(crash.claimed(n)))
+    crash.all(lambda n: packed(crash.claimed(n, followed=True)))
     ended = crash.finish()
+    crash.check_followed(ended)
+    del ended[0]
     with engine.connect() as conn:
         written = set(conn.scalars(text("SELECT n FROM orders")))
     assert len(ended) == len(crash.moments) + 1
@@ -190,7 +186,6 @@ def test_dying_while_renewing(points: Callable[[str], Points]) -> None:
 @pytest.mark.parametrize("max_attempts", [1, 3])
 def test_dying_while_rescuing(points: Callable[[str], Points], max_attempts: int) -> None:
     crash = points("rescue")
-    crash.app.task(name="follow")(lambda ended: None)
 
     def prepare(n: int) -> None:
         job = crash.claimed(n, max_attempts, followed=True)
@@ -226,9 +221,7 @@ def test_dying_before_and_while_unblocking(points: Callable[[str], Points]) -> N
         first.catch(task.new(n).set(queue=f"q{n}")).then(task.new(n).set(queue=f"q{n}"))
         made[n] = [job.id for job in crash.app.enqueue(flow).jobs]
         crash.made += len(made[n])
-        with crash.app.database.begin() as conn:
-            (job,) = claim_on(conn, [f"q{n}"], limit=1, lease_ms=HOUR)
-            settle.settle(conn, [Settlement(job.id, job.lease_token, 1, OUTCOMES["complete"])])
+        crash.claim(n, OUTCOMES["complete"])
         moment = crash._die("unblock", n, made[n][:1])
         crash.wait_until_gone()
         if moment is None:
@@ -244,15 +237,6 @@ def test_dying_before_and_while_unblocking(points: Callable[[str], Points]) -> N
     twice = sum(tokens[ids[1]] != 1 for ids in made.values())
     record("G11: dying at every moment of an unblock", steps_lost=lost, steps_unblocked_twice=twice)
     assert (lost, twice) == (0, 0)
-
-
-def in_line(crash: Points, n: int, *, number: int = 1) -> list[int]:
-    """Enqueue jobs of a key of their own, of which one may run at a time."""
-    new = NewJob("note", f'{{"args": [{n}]}}', f"q{n}", 3, limit_key=f"key {n}", rule=Rule(max_running=1))
-    with crash.app.database.begin() as conn:
-        done = insert.insert(conn, [new] * number)
-    crash.made += number
-    return [job.id for job in done]
 
 
 def admitted(crash: Points, ids: list[int]) -> int:
@@ -279,7 +263,7 @@ def test_dying_while_admitting(points: Callable[[str], Points]) -> None:
     def prepare(n: int) -> None:
         if made:
             judge(n - 1)
-        made[n] = in_line(crash, n, number=2)
+        made[n] = crash.new(n, limited=2)
 
     crash.all(prepare)
     judge(max(made))
@@ -287,37 +271,6 @@ def test_dying_while_admitting(points: Callable[[str], Points]) -> None:
     assert (over, lost, seen) == (0, 0, {0, 1})
     ended = crash.finish()
     assert {str(job.state) for found in ended.values() for job in found} == {"finished"}
-
-
-@pytest.mark.integration
-@pytest.mark.variants
-@pytest.mark.parametrize("outcome", ["retry", "release", "fail", "complete"])
-def test_dying_while_a_slot_is_released(points: Callable[[str], Points], outcome: str) -> None:
-    """It is released with the end of the attempt, or not at all: no job runs without a slot."""
-    crash = points("end")
-    made: dict[int, int] = {}
-    seen: dict[int, tuple[str, str | None]] = {}
-
-    def look(n: int) -> None:
-        job = crash.app.jobs.get(made[n])
-        seen[n] = str(job.state), job.blocked_by
-
-    def prepare(n: int) -> Any:
-        if made:
-            look(n - 1)  # before the next look admits it again
-        (made[n],) = in_line(crash, n)
-        assert admit.look(crash.app.database).number >= 1
-        with crash.app.database.begin() as conn:
-            (job,) = claim_on(conn, [f"q{n}"], limit=1, lease_ms=HOUR)
-        return [packed(job), outcome]
-
-    crash.all(prepare)
-    look(max(made))
-    back = ("blocked", "limit")
-    expected = {"retry": back, "release": back, "fail": ("failed", None), "complete": ("finished", None)}
-    for n, found in seen.items():
-        assert found == (expected[outcome] if crash.took(n) else ("running", None)), crash.moments.get(n)
-    crash.finish()
 
 
 @pytest.mark.integration
@@ -334,9 +287,7 @@ def test_dying_while_an_operator_skips_a_step(points: Callable[[str], Points], f
         made[n] = [job.id for job in crash.app.enqueue(sqlq.chain(first, first)).jobs]
         crash.made += 2
         if failed:
-            with crash.app.database.begin() as conn:
-                (job,) = claim_on(conn, [f"q{n}"], limit=1, lease_ms=HOUR)
-                settle.settle(conn, [Settlement(job.id, job.lease_token, 1, Failed("error", ERROR))])
+            crash.claim(n, OUTCOMES["fail"])
         return made[n][0]
 
     crash.all(prepare)
@@ -357,10 +308,8 @@ def test_dying_while_an_operator_retries_a_job(points: Callable[[str], Points]) 
     crash = points("retry_failed")
 
     def prepare(n: int) -> int:
-        job = crash.claimed(n)
-        with crash.app.database.begin() as conn:
-            settle.settle(conn, [Settlement(job.id, job.lease_token, 1, Failed("error", ERROR))])
-        return job.id
+        crash.new(n)
+        return crash.claim(n, OUTCOMES["fail"]).id
 
     crash.all(prepare)
     for n, (job,) in crash.finish().items():
@@ -374,7 +323,6 @@ def _a_worker_dies(points: Callable[[str], Points], tmp_path: Path, each: int) -
     """A whole worker, with all its threads, dies at one of so many of its points. Their order differs from
     run to run."""
     crash = points("work")
-    crash.app.task(name="follow")(lambda ended: None)
     ran: dict[int, Path] = {}
     for n in range(1, MOST, each):
         crash.new(n, followed=True)

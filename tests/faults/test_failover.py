@@ -16,12 +16,11 @@ from sqlalchemy import NullPool, create_engine, make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import sqlq
-from tests.faults.load import RESUME_SECONDS, Load, readable_log
 from tests.faults.scorecard import record
 from tests.kit import needs, wait_until
 from tests.kit.command import Command
 from tests.kit.postgresql import OwnPostgreSQL
-from tests.kit.processes import worker_process
+from tests.kit.scenario import RESUME_SECONDS, Scenario, readable_log
 from tests.kit.standby import Pair, pair_of_servers, standby_of
 
 pytestmark = pytest.mark.integration
@@ -40,8 +39,8 @@ def test_workers_go_on_when_the_primary_is_killed_and_its_standby_promoted(
     standby.configure("synchronous_standby_names = '*'")
     url = standby.list_url(name)
     with (
-        Load(tmp_path / "work", url) as load,
-        worker_process(load.folder, "work:app", url, "-p", "2", "--lease", "10s") as worker,
+        Scenario(tmp_path / "work", url) as load,
+        load.working("-p", "2", "--lease", "10s") as worker,
     ):
         load.start()
         wait_until(lambda: len(load.ran()) >= 50, timeout=30, what="the first jobs done")
@@ -51,7 +50,7 @@ def test_workers_go_on_when_the_primary_is_killed_and_its_standby_promoted(
         wait_until(lambda: worker.said("does not answer"), timeout=30, what="the worker saying what it met")
         acknowledged = len(load.acknowledged)
         standby.promote()
-        resumed = [load.seconds_to_next_finish(time.monotonic())]
+        resumed = [load.wait_for_finish(time.monotonic())]
         outage = time.monotonic() - killed
         wait_until(lambda: len(load.acknowledged) >= acknowledged + 50, timeout=30, what="enqueues going on")
         load.demand_everything_done()
@@ -74,14 +73,14 @@ def test_a_worker_leaves_a_primary_that_was_demoted(tmp_path: Path, pair: Pair) 
     """It still answers, breaks no connection, and shows no new job."""
     _, standby, name = pair
     url = standby.list_url(name)
-    with Load(tmp_path / "work", url) as load, worker_process(load.folder, "work:app", url) as worker:
-        load.enqueue()
+    with Scenario(tmp_path / "work", url) as load, load.working() as worker:
+        load.enqueue_next()
         wait_until(load.ran, timeout=30, what="the first job done")
         standby.catch_up()
         standby.configure("default_transaction_read_only = on")
         standby.promote()
         with closing(sqlq.App(url)) as app:
-            app.enqueue(load.note.new(2))
+            app.enqueue(load.new("quick", 2))
         began = time.monotonic()
         wait_until(lambda: len(load.ran()) == 2, timeout=10, what="the job of the new primary")
         record("a demoted primary is left", resume_seconds=[time.monotonic() - began])

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,14 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.store.limits import admit
+from tests.faults import account
 from tests.faults.galera import Node, cluster, library
-from tests.faults.load import RESUME_SECONDS, Load, readable_log
 from tests.faults.scorecard import record
 from tests.kit import claim, wait_until
 from tests.kit.databases import migrate
-from tests.kit.processes import WorkerProcess, worker_process
+from tests.kit.processes import WorkerProcess
+from tests.kit.scenario import RESUME_SECONDS, Scenario, readable_log
+from tests.programs.shop import add_up, fetch, report
 
 pytestmark = [
     pytest.mark.integration,
@@ -86,15 +87,15 @@ def test_workers_at_all_nodes_run_each_job_once(
 ) -> None:
     queues, number = [f"queue{i if pinned else ''}" for i in range(3)], 3_000
     before = lost_transactions(galera)
-    with Load(tmp_path / "work", urls[0]) as load, ExitStack() as stack:
+    with Scenario(tmp_path / "work", urls[0]) as load, ExitStack() as stack:
         workers = [
-            stack.enter_context(worker_process(load.folder, "work:app", url, "-q", queue))
+            stack.enter_context(load.working("-q", queue, url=url))
             for url, queue in zip(urls, queues, strict=True)
         ]
         began = time.monotonic()
         for start in range(0, number, 300):
             batch = range(start, start + 300)
-            jobs = [load.note.new(n).set(queue=queues[n % 3]) for n in batch]
+            jobs = [load.new("quick", n).set(queue=queues[n % 3]) for n in batch]
             made = load.app.enqueue_many(jobs)
             load.acknowledged |= {n: job.id for n, job in zip(batch, made, strict=True)}
         load.demand_everything_done()
@@ -203,14 +204,14 @@ def finished(worker: WorkerProcess, before: int) -> bool:
 def test_a_node_that_was_killed_is_waited_for(
     galera: Sequence[Node], urls: list[str], tmp_path: Path
 ) -> None:
-    with Load(tmp_path / "work", urls[0]) as load, ExitStack() as stack:
-        workers = [stack.enter_context(worker_process(load.folder, "work:app", url)) for url in urls[1:]]
+    with Scenario(tmp_path / "work", urls[0]) as load, ExitStack() as stack:
+        workers = [stack.enter_context(load.working(url=url)) for url in urls[1:]]
         load.start()
         resumed = []
         for node, worker in zip(galera[1:], workers, strict=True):
             wait_until(partial(finished, worker, 0), what="the worker at work")
             node.stop("immediate")
-            resumed.append(load.seconds_to_next_finish(time.monotonic()))
+            resumed.append(load.wait_for_finish(time.monotonic()))
             node.start()
             began, done = time.monotonic(), worker.log.read_text().count(") finished in ")
             wait_until(partial(finished, worker, done), what="the worker whose node is back")
@@ -230,34 +231,14 @@ def test_a_node_that_was_killed_is_waited_for(
         assert max(resumed) < RESUME_SECONDS
 
 
-FLOWS = """
-@app.task
-def fetch(n):
-    return n
-
-@app.task(queue="queue1")
-def add_up(numbers):
-    return sum(numbers)
-
-@app.task(queue="queue2")
-def report(total):
-    note.handler(total)
-"""
-
-
 def test_flows_go_on_where_their_steps_run_at_several_nodes(
     galera: Sequence[Node], urls: list[str], tmp_path: Path
 ) -> None:
     number, before = 60, lost_transactions(galera)
-    with Load(tmp_path / "work", urls[0], module=FLOWS) as load, ExitStack() as stack:
+    with Scenario(tmp_path / "work", urls[0]) as load, ExitStack() as stack:
         workers = [
-            stack.enter_context(worker_process(load.folder, "work:app", url, "-q", f"queue{n}"))
-            for n, url in enumerate(urls)
+            stack.enter_context(load.working("-q", f"queue{n}", url=url)) for n, url in enumerate(urls)
         ]
-        fetch, add_up, report = (
-            load.app.task(name=f"work.{name}", queue=queue)(lambda n: n)
-            for name, queue in (("fetch", "default"), ("add_up", "queue1"), ("report", "queue2"))
-        )
         began = time.monotonic()
         for n in range(number):
             steps = sqlq.group(*(fetch.new(3 * n + i).set(queue=f"queue{i}") for i in range(3)))
@@ -281,18 +262,14 @@ def test_flows_go_on_where_their_steps_run_at_several_nodes(
 def test_a_schedule_fires_once_for_workers_at_all_nodes(
     galera: Sequence[Node], urls: list[str], tmp_path: Path
 ) -> None:
-    each_second = 'app.schedule("second", note.new(0), cron="* * * * * *", catch_up="all")'
-    before, fired = lost_transactions(galera), 10
-    with Load(tmp_path / "work", urls[0], module=each_second) as load, ExitStack() as stack:
-        workers = [stack.enter_context(worker_process(load.folder, "work:app", url)) for url in urls]
+    before, fired = lost_transactions(galera), 50
+    with Scenario(tmp_path / "work", urls[0], "beats") as load, ExitStack() as stack:
+        workers = [stack.enter_context(load.working(url=url)) for url in urls]
         wait_until(lambda: load.count("finished_jobs") >= fired, what="the schedule's jobs")
         assert [worker.stop() for worker in workers] == [0, 0, 0]
         lines = sum(readable_log(worker, most=20) for worker in workers)
-        moments = sorted(job.scheduled_for for job in load.app.jobs.list(limit=1_000) if job.scheduled_for)
         figures = {"lost_transactions": lost_transactions(galera) - before, "log_lines": lines}
-        print(len(moments), figures)
-        record("a schedule at three nodes", cases=len(moments), lost=0, **figures)
-        assert moments == [moments[0] + timedelta(seconds=n) for n in range(len(moments))]
+        account.demand("a schedule at three nodes", account.ticks_of(load.app), **figures)
 
 
 def test_a_statement_in_autocommit_returns_its_job_last(urls: list[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.database import migrate
 from sqlq.database.postgresql import online
-from tests.kit import needs, wait_until
+from tests.kit import needs, refuse, wait_until, working
 
 
 class HostError(Exception): ...
@@ -40,43 +39,16 @@ def hook(request: pytest.FixtureRequest) -> Iterator[Callable[[ExceptionContext]
     event.remove(Engine, "handle_error", request.param)
 
 
-REFUSE_ONE = {
-    "sqlite": [
-        "CREATE TRIGGER refuse BEFORE INSERT ON finished_jobs WHEN NEW.id = 3 "
-        "BEGIN SELECT RAISE(ABORT, 'refused'); END"
-    ],
-    "postgresql": [
-        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
-        "$$ BEGIN RAISE EXCEPTION 'refused'; END $$",
-        "CREATE TRIGGER refuse BEFORE INSERT ON finished_jobs FOR EACH ROW WHEN (NEW.id = 3) "
-        "EXECUTE FUNCTION refuse()",
-    ],
-    "mariadb": [
-        "CREATE TRIGGER refuse BEFORE INSERT ON finished_jobs FOR EACH ROW "
-        "IF NEW.id = 3 THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'refused'; END IF"
-    ],
-}
-
-
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_refused_outcome_does_not_delay_others(database_url: str, beside: bool) -> None:
     engine = create_engine(database_url)
     app = sqlq.App(engine=engine) if beside else sqlq.App(database_url)
-    with engine.begin() as conn:
-        for statement in REFUSE_ONE[engine.dialect.name]:
-            conn.exec_driver_sql(statement)
+    refuse(engine, "INSERT ON finished_jobs", "NEW.id = 3")
     task = app.task(name="t", max_attempts=1)(lambda: None)
     made = app.enqueue_many([task.new() for _ in range(10)])
-    worker = app.worker()
-    thread = threading.Thread(target=worker.run)
-    thread.start()
     others = [job.id for job in made if job.id != 3]
-    try:
+    with working(app):
         wait_until(lambda: all(app.jobs.get(id).state == "finished" for id in others), what="the nine others")
-    finally:
-        worker.stop()
-        thread.join(20)
-    assert not thread.is_alive()
     app.close()
     engine.dispose()
 

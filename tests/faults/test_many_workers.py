@@ -25,21 +25,15 @@ from tests.faults.scorecard import record
 from tests.kit import wait_until
 from tests.kit.postgresql import OwnPostgreSQL
 from tests.kit.processes import WorkerProcess, worker_process
+from tests.programs.play import work
 
 pytestmark = pytest.mark.integration
 
 PROCESSES = 6
 LOOK, CLAIM = "AS listens,", "FOR UPDATE SKIP LOCKED) AS ready"
 ENTRY = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+) \w+ \[(\d+)\] (\S*) LOG:  (\w+)", re.MULTILINE)
-MODULE = """
-import sqlq
-
-app = sqlq.App()
-
-@app.task
-def work(): ...
-"""
-INSERT = "INSERT INTO jobs (queue, task, payload) VALUES ('default', 'play.work', '{}')"
+TASK = work.name
+INSERT = f"INSERT INTO jobs (queue, task, payload) VALUES ('default', '{TASK}', '{{}}')"
 
 
 @dataclass(frozen=True)
@@ -65,7 +59,6 @@ class Fleet:
         self._name = str(name)
         self.producer = psycopg.connect(self.url.replace("+psycopg", ""), autocommit=True)
         self.producer.execute(f"ALTER DATABASE \"{name}\" SET log_statement = 'all'")
-        (folder / "play.py").write_text(MODULE)
         self._read_from = 0
 
     def number(self, question: str) -> int:
@@ -122,7 +115,9 @@ class Fleet:
 
     @contextmanager
     def working(self, processes: int = PROCESSES) -> Iterator[WorkerProcess]:
-        with worker_process(self._folder, "play:app", self.url, "-p", str(processes)) as worker:
+        with worker_process(
+            self._folder, "tests.programs.play:app", self.url, "-p", str(processes)
+        ) as worker:
             entered = "SELECT count(*) FROM sqlq_workers"
             wait_until(lambda: self.number(entered) == processes, what="all processes at work")
             self.look(times=3)
@@ -185,7 +180,7 @@ def test_the_poller_starts_the_maintenance_of_its_host(fleet: Fleet) -> None:
         fleet.producer.execute("INSERT INTO sqlq_queues (queue, paused_at) VALUES ('paused', now())")
         fleet.producer.execute(
             "INSERT INTO jobs (queue, task, payload, reserved_at, reserved_by, lease_expires_at, attempts, "
-            "max_attempts) VALUES ('paused', 'play.work', '{}', now(), 'gone', now(), 1, 1)"
+            f"max_attempts) VALUES ('paused', '{TASK}', '{{}}', now(), 'gone', now(), 1, 1)"
         )
         wait_until(
             lambda: fleet.number("SELECT count(*) FROM failed_jobs WHERE reason = 'worker_lost'") == 1,
@@ -198,7 +193,7 @@ def test_many_jobs_at_once_wake_all_workers(fleet: Fleet) -> None:
     with fleet.working():
         fleet.producer.execute(
             "INSERT INTO jobs (queue, task, payload) "
-            "SELECT 'default', 'play.work', '{}' FROM generate_series(1, 20000)"
+            f"SELECT 'default', '{TASK}', '{{}}' FROM generate_series(1, 20000)"
         )
         wait_until(lambda: fleet.number("SELECT count(*) FROM jobs") == 0, what="all jobs done")
         owners = fleet.number("SELECT count(DISTINCT reserved_by) FROM finished_jobs")

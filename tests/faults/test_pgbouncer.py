@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,11 +11,10 @@ import pytest
 from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.orm import Session
 
-from tests.faults.load import Load, readable_log
 from tests.faults.scorecard import record
 from tests.kit import needs, wait_until
 from tests.kit.pgbouncer import PgBouncer, pgbouncer
-from tests.kit.processes import worker_process
+from tests.kit.scenario import Scenario, readable_log
 
 pytestmark = [
     pytest.mark.debian,
@@ -31,29 +29,27 @@ def pooler(empty_database_url: str) -> Iterator[PgBouncer]:
 
 
 @pytest.fixture
-def load(tmp_path: Path, pooler: PgBouncer, empty_database_url: str) -> Iterator[Load]:
+def load(tmp_path: Path, pooler: PgBouncer, empty_database_url: str) -> Iterator[Scenario]:
     """A load on tables that were migrated through the pooler."""
-    with Load(tmp_path / "work", pooler.url(empty_database_url)) as load:
+    with Scenario(tmp_path / "work", pooler.url(empty_database_url)) as load:
         load.app.migrate()
         assert load.app.migrate() is not None, "the second time it finds them"
         yield load
 
 
 def test_migrate_enqueue_and_work_through_a_pool_of_two(
-    load: Load, pooler: PgBouncer, monkeypatch: pytest.MonkeyPatch
+    load: Scenario, pooler: PgBouncer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SQLQ_LISTEN_URL", raising=False)
     shop = create_engine(load.url, connect_args={"prepare_threshold": None})  # a user's
     with ExitStack() as stack:
-        workers = [
-            stack.enter_context(worker_process(load.folder, "work:app", load.url, "-c", "4"))
-            for _ in range(3)
-        ]
-        for _ in range(8):  # more producers than the pool has connections
-            stack.enter_context(producing(load))
+        workers = [stack.enter_context(load.working("-c", "4")) for _ in range(3)]
+        load.start(producers=8)  # more than the pool has connections
         for i in range(50):
             with Session(shop) as session, session.begin():
-                load.app.enqueue(load.note.new(1_000_000 + i).set(unique_key=f"key {i % 5}"), session=session)
+                load.app.enqueue(
+                    load.new("quick", 1_000_000 + i).set(unique_key=f"key {i % 5}"), session=session
+                )
         wait_until(lambda: len(load.ran()) >= 500, timeout=60, what="five hundred jobs done")
         load.stop()
         wait_until(lambda: load.count("jobs") == 0, timeout=60, what="no jobs left")
@@ -83,9 +79,9 @@ def test_migrate_enqueue_and_work_through_a_pool_of_two(
     )
 
 
-def test_no_statement_is_prepared_through_a_pooler(load: Load) -> None:
+def test_no_statement_is_prepared_through_a_pooler(load: Scenario) -> None:
     for _ in range(10):
-        load.enqueue()
+        load.enqueue_next()
     with load.app.database.read() as conn:
         driver: Any = conn.connection.dbapi_connection
         assert driver.prepare_threshold is None
@@ -93,7 +89,7 @@ def test_no_statement_is_prepared_through_a_pooler(load: Load) -> None:
 
 
 def test_settings_of_own_sessions_stay_with_them_behind_a_pooler(
-    load: Load, pooler: PgBouncer, empty_database_url: str
+    load: Scenario, pooler: PgBouncer, empty_database_url: str
 ) -> None:
     names = ("client_encoding", "DateStyle", "idle_in_transaction_session_timeout", "statement_timeout")
     question = f"SELECT {', '.join(f'current_setting({name!r})' for name in names)}"
@@ -106,25 +102,12 @@ def test_settings_of_own_sessions_stay_with_them_behind_a_pooler(
             assert tuple(conn.exec_driver_sql(question).one()) == ("LATIN1", "ISO, MDY", "0", "0")
 
 
-class producing:  # noqa: N801 - a context manager, used like one
-    """A thread that enqueues as the load does, for as long as the block lasts or the load."""
-
-    def __init__(self, load: Load) -> None:
-        self._thread = threading.Thread(target=load.produce, daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *exc: object) -> None:
-        self._thread.join(60)
-
-
 @pytest.mark.parametrize("direct", [True, False], ids=["a direct URL", "a URL that leads through the pooler"])
 def test_workers_listen_at_the_listen_url(
-    load: Load, pooler: PgBouncer, empty_database_url: str, monkeypatch: pytest.MonkeyPatch, direct: bool
+    load: Scenario, pooler: PgBouncer, empty_database_url: str, monkeypatch: pytest.MonkeyPatch, direct: bool
 ) -> None:
     monkeypatch.setenv("SQLQ_LISTEN_URL", empty_database_url if direct else load.url)
-    with worker_process(load.folder, "work:app", load.url) as worker:
+    with load.working() as worker:
         if direct:
             with create_engine(empty_database_url, poolclass=NullPool).connect() as conn:
                 listening = text(
@@ -133,7 +116,7 @@ def test_workers_listen_at_the_listen_url(
                 )
                 listening_too = "the worker's session for LISTEN, asked for its sign of life"
                 wait_until(lambda: conn.execute(listening).scalar_one() >= 1, timeout=20, what=listening_too)
-        load.enqueue()
+        load.enqueue_next()
         wait_until(load.ran, timeout=20, what="the job done")
         assert worker.stop() == 0
         log = worker.log.read_text()

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 import sqlq
-from tests.faults.play import MODULE, Play
 from tests.kit import needs, wait_until
 from tests.kit.processes import ROOT
+from tests.kit.scenario import Scenario
 
 AS_ROOT = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
 NAMESPACE = ["unshare", *AS_ROOT, "--pid", "--fork", "--mount-proc", "--kill-child"]
@@ -33,18 +33,6 @@ pytestmark = [
     ),
     needs("cheap"),
 ]
-
-ORPHANS = """
-@app.task
-def orphan():
-    # leaves a process behind whose parent is gone: process 1 inherits it
-    note("orphan")
-    if os.fork() == 0:
-        if os.fork() == 0:
-            time.sleep(0.2)
-        os._exit(0)
-"""
-
 
 PLAIN = """
 import sqlq
@@ -72,9 +60,19 @@ exec "$@"
 class Container:
     """`sqlq work` as process 1; pids of its processes are those seen from outside."""
 
-    def __init__(self, play: Play, *options: str) -> None:
+    def __init__(self, play: Scenario, *options: str) -> None:
         self.log = play.folder / "container.log"
-        command = [sys.executable, "-m", "sqlq", "-a", "play:app", "-d", play.url, "work", *options]
+        command = [
+            sys.executable,
+            "-m",
+            "sqlq",
+            "-a",
+            f"{play.program.__name__}:app",
+            "-d",
+            play.url,
+            "work",
+            *options,
+        ]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(play.folder)))}
         with self.log.open("wb") as log:
             self._unshare = subprocess.Popen(
@@ -112,13 +110,13 @@ class Container:
 
 
 @pytest.fixture
-def play(tmp_path: Path, database_url: str) -> Iterator[Play]:
-    with Play(tmp_path / "play", database_url, MODULE + ORPHANS) as play:
+def play(tmp_path: Path, database_url: str) -> Iterator[Scenario]:
+    with Scenario(tmp_path / "play", database_url, "play") as play:
         yield play
 
 
 @contextmanager
-def container(play: Play, *options: str) -> Iterator[Container]:
+def container(play: Scenario, *options: str) -> Iterator[Container]:
     made = Container(play, *options)
     try:
         wait_until(lambda: made.said("working on"), timeout=60, what="the worker starting")
@@ -127,7 +125,7 @@ def container(play: Play, *options: str) -> Iterator[Container]:
         made.kill()
 
 
-def test_process_one_stops_in_good_order(play: Play) -> None:
+def test_process_one_stops_in_good_order(play: Scenario) -> None:
     job = play.enqueue("wait")
     with container(play) as worker:
         wait_until(lambda: play.starts(job), what="the job running")
@@ -140,7 +138,7 @@ def test_process_one_stops_in_good_order(play: Play) -> None:
 
 
 @pytest.mark.slow
-def test_process_one_survives_the_death_of_its_only_child(play: Play) -> None:
+def test_process_one_survives_the_death_of_its_only_child(play: Scenario) -> None:
     job = play.enqueue("wait")
     with container(play) as worker:
         for attempt in (1, 2):
@@ -161,18 +159,17 @@ def test_process_one_survives_the_death_of_its_only_child(play: Play) -> None:
     )
 
 
-def test_process_one_reaps_orphans_of_handlers(play: Play) -> None:
-    play.app.task(name="play.orphan")(lambda: None)
+def test_process_one_reaps_orphans_of_handlers(play: Scenario) -> None:
     with container(play) as worker:
         for _ in range(5):
-            play.app.enqueue(play.app.tasks["play.orphan"].new())
+            play.enqueue("orphan")
         play.wait_done()
         wait_until(lambda: len(worker.children()) == 1, what="only the fork server left")
         assert worker.dead() == []
         assert worker.stop() == 0
 
 
-def test_a_stop_when_nothing_ran_ends_with_0(play: Play) -> None:
+def test_a_stop_when_nothing_ran_ends_with_0(play: Scenario) -> None:
     with container(play) as worker:
         assert worker.stop() == 0
 

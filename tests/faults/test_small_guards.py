@@ -22,7 +22,7 @@ from sqlq.store.jobs import lease, settle
 from sqlq.store.jobs.lease import LeaseState
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.options import WorkerOptions
-from tests.kit import claim_on, needs, wait_until
+from tests.kit import claim_on, needs, wait_until, working
 from tests.kit.postgresql import OwnPostgreSQL
 from tests.kit.standby import standby_of
 
@@ -239,9 +239,6 @@ def test_no_transaction_is_open_while_a_handler_runs(app: sqlq.App, engine: Engi
     task = app.task(name="t")(lambda: together.wait(30))
     app.enqueue_many([task.new() for _ in range(slots)])
     app.close()
-    worker = app.worker(concurrency=slots)
-    thread = threading.Thread(target=worker.run)
-    thread.start()
 
     def sessions(where: str) -> int:
         with engine.connect() as conn:
@@ -251,17 +248,14 @@ def test_no_transaction_is_open_while_a_handler_runs(app: sqlq.App, engine: Engi
             )
             return int(conn.execute(text(query + where)).scalar_one())
 
-    try:
+    with working(app, concurrency=slots):
         wait_until(
             lambda: together.n_waiting == slots, timeout=30, what="every slot in the middle of its job"
         )
         # a heartbeat's may be open for a short time
         wait_until(lambda: sessions("xact_start IS NOT NULL") == 0, what="no transaction being open")
         assert 1 <= sessions("true") <= 8, "claim, settle, heartbeat, maintenance, LISTEN, and the App's own"
-    finally:
         together.abort()
-        worker.stop()
-        thread.join(30)
 
 
 @needs("postgresql")

@@ -1,4 +1,4 @@
-"""One SQLite file under contention: eight processes enqueue, claim and settle.
+"""One SQLite file under contention: eight worker processes claim and settle, and producers enqueue.
 
 An application reads before it writes in deferred transactions, a reader stays, and kill -9 comes in the
 middle.
@@ -6,56 +6,61 @@ middle.
 
 from __future__ import annotations
 
+import itertools
 import random
 import sqlite3
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, make_url, text
+from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy.orm import Session
 
 import sqlq
 from tests.faults import guard
 from tests.faults.scorecard import record
-from tests.kit import execute, needs, wait_until
-from tests.kit.processes import Crowd
+from tests.kit import execute, let_pass, needs
+from tests.kit.scenario import Scenario
+from tests.programs.shop import SECRET
 
 pytestmark = [pytest.mark.integration, needs("one_writer")]
 
-WORKERS = 8
 SEED = 20_261_123
 
 
-class FileCrowd(Crowd):
-    """The processes around one file."""
+class Application(threading.Thread):
+    """Deferred transactions, as everybody writes them at first: reads, thinks, enqueues."""
 
-    def __init__(self, url: str) -> None:
-        self.url, self.file = url, Path(make_url(url).database or "")
-        super().__init__("tests.faults.crowd", self.file.parent)
+    def __init__(self, shop: Scenario) -> None:
+        super().__init__()
+        self.acknowledged: list[int] = []
+        self.refusals: list[str] = []
+        self.over = threading.Event()
+        self._shop = shop
 
-    def wal_size(self) -> int:
-        return self.file.with_name(self.file.name + "-wal").stat().st_size
-
-    def connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.file, isolation_level=None, timeout=10)
-
-
-@pytest.fixture
-def crowd(database_url: str, engine: Engine) -> Iterator[FileCrowd]:
-    execute(engine, "CREATE TABLE orders (n INTEGER PRIMARY KEY)")
-    guard.install(engine)
-    crowd = FileCrowd(database_url)
-    yield crowd
-    crowd.kill()
+    def run(self) -> None:
+        engine = create_engine(self._shop.url)
+        sqlq.configure_sqlite(engine)
+        for n in itertools.takewhile(lambda _: not self.over.is_set(), itertools.count(1_000_000)):
+            try:
+                with Session(engine) as session, session.begin():
+                    session.execute(text("SELECT count(*) FROM orders")).scalar_one()
+                    self.over.wait(0.01)
+                    self._shop.app.enqueue(self._shop.new("second", n, SECRET), session=session)
+                    session.execute(text("INSERT INTO orders VALUES (:n)"), {"n": n})
+            except sqlq.EnqueueError as error:
+                self.refusals.append(str(error))
+            else:
+                self.acknowledged.append(n)
+        engine.dispose()
 
 
 @contextmanager
-def long_reader(crowd: FileCrowd) -> Iterator[None]:
+def long_reader(file: Path) -> Iterator[None]:
     """A report that began to read and goes on: the log cannot be reset to before its snapshot meanwhile."""
-    with closing(crowd.connect()) as reader:
+    with closing(sqlite3.connect(file, isolation_level=None)) as reader:
         reader.execute("BEGIN")
         before = reader.execute("SELECT count(*) FROM jobs").fetchone()
         yield
@@ -63,91 +68,62 @@ def long_reader(crowd: FileCrowd) -> Iterator[None]:
         reader.execute("COMMIT")
 
 
-def contend(crowd: FileCrowd, app: sqlq.App, seconds: float, kills: int) -> None:
-    chance = random.Random(SEED)
-    over = threading.Event()
-    for _ in range(WORKERS):
-        crowd.start("worker", crowd.url, SEED)
-    crowd.start("application", crowd.url, SEED)
-    crowd.ready()
-    with long_reader(crowd):
-        for _ in range(kills):
-            over.wait(seconds / (kills + 1))
-            crowd.kill(chance.randrange(WORKERS - 1))  # whatever it is writing
-        over.wait(seconds / (kills + 1))
-        largest = crowd.wal_size()
-        said = crowd.end()
-    with closing(crowd.connect()) as conn:
-        busy, _, _ = conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-        assert (busy, crowd.wal_size()) == (0, 0), (
-            "the log is back to nothing at the next checkpoint after the reader has gone"
+@pytest.mark.slow
+@pytest.mark.parametrize(("seconds", "kills"), [(2, 1), (60, 5)])
+def test_many_processes_and_a_long_reader_share_one_sqlite_file(
+    engine: Engine, database_url: str, tmp_path: Path, seconds: int, kills: int
+) -> None:
+    execute(engine, "CREATE TABLE orders (n INTEGER PRIMARY KEY)")
+    guard.install(engine, owners_may_be_known_dead=True)
+    chance, file = random.Random(SEED), Path(make_url(database_url).database or "")
+    log = file.with_name(file.name + "-wal")
+    with Scenario(tmp_path / "shop", database_url) as shop:
+        application = Application(shop)
+        with shop.working_at(4, "-p", "2", "-c", "2", "--lease", "60s"):
+            application.start()
+            shop.start(producers=4)
+            with long_reader(file):
+                for _ in range(kills):
+                    let_pass(seconds / (kills + 1), "the contention lasts")
+                    shop.kill_one(chance)  # whatever it is writing
+                let_pass(seconds / (kills + 1), "the contention lasts")
+                largest = log.stat().st_size
+            application.over.set()
+            application.join()
+            shop.stop()
+            shop.wait_done()
+        shop.app.close()
+        shop.engine.dispose()
+        with closing(sqlite3.connect(file, isolation_level=None, timeout=10)) as conn:
+            busy, _, _ = conn.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            assert (busy, log.stat().st_size) == (0, 0), (
+                "the next checkpoint after the reader empties the log"
+            )
+            sound = conn.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        guard.check(engine)
+        acknowledged = {*shop.acknowledged, *application.acknowledged}
+        figures = {
+            "lock_errors": shop.refused + shop.logs().count("locked"),
+            "damaged": 0 if sound else 1,
+            "lost": len(acknowledged - shop.ran().keys()),
+        }
+        print(f"{len(acknowledged)} jobs, log of {largest:,} bytes, {len(application.refusals)} refusals")
+        record(
+            "SQLite under contention",
+            cases=len(acknowledged),
+            seed=SEED,
+            seconds=seconds,
+            kills=kills,
+            refusals=len(application.refusals),
+            **figures,
         )
-        sound = conn.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-
-    locked = [error for each in said for error in each.get("lock_errors", [])]
-    (application,) = [each for each in said if each["role"] == "application"]
-    lost = leftovers(crowd, app)
-    record(
-        "SQLite under contention",
-        cases=len(crowd.noted("acknowledged")),
-        seed=SEED,
-        seconds=seconds,
-        kills=kills,
-        lock_errors=len(locked),
-        damaged=0 if sound else 1,
-        lost=len(lost),
-        refusals=application["refusals"],
-    )
-    print(
-        f"{len(crowd.noted('acknowledged'))} jobs, log of {largest:,} bytes, {application['refusals']} "
-        "refusals in the application"
-    )
-    assert sound
-    assert not locked
-    assert application["others"] == []
-    for sentence in application["sentences"]:
-        # a stale snapshot, or a lock that was held for longer than the application waits
-        assert "configure_sqlite(engine, immediate=True)" in sentence or "held the write lock" in sentence
-    assert not lost
-
-
-def leftovers(crowd: FileCrowd, app: sqlq.App) -> set[int]:
-    """Let a fresh worker do what is left; return the jobs that were acknowledged, and did not run."""
-    in_hand = {job.payload["args"][0] for job in app.jobs.list(state="running", limit=1_000)}
-    ran: list[int] = []
-    app.task(name="crowd", max_attempts=20, backoff="0s")(ran.append)
-    guard.advance(app.database.engine, 120_000)
-    worker = app.worker(concurrency=10)
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
-        live = text("SELECT count(*) FROM jobs")
-        with app.database.engine.connect() as conn:
-
-            def all_done() -> bool:
-                done: bool = conn.execute(live).scalar_one() == 0
-                conn.rollback()
-                return done
-
-            wait_until(all_done, timeout=120, what="the rest done")
-    finally:
-        worker.stop()
-        thread.join()
-    guard.check(app.database.engine)
-    everything = crowd.noted("ran") + ran
-    twice = {n for n, times in Counter(everything).items() if times > 1}
-    assert twice <= in_hand, "only a job that a killed worker had in hand runs again"
-    return set(crowd.noted("acknowledged")) - set(everything)
-
-
-@pytest.mark.slow
-def test_many_processes_share_one_sqlite_file(crowd: FileCrowd, app: sqlq.App) -> None:
-    contend(crowd, app, seconds=2, kills=1)
-
-
-@pytest.mark.slow
-def test_many_processes_and_a_long_reader_share_one_sqlite_file(crowd: FileCrowd, app: sqlq.App) -> None:
-    contend(crowd, app, seconds=60, kills=5)
+        assert set(figures.values()) == {0}, figures
+        for sentence in application.refusals:
+            # a stale snapshot, or a lock that was held for longer than the application waits
+            assert "configure_sqlite(engine, immediate=True)" in sentence or "held the write lock" in sentence
+        last = {note.job: note for note in shop.notes() if note.key == "quick"}
+        before = {note.pid for note in shop.notes() if note.key == "quick" and note != last[note.job]}
+        assert before <= shop.killed.keys(), "only a job that a killed process had in hand runs again"
 
 
 def test_a_transaction_that_read_before_a_rival_wrote_is_refused_in_one_sentence(

@@ -55,7 +55,10 @@ OWNERS = ("one", "two")
 ERROR = ErrorText("ValueError", "no")
 FOLLOWER = '{"task": "follows", "queue": "follow"}'
 """A callback in another queue, from which nothing is claimed."""
-Right = tuple[int, int]
+FIGURES = (
+    *("stale_settles_accepted", "follow_ups_lost", "follow_ups_doubled", "steps_lost"),
+    *("steps_unblocked_twice", "over_the_limit", "out_of_order"),
+)
 
 
 class CrashError(Exception):
@@ -67,16 +70,7 @@ class Contract(Model, RuleBasedStateMachine):
 
     database: Database
     engine: Engine
-    steps = 0
-    stale_tried = 0
-    stale_accepted = 0
-    follow_ups_lost = 0
-    follow_ups_doubled = 0
-    steps_lost = 0
-    steps_unblocked_twice = 0
-    over_the_limit = 0
-    out_of_order = 0
-    admissions = 0
+    counts: Counter[str]
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,11 +205,11 @@ class Contract(Model, RuleBasedStateMachine):
         expected = self.unblock_in_model()
         done, place = unblocking.sweep_all(self.database, (0, 0), 1_000)
         assert place is None
-        Contract.steps_lost += max(0, expected[0] - done.free)
+        self.counts["steps_lost"] += max(0, expected[0] - done.free)
         assert (done.free, len(done.cancelled)) == expected
         if again:
             twice, _ = unblocking.sweep_all(self.database, (0, 0), 1_000)
-            Contract.steps_unblocked_twice += twice.free
+            self.counts["steps_unblocked_twice"] += twice.free
             assert twice == unblocking.Unblocked(), "a step was unblocked twice"
 
     @precondition(lambda self: self.skippable())
@@ -281,7 +275,7 @@ class Contract(Model, RuleBasedStateMachine):
                 continue
             if said.in_order:
                 expected = line[:1] if slots > 0 and line and line[0] in due else []
-                Contract.out_of_order += got != expected
+                self.counts["out_of_order"] += got != expected
             else:
                 most = sorted((job.priority for job in due), reverse=True)[: max(0, slots)]
                 expected = got if sorted((job.priority for job in got), reverse=True) == most else due
@@ -289,8 +283,8 @@ class Contract(Model, RuleBasedStateMachine):
             for job in got:
                 assert before[job.id]
                 job.in_line, job.due = False, min(job.due, self.clock)
-                Contract.admissions += 1
-            Contract.over_the_limit += max(0, self.holders(key) - (said.max_running or 0))
+                self.counts["admissions"] += 1
+            self.counts["over_the_limit"] += max(0, self.holders(key) - (said.max_running or 0))
 
     def is_known(self, key: str) -> bool:
         with self.engine.connect() as conn:
@@ -354,8 +348,8 @@ class Contract(Model, RuleBasedStateMachine):
         good = {(job.id, job.lease_token) for job in chosen if self.held(job)}
         with self.transaction(crash) as conn:
             done = settling.settle(conn, batch)
-        Contract.stale_tried += len(chosen) - len(good)
-        Contract.stale_accepted += len(done - good)
+        self.counts["stale_settles_tried"] += len(chosen) - len(good)
+        self.counts["stale_settles_accepted"] += len(done - good)
         assert done == good, "exactly the rights that are still good count"
         if crash:
             return
@@ -391,8 +385,8 @@ class Contract(Model, RuleBasedStateMachine):
         with self.transaction(crash) as conn:
             right = (job.id, job.lease_token)
             saved = lease.save(conn, right, before, str(cursor))
-        Contract.stale_tried += known is None
-        Contract.stale_accepted += known is None and saved is not None
+        self.counts["stale_settles_tried"] += known is None
+        self.counts["stale_settles_accepted"] += known is None and saved is not None
         assert (saved is not None) == (known is not None and believed)
         if known is not None and believed and not crash:
             if known.cursor != str(cursor):
@@ -504,7 +498,7 @@ class Contract(Model, RuleBasedStateMachine):
 
     @invariant()
     def the_database_says_what_the_model_says(self) -> None:
-        Contract.steps += 1
+        self.counts["cases"] += 1
         with self.engine.connect() as conn:
             found = {}
             for table in ("jobs", "finished_jobs", "failed_jobs"):
@@ -531,8 +525,8 @@ class Contract(Model, RuleBasedStateMachine):
                 for payload in conn.scalars(text("SELECT payload FROM jobs WHERE queue = 'follow'"))
                 for ended in json.loads(payload)["args"]
             )
-        Contract.follow_ups_lost += (self.followed - followed).total()
-        Contract.follow_ups_doubled += (followed - self.followed).total()
+        self.counts["follow_ups_lost"] += (self.followed - followed).total()
+        self.counts["follow_ups_doubled"] += (followed - self.followed).total()
         assert followed == self.followed, "each ending is followed once"
         assert found == self.expected()
         assert states == {job.id: self.state(job) for job in self.model.values()}
@@ -542,11 +536,9 @@ def walk(app: sqlq.App, engine: Engine, examples: int, steps: int, fixed: bool) 
     guard.install(engine)
     number = 20_261_122 if fixed else int(os.environ.get("SQLQ_TEST_SEED") or int.from_bytes(os.urandom(4)))
     print(f"SQLQ_TEST_SEED={number}")
-    Contract.steps = Contract.stale_tried = Contract.stale_accepted = 0
-    Contract.follow_ups_lost = Contract.follow_ups_doubled = 0
-    Contract.steps_lost = Contract.steps_unblocked_twice = 0
-    Contract.over_the_limit = Contract.out_of_order = Contract.admissions = 0
-    here = seed(number)(type("Contract", (Contract,), {"database": app.database, "engine": engine}))
+    counts = Counter(dict.fromkeys(FIGURES, 0))
+    attributes = {"database": app.database, "engine": engine, "counts": counts}
+    here = seed(number)(type("Contract", (Contract,), attributes))
     options = settings(
         max_examples=examples,
         stateful_step_count=steps,
@@ -559,21 +551,14 @@ def walk(app: sqlq.App, engine: Engine, examples: int, steps: int, fixed: bool) 
         run_state_machine_as_test(here, settings=options)
         guard.check(engine)
     finally:
-        counted = {
-            "cases": Contract.steps,
-            "stale_settles_tried": Contract.stale_tried,
-            "stale_settles_accepted": Contract.stale_accepted,
-            "follow_ups_lost": Contract.follow_ups_lost,
-            "follow_ups_doubled": Contract.follow_ups_doubled,
-            "steps_lost": Contract.steps_lost,
-            "steps_unblocked_twice": Contract.steps_unblocked_twice,
-            "over_the_limit": Contract.over_the_limit,
-            "out_of_order": Contract.out_of_order,
-        }
-        record("G2 to G4: every transition beside a model", seed=number, **counted)
-    print(f"{Contract.steps} steps, {Contract.stale_tried} settles by somebody who had lost the job")
-    assert Contract.admissions >= examples // 3, "too few jobs were admitted for this to prove anything"
-    assert Contract.stale_tried >= examples // 2, "too few rights were lost for this to prove anything"
+        record("G2 to G4: every transition beside a model", seed=number, **counts)
+    print(
+        f"{counts['cases']} steps, {counts['stale_settles_tried']} settles by somebody who had lost the job"
+    )
+    assert counts["admissions"] >= examples // 3, "too few jobs were admitted for this to prove anything"
+    assert counts["stale_settles_tried"] >= examples // 2, (
+        "too few rights were lost for this to prove anything"
+    )
 
 
 def test_random_walks_match_the_model(app: sqlq.App, engine: Engine) -> None:

@@ -30,8 +30,11 @@ from sqlq.worker.ipc.parent import ORPHANED_MS
 from sqlq.worker.lifecycle.stop import Grace
 from tests.kit import needs, wait_until
 from tests.kit.databases import SERVERS
-from tests.kit.processes import ROOT, is_alive, worker_process
+from tests.kit.processes import ROOT, is_alive
 from tests.kit.proxy import Proxy
+from tests.kit.scenario import Scenario
+from tests.programs import play
+from tests.programs.notes import notes
 
 pytestmark = pytest.mark.integration
 
@@ -39,18 +42,6 @@ GRACE_SECONDS = 1.0
 SOON_SECONDS = 5.0
 BUSY_SECONDS = 5.0
 """Seconds that a loaded machine may take beyond that."""
-
-MODULE = """
-import os, threading, sqlq
-
-app = sqlq.App()
-
-@app.task
-def wait():
-    open("began.txt", "w").close()
-    while not os.path.exists("go"):
-        threading.Event().wait(0.01)
-"""
 
 
 @pytest.fixture
@@ -153,21 +144,17 @@ def test_worker_processes_end_soon_after_their_grace_time(
     tmp_path: Path, database_url: str, proxy: Proxy, breaks: Breaks, *, dies: bool
 ) -> None:
     """By themselves, and not because their supervisor kills them."""
-    folder = tmp_path / "play"
-    folder.mkdir()
-    (folder / "play.py").write_text(MODULE)
-    app = sqlq.App(database_url)
-    app.enqueue(app.task(name="play.wait")(lambda: None).new())
-    app.close()
     grace = ("--grace", f"{GRACE_SECONDS}s")
     with (
         ExitStack() as until_the_end,
-        worker_process(folder, "play:app", proxy.url(database_url), *grace, anew=True) as worker,
+        Scenario(tmp_path / "play", database_url, "play", anew=True) as scenario,
+        scenario.working(*grace, url=proxy.url(database_url)) as worker,
     ):
-        wait_until((folder / "began.txt").exists, what="the job running")
+        job = scenario.enqueue("waits")
+        wait_until(lambda: scenario.started(job), what="the job running")
         (child,) = worker.children()
         breaks(database_url, proxy, until_the_end)
-        (folder / "go").touch()
+        scenario.touch("go")
         told = time.monotonic()
         worker.process.send_signal(signal.SIGKILL if dies else signal.SIGTERM)
         worker.process.wait(40)
@@ -201,21 +188,6 @@ def test_the_timeout_for_outcomes_ends_after_the_grace_time(monkeypatch: pytest.
     wait_until(lambda: grace.time_left() == 0.0, timeout=10, what="its end")
 
 
-PROGRAM = """
-import signal, sys, threading
-from play import app
-
-worker = app.worker()
-if sys.argv[1] == "own":
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: [open("own", "w"), threading.Thread(target=worker.stop).start()])
-before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-worker.run()
-assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
-sys.exit(5)
-"""
-
-
 @needs("cheap")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("handler", ["none", "own"])
@@ -223,12 +195,12 @@ def test_run_in_a_program_stops_in_good_order_at_a_signal(
     tmp_path: Path, database_url: str, number: signal.Signals, handler: str
 ) -> None:
     """A handler of the program's own is called instead, and each one is there again afterwards."""
-    (tmp_path / "play.py").write_text(MODULE)
     app = sqlq.App(database_url)
-    job = app.enqueue(app.named("play.wait").new())
-    environment = {**os.environ, "SQLQ_DATABASE_URL": database_url, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    with subprocess.Popen([sys.executable, "-c", PROGRAM, handler], cwd=tmp_path, env=environment) as program:
-        wait_until((tmp_path / "began.txt").exists, what="the job running")
+    job = app.enqueue(play.waits.new())
+    environment = {**os.environ, "SQLQ_DATABASE_URL": database_url, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "tests.programs.own_worker", handler]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment) as program:
+        wait_until(lambda: notes(tmp_path), what="the job running")
         program.send_signal(number)
         wait_until(lambda: app.workers.list()[0].state == "stopping", what="it stopping")
         assert (tmp_path / "own").exists() is (handler == "own")
@@ -238,23 +210,6 @@ def test_run_in_a_program_stops_in_good_order_at_a_signal(
     app.close()
 
 
-FORKS = """
-import os, signal, sys, time
-from sqlq.worker.lifecycle.stop import stopped_by_signals
-
-with stopped_by_signals(lambda: os._exit(9)):
-    for _ in range(100):
-        pid = os.fork()
-        if pid == 0:
-            time.sleep(20)
-            os._exit(8)
-        os.kill(pid, signal.SIGTERM)  # often before the child has handlers of Python's
-        status = os.waitpid(pid, 0)[1]
-        if status != signal.SIGTERM:
-            sys.exit(f"a child ended with {status}")
-"""
-
-
 def test_a_child_forked_beside_a_worker_takes_signals() -> None:
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS]
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "tests.programs.forks"]
     assert subprocess.run(command, cwd=ROOT, timeout=60, check=False).returncode == 0

@@ -3,6 +3,11 @@ meets a deadlock, and each job runs once."""
 
 from __future__ import annotations
 
+import json
+import os
+import random
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -11,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.database.mariadb.driver import LOCK_WAIT_SECONDS
@@ -22,14 +28,17 @@ from sqlq.store.jobs import settle as settling
 from sqlq.worker.settle.settle import Settler
 from sqlq.worker.threads.loop import OFTEN
 from tests.faults.scorecard import record
-from tests.kit import claim, let_pass, locked, needs, settle, wait_until, working
-from tests.kit.processes import Crowd
+from tests.kit import claim, execute, let_pass, locked, needs, settle, wait_until, working
+from tests.kit.processes import ROOT
+from tests.programs.notes import notes
 
 pytestmark = pytest.mark.integration
 
 
 WORKERS = PRODUCERS = 4
 SEED = 20_261_125
+KEYS = 200
+"""How many unique keys the producers share."""
 DEADLOCKS = {
     "postgresql": "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()",
     "mariadb": "SELECT variable_value FROM information_schema.global_status "
@@ -38,33 +47,81 @@ DEADLOCKS = {
 """How many there have been."""
 
 
+class Producer(threading.Thread):
+    """Enqueues in transactions of an application, at the server's own isolation level."""
+
+    def __init__(self, url: str, number: int) -> None:
+        super().__init__()
+        self.acknowledged: list[int] = []
+        self.errors: list[str] = []
+        self.over = threading.Event()
+        self._url, self._number = url, number
+
+    def run(self) -> None:
+        chance, n = random.Random(f"{SEED} {self._number}"), self._number * 1_000_000
+        engine, app = create_engine(self._url), sqlq.App(self._url)
+        task = app.task(name="storm", max_attempts=50, backoff="0s")(lambda n: None)
+        while not self.over.wait(0.002):
+            how = chance.choice(["plain", "plain", "unique", "batch", "mixed"])
+            batch = range(n, n + (chance.randrange(2, 20) if how in ("batch", "mixed") else 1))
+            n = batch.stop
+            jobs = [
+                task.new(each).set(unique_key=f"key {chance.randrange(KEYS)}")
+                if how == "unique" or (how == "mixed" and chance.random() < 0.3)
+                else task.new(each).set(priority=chance.choice([0, 0, 0, 5]))
+                for each in batch
+            ]
+            try:
+                with Session(engine) as session, session.begin():
+                    session.execute(text("SELECT count(*) FROM sqlq_workers")).scalar_one()
+                    made = app.enqueue_many(jobs, session=session)
+            except DBAPIError as error:
+                self.errors.append(f"{how}: {error.orig}")
+                continue
+            self.acknowledged += [each for each, job in zip(batch, made, strict=True) if job.created]
+        app.close()
+        engine.dispose()
+
+
+def started(url: str, folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.programs.storm", url]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=folder, env=environment, stdin=pipe, stdout=pipe, text=True)
+
+
 @needs("row_locks")
 @pytest.mark.parametrize("seconds", [4, pytest.param(60, marks=pytest.mark.slow)])
 def test_workers_and_producers_meet_no_deadlock(
     app: sqlq.App, engine: Engine, database_url: str, tmp_path: Path, seconds: int
 ) -> None:
-    deadlocks = text(DEADLOCKS[engine.dialect.name])
-
-    def ask(statement: Any) -> int:
-        with engine.connect() as conn:
-            return int(conn.execute(statement).scalar_one())
-
-    before = ask(deadlocks)
-    storm = Crowd("tests.faults.storm", tmp_path)
+    deadlocks = DEADLOCKS[engine.dialect.name]
+    before = int(execute(engine, deadlocks))
+    workers = [started(database_url, tmp_path) for _ in range(WORKERS)]
+    producers = [Producer(database_url, number) for number in range(PRODUCERS)]
     try:
-        for role in ("worker",) * WORKERS + ("producer",) * PRODUCERS:
-            storm.start(role, database_url, SEED)
-        wait_until(lambda: len(storm.noted("ran")) > 100, what="the first jobs done")
+        for producer in producers:
+            producer.start()
+        wait_until(lambda: len(notes(tmp_path)) > 100, what="the first jobs done")
         let_pass(seconds, "the storm lasts")
-        producers = storm.end(PRODUCERS)
-        wait_until(lambda: ask(text("SELECT count(*) FROM jobs")) == 0, timeout=120, what="all jobs done")
-        workers = storm.end(WORKERS)
+        for producer in producers:
+            producer.over.set()
+            producer.join()
+        wait_until(
+            lambda: execute(engine, "SELECT count(*) FROM jobs") == 0, timeout=120, what="all jobs done"
+        )
+        reports = [json.loads(worker.communicate(timeout=120)[0]) for worker in workers]
     finally:
-        storm.kill()
-    met = ask(deadlocks) - before
-    acknowledged, ran = storm.noted("acknowledged"), Counter(storm.noted("ran"))
-    refused = [error for each in producers for error in each["errors"]]
-    failed = {error: times for each in workers for error, times in each["errors"].items()}
+        for producer in producers:
+            producer.over.set()
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+    met = int(execute(engine, deadlocks)) - before
+    ran = Counter(each.n for each in notes(tmp_path))
+    acknowledged = [n for producer in producers for n in producer.acknowledged]
+    refused = [error for producer in producers for error in producer.errors]
+    failed = {error: times for report in reports for error, times in report.items()}
     twice = [n for n, times in ran.items() if times > 1]
     lost = set(acknowledged) - ran.keys()
     print(f"{len(acknowledged)} jobs, {met} deadlocks, of producers {refused[:5]}, of workers {failed}")

@@ -4,7 +4,6 @@ lost."""
 from __future__ import annotations
 
 import os
-import random
 import signal
 import socket
 import subprocess
@@ -12,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -20,23 +19,22 @@ import psutil
 import pytest
 from sqlalchemy import NullPool, create_engine, text
 
-import sqlq
 from sqlq.worker.supervise.supervisor import notify
-from tests.faults.play import MODULE, Play
 from tests.faults.scorecard import record
 from tests.kit import needs, wait_until
 from tests.kit.processes import WorkerProcess, is_alive, reasons
+from tests.kit.scenario import Scenario
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-def play(tmp_path: Path, database_url: str) -> Iterator[Play]:
-    with Play(tmp_path / "play", database_url, MODULE) as play:
+def play(tmp_path: Path, database_url: str) -> Iterator[Scenario]:
+    with Scenario(tmp_path / "play", database_url, "play", anew=True) as play:
         yield play
 
 
-def recover(play: Play, kills: int, *options: str) -> list[float]:
+def recover(play: Scenario, kills: int, *options: str) -> list[float]:
     """Kill the process that runs a job, so many times; return the seconds from each kill to the job's next
     start."""
     seconds = []
@@ -45,53 +43,42 @@ def recover(play: Play, kills: int, *options: str) -> list[float]:
             (play.folder / "go").unlink(missing_ok=True)
             waiting = play.enqueue("wait")
             wait_until(partial(play.starts, waiting), what="the job running")
-            ((pid, _),) = play.starts(waiting)
-            killed_at = time.time()
-            os.kill(pid, signal.SIGKILL)
+            (first,) = play.starts(waiting)
+            killed_at = time.monotonic()
+            os.kill(first.pid, signal.SIGKILL)
             wait_until(partial(play.started, waiting, 2), timeout=20, what="its next start")
-            next_pid, next_start = play.starts(waiting)[1]
-            assert next_pid not in worker.children(), "the next attempt runs alone"
-            seconds.append(next_start - killed_at)
+            following = play.starts(waiting)[1]
+            assert following.pid not in worker.children(), "the next attempt runs alone"
+            seconds.append(following.at - killed_at)
             play.wait_done()
             done = play.app.jobs.get(waiting)
             assert (done.attempts, reasons(done), done.releases) == (2, ["worker_lost"], 0)
     return sorted(seconds)
 
 
-def test_the_jobs_of_a_dead_process_are_released_at_once(play: Play) -> None:
+@pytest.mark.parametrize(
+    ("kills", "processes"), [(3, 1), *(pytest.param(25, n, marks=pytest.mark.slow) for n in (1, 2))]
+)
+def test_the_jobs_of_a_dead_process_are_released_at_once(play: Scenario, kills: int, processes: int) -> None:
     """Not when the lease runs out, which takes 30 s here."""
-    seconds = recover(play, 3)
+    seconds = recover(play, kills, "-p", str(processes))
     record(
         "recovery of a killed process",
         database=play.url.partition(":")[0],
-        cases=len(seconds),
-        recovery_seconds=seconds,
-    )
-    assert seconds[-1] < 15
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("processes", ["1", "2"])
-def test_the_jobs_of_many_dead_processes_are_released_at_once(play: Play, processes: str) -> None:
-    seconds = recover(play, 25, "-p", processes)
-    database = play.url.partition(":")[0]
-    record(
-        "recovery of a killed process",
-        database=database,
         processes=processes,
-        cases=len(seconds),
+        cases=kills,
         recovery_seconds=seconds,
     )
     assert seconds[-1] < 15
 
 
-def test_a_worker_goes_on_when_its_fork_server_was_killed(play: Play) -> None:
+def test_a_worker_goes_on_when_its_fork_server_was_killed(play: Scenario) -> None:
     waiting = play.enqueue("wait")
     with play.working("--log-level", "debug") as worker:
         wait_until(partial(play.starts, waiting), what="the job running")
         (server,) = psutil.Process(worker.process.pid).children()
         assert server.name() == "sqlq-forks"
-        ((pid, _),) = play.starts(waiting)
+        pid = play.starts(waiting)[0].pid
         server.kill()
         with pytest.raises(psutil.TimeoutExpired):
             psutil.Process(pid).wait(0.5)
@@ -104,13 +91,13 @@ def test_a_worker_goes_on_when_its_fork_server_was_killed(play: Play) -> None:
         assert worker.stop() == 0
 
 
-def test_a_worker_goes_on_when_its_fork_server_stands_still(play: Play) -> None:
+def test_a_worker_goes_on_when_its_fork_server_stands_still(play: Scenario) -> None:
     waiting = play.enqueue("wait")
     with play.working() as worker:
         wait_until(partial(play.starts, waiting), what="the job running")
         (server,) = psutil.Process(worker.process.pid).children()
         server.suspend()
-        os.kill(play.starts(waiting)[-1][0], signal.SIGKILL)
+        os.kill(play.starts(waiting)[-1].pid, signal.SIGKILL)
         wait_until(partial(play.started, waiting, 2), timeout=20, what="its next start")
         server.resume()
         play.touch("go")
@@ -118,16 +105,16 @@ def test_a_worker_goes_on_when_its_fork_server_stands_still(play: Play) -> None:
         assert worker.stop(timeout=10) == 0
 
 
-def test_a_poison_job_ends_as_worker_lost_and_harms_no_other(play: Play) -> None:
+def test_a_poison_job_ends_as_worker_lost_and_harms_no_other(play: Scenario) -> None:
     normal = [play.new("work").set(max_attempts=3) for _ in range(500)]
     poison = play.new("poison")
     jobs = play.app.enqueue_many(
         [*normal[:5], poison, *normal[5:200], poison, *normal[200:400], poison, *normal[400:]]
     )
-    poisons = {job.id for job in jobs if job.task == "play.poison"}
+    poisons = {job.id for job in jobs if job.task.endswith(".poison")}
     with play.working():
         play.wait_done(timeout=120)
-    starts = Counter(id for _, id, _, _ in play.ran())
+    starts = Counter(note.job for note in play.notes())
     failed = {job.id: job for job in play.app.jobs.list(state="failed", limit=1000)}
     assert failed.keys() == poisons
     for id in poisons:
@@ -135,33 +122,13 @@ def test_a_poison_job_ends_as_worker_lost_and_harms_no_other(play: Play) -> None
         # an attempt counts before its process is up: without a start where its worker dies just then
         assert 2 <= starts[id] <= 3
         assert reasons(failed[id]) == ["worker_lost", "worker_lost"]
-        others = [pid for pid, _ in play.starts(id)][1:]
+        others = [note.pid for note in play.starts(id)][1:]
         assert len(set(others)) == len(others), "after the first, each attempt had a process of its own"
     assert all(starts[job.id] >= 1 for job in jobs)
     record("poison", database=play.url.partition(":")[0], cases=len(jobs), lost=len(failed) - 3)
 
 
-@needs("cheap")
-def test_jobs_that_had_not_started_are_released_without_counting(play: Play) -> None:
-    def poisoned() -> list[sqlq.Job]:
-        # sets the pace, so that some are held ahead
-        play.app.enqueue_many([play.new("work") for _ in range(200)])
-        jobs = play.app.enqueue_many([play.new("poison"), *[play.new("work") for _ in range(50)]])
-        play.wait_done()
-        return jobs
-
-    play.touch("go")
-    with play.working("-c", "1") as worker:
-        jobs = poisoned()
-        while not worker.said("had not started are given back"):
-            jobs = poisoned()  # none is held ahead where the machine is so busy that each job takes long
-    for job in jobs[1:]:
-        done = play.app.jobs.get(job.id)
-        assert (done.state, done.attempts, reasons(done)) == ("finished", 1, [])
-    assert any(play.app.jobs.get(job.id).releases for job in jobs[1:])
-
-
-def test_children_stop_when_their_supervisor_is_killed(play: Play) -> None:
+def test_children_stop_when_their_supervisor_is_killed(play: Scenario) -> None:
     running = play.enqueue("wait")
     with play.working("-p", "2", "--grace", "1s") as worker:
         wait_until(lambda: play.starts(running), what="the job running")
@@ -176,7 +143,7 @@ def test_children_stop_when_their_supervisor_is_killed(play: Play) -> None:
 
 
 @needs("postgresql")
-def test_a_child_whose_interpreter_is_held_up_keeps_its_leases(play: Play) -> None:
+def test_a_child_whose_interpreter_is_held_up_keeps_its_leases(play: Scenario) -> None:
     """The supervisor renews for it; another worker, which would rescue, finds nothing to.
 
     On SQLite the interpreter may be held up while another thread of the child is inside a write, and with it
@@ -193,7 +160,7 @@ def test_a_child_whose_interpreter_is_held_up_keeps_its_leases(play: Play) -> No
 
 
 @needs("cheap")
-def test_an_isolated_handler_that_goes_on_past_its_timeout_is_killed(play: Play) -> None:
+def test_an_isolated_handler_that_goes_on_past_its_timeout_is_killed(play: Scenario) -> None:
     late, done, gone = play.enqueue("alone_too_long"), play.enqueue("alone"), play.enqueue("alone_and_gone")
     other = play.enqueue("work")
     with play.working() as worker:
@@ -204,24 +171,24 @@ def test_an_isolated_handler_that_goes_on_past_its_timeout_is_killed(play: Play)
         lost = play.app.jobs.get(gone)
         assert (lost.state, lost.reason) == ("failed", "worker_lost")
         assert lost.message == "the process of its own in which this job ran exited with code 5"
-        pids = [pid for pid, _ in play.starts(late)]
+        pids = [note.pid for note in play.starts(late)]
         assert len(pids) == 2, "it was asked once"
         (pid,) = set(pids)
         assert pid != child
         assert not is_alive(pid)
         assert play.app.jobs.get(done).result not in (None, child)
-        assert play.starts(other)[0][0] == child, "the others never noticed"
+        assert play.starts(other)[0].pid == child, "the others never noticed"
 
 
 @needs("cheap")
-def test_a_thread_past_its_timeout_ends_its_process_but_no_other_job(play: Play) -> None:
+def test_a_thread_past_its_timeout_ends_its_process_but_no_other_job(play: Scenario) -> None:
     stuck, waiting = play.enqueue("stuck"), play.enqueue("wait")
     with play.working() as worker:
         wait_until(lambda: worker.said("goes on past its timeout"), what="the thread noticed")
-        (first,) = {pid for pid, _ in [*play.starts(stuck), *play.starts(waiting)]}
+        (first,) = {note.pid for note in [*play.starts(stuck), *play.starts(waiting)]}
         later = play.enqueue("work")
         wait_until(lambda: play.starts(later), what="a replacement at work")
-        assert play.starts(later)[0][0] != first, "it takes no new jobs"
+        assert play.starts(later)[0].pid != first, "it takes no new jobs"
         assert is_alive(first), "another job still runs there"
         play.touch("go")
         wait_until(lambda: not is_alive(first), what="the process ended")
@@ -231,12 +198,12 @@ def test_a_thread_past_its_timeout_ends_its_process_but_no_other_job(play: Play)
 
 
 @needs("cheap")
-def test_a_process_ends_although_a_coroutine_left_a_thread(play: Play) -> None:
+def test_a_process_ends_although_a_coroutine_left_a_thread(play: Scenario) -> None:
     """Python waits for it at the exit of a process, without end."""
     job = play.enqueue("leaves_a_thread")
     with play.working("--max-jobs", "1") as worker:
         wait_until(lambda: play.starts(job), what="the job running")
-        ((pid, _),) = play.starts(job)
+        (pid,) = [note.pid for note in play.starts(job)]
         wait_until(lambda: not is_alive(pid), what="the process ended")
         assert (play.app.jobs.get(job).state, play.app.jobs.get(job).reason) == ("failed", "timeout")
         assert worker.said("a thread that a handler has started does not end")
@@ -251,7 +218,7 @@ def recycled(worker: WorkerProcess, times: int) -> bool:
 
 @pytest.mark.variants
 @needs("cheap")
-def test_children_are_recycled_and_no_job_notices(play: Play) -> None:
+def test_children_are_recycled_and_no_job_notices(play: Scenario) -> None:
     with play.working("--max-jobs", "20") as worker:
         for times in range(4):
             jobs = play.app.enqueue_many([play.new("work") for _ in range(20)])
@@ -259,12 +226,12 @@ def test_children_are_recycled_and_no_job_notices(play: Play) -> None:
             assert all(play.app.jobs.get(job.id).attempts == 1 for job in jobs)
             wait_until(partial(recycled, worker, times), what="a process replaced")
         assert worker.stop() == 0
-    assert len({pid for _, _, pid, _ in play.ran()}) > 1
+    assert len({note.pid for note in play.notes()}) > 1
     assert "Traceback" not in worker.log.read_text()
 
 
 @needs("cheap")
-def test_a_signal_to_the_whole_group_stops_in_good_order(play: Play) -> None:
+def test_a_signal_to_the_whole_group_stops_in_good_order(play: Scenario) -> None:
     job = play.enqueue("wait")
     with play.working("-p", "2") as worker:
         wait_until(lambda: play.starts(job), what="the job running")
@@ -277,7 +244,7 @@ def test_a_signal_to_the_whole_group_stops_in_good_order(play: Play) -> None:
 
 
 @needs("cheap")
-def test_signals_at_the_same_time_count_once(play: Play) -> None:
+def test_signals_at_the_same_time_count_once(play: Scenario) -> None:
     """`timeout` and some process managers signal their child and its group. Signals of the same number may be
     merged on the way, so these differ."""
     job = play.enqueue("wait")
@@ -293,7 +260,7 @@ def test_signals_at_the_same_time_count_once(play: Play) -> None:
 
 
 @needs("cheap")
-def test_a_stray_signal_does_not_shorten_the_grace_time(play: Play) -> None:
+def test_a_stray_signal_does_not_shorten_the_grace_time(play: Scenario) -> None:
     job = play.enqueue("wait")
     with play.working() as worker:
         wait_until(lambda: play.starts(job), what="the job running")
@@ -305,7 +272,7 @@ def test_a_stray_signal_does_not_shorten_the_grace_time(play: Play) -> None:
 
 
 @needs("cheap")
-def test_a_hang_up_under_nohup_is_ignored(play: Play) -> None:
+def test_a_hang_up_under_nohup_is_ignored(play: Scenario) -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with play.working() as worker:
@@ -320,7 +287,7 @@ def test_a_hang_up_under_nohup_is_ignored(play: Play) -> None:
 
 
 @pytest.mark.parametrize("runs", ["nothing", "wait", "deaf"])
-def test_the_supervisor_exits_when_the_grace_time_is_over(play: Play, runs: str) -> None:
+def test_the_supervisor_exits_when_the_grace_time_is_over(play: Scenario, runs: str) -> None:
     """One handler observes `cancelled`, another does not and cannot be stopped. Both jobs are released."""
     grace = 0 if runs == "nothing" else 1
     with play.working("--grace", "1s") as worker:
@@ -352,7 +319,7 @@ def holding_the_write_lock(url: str) -> Iterator[None]:
 
 @needs("cheap")
 @pytest.mark.parametrize("answers", [True, False], ids=["answers", "is_locked"])
-def test_a_second_signal_stops_at_once_and_gives_jobs_back(play: Play, answers: bool) -> None:
+def test_a_second_signal_stops_at_once_and_gives_jobs_back(play: Scenario, answers: bool) -> None:
     """It gives them back unless its database does not answer."""
     job = play.enqueue("wait")
     with play.working() as worker, ExitStack() as until_the_end:
@@ -375,7 +342,7 @@ def test_a_second_signal_stops_at_once_and_gives_jobs_back(play: Play, answers: 
 
 
 @needs("cheap")
-def test_children_that_cannot_start_end_the_supervisor(play: Play) -> None:
+def test_children_that_cannot_start_end_the_supervisor(play: Scenario) -> None:
     with play.working() as worker:
         play.touch("broken")
         os.kill(worker.children()[0], signal.SIGKILL)
@@ -384,16 +351,16 @@ def test_children_that_cannot_start_end_the_supervisor(play: Play) -> None:
 
 
 @needs("cheap")
-def test_an_app_that_cannot_be_imported_is_logged_once(play: Play) -> None:
-    (play.folder / "play.py").write_text("import nowhere")
-    worker = WorkerProcess(play.folder, "play:app", play.url, anew=True)
+def test_an_app_that_cannot_be_imported_is_logged_once(play: Scenario) -> None:
+    (play.folder / "broken_shop.py").write_text("import nowhere")
+    worker = WorkerProcess(play.folder, "broken_shop:app", play.url, anew=True)
     assert worker.process.wait(30) == 1
     assert len([line for line in worker.log.read_text().splitlines() if " metrics at " not in line]) == 1
     assert worker.said("cannot be imported")
 
 
 @needs("cheap")
-def test_the_health_file_shows_whether_the_supervisor_runs(play: Play) -> None:
+def test_the_health_file_shows_whether_the_supervisor_runs(play: Scenario) -> None:
     def healthy(*options: str) -> int:
         return subprocess.run(
             [sys.executable, "-m", "sqlq", "health", "alive", *options],
@@ -415,7 +382,7 @@ def test_the_health_file_shows_whether_the_supervisor_runs(play: Play) -> None:
 @pytest.mark.parametrize("address", ["notify", "@sqlq-test"])
 @needs("cheap")
 def test_systemd_learns_when_the_workers_work_and_that_the_supervisor_lives(
-    play: Play, monkeypatch: pytest.MonkeyPatch, address: str
+    play: Scenario, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         name = f"{address}-{os.getpid()}" if address[0] == "@" else str(play.folder / address)
@@ -448,45 +415,3 @@ def test_a_manager_that_does_not_listen_holds_nothing_up(
             notify("WATCHDOG=1")
         assert manager.recv(99) == b"WATCHDOG=1"
     notify("READY=1")  # nobody is there
-
-
-def exactly_once(play: Play, monkeypatch: pytest.MonkeyPatch, jobs: int, kills: int, seed: int = 7) -> None:
-    """Handlers complete in their own transactions while their processes are killed: as many effects as
-    finished jobs."""
-    monkeypatch.setenv("SQLQ_TEST_EFFECTS", play.url)
-    chance = random.Random(seed)
-    with play.app.database.begin() as conn:
-        conn.execute(text("CREATE TABLE effects (n INTEGER)"))
-    play.app.enqueue_many([play.new("pay", n) for n in range(jobs)])
-    with play.working("-p", "2", "-c", "4") as worker:
-        for _ in range(kills):
-            begun = len(play.ran()) + chance.randrange(1, 2 + jobs // (2 * kills))
-            wait_until(partial(play.is_past, begun), timeout=60, what="some more payments")
-            if children := worker.children():
-                with suppress(ProcessLookupError):
-                    os.kill(chance.choice(children), signal.SIGKILL)
-        play.wait_done(timeout=180)
-    with play.app.database.read() as conn:
-        effects = Counter(conn.scalars(text("SELECT n FROM effects")).all())
-        finished = conn.scalar(text("SELECT count(*) FROM finished_jobs"))
-    difference = sum(effects.values()) - int(finished or 0)
-    lost = jobs - int(finished or 0)
-    record(
-        "exactly once",
-        database=play.url.partition(":")[0],
-        cases=jobs,
-        kills=kills,
-        effects_difference=abs(difference),
-        lost=lost,
-    )
-    assert finished == jobs
-    assert effects == Counter(range(jobs))
-
-
-def test_effects_are_exactly_once(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    exactly_once(play, monkeypatch, jobs=60, kills=3)
-
-
-@pytest.mark.slow
-def test_effects_are_exactly_once_many_times(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    exactly_once(play, monkeypatch, jobs=1_000, kills=40)

@@ -1,6 +1,6 @@
 """A worker that was frozen past its lease wakes after others have taken its jobs: it changes nothing.
 
-`WAYS` is the list of ways to end. One line there adds one to every test of this file.
+`WAYS` of `tests/programs/zombies.py` lists the ways to end. One line there adds one to every test here.
 
 The whole of `sqlq work` is frozen, as a machine is. A live supervisor would go on renewing for a frozen
 child, since it would see its death.
@@ -12,10 +12,9 @@ import os
 import signal
 import sqlite3
 import subprocess
-import textwrap
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,58 +26,15 @@ from sqlq.model.job import ClaimedJob, JobDetails
 from sqlq.model.outcome import Finished
 from sqlq.store.jobs import settle
 from tests import kit
-from tests.faults import effects, guard
+from tests.faults import guard
 from tests.faults.scorecard import record
 from tests.kit import NOW, claim, failed, wait_until
 from tests.kit.processes import WorkerProcess, worker_process
+from tests.kit.scenario import Scenario
+from tests.programs import effects, zombies
+from tests.programs.zombies import WAYS
 
 pytestmark = pytest.mark.integration
-
-WAYS = {
-    "success": "return 'by the zombie'",
-    "complete": "have_effect()",
-    "checkpoint": "save_slice()",
-    "error": "raise ValueError('by the zombie')",
-    "fatal error": "raise BaseException('by the zombie')",
-    "system exit": "raise SystemExit(3)",
-    "retry": "raise sqlq.Retry('0s')",
-    "snooze": "raise sqlq.Snooze('0s')",
-    "cancel": "raise sqlq.Cancel('by the zombie')",
-    "heartbeat": "wait_until(lambda: sqlq.current_job().should_stop(), timeout=60)",
-    "release": "threading.Event().wait(60)",
-}
-"""The actions of a handler once its worker has woken.
-
-"complete" writes and completes the job in a transaction of its own, and lets its LeaseLostError pass.
-"checkpoint" saves its cursor so. "heartbeat" ends when its lease is lost. "release" does not end: its worker
-is stopped and releases the job.
-"""
-
-MODULE = """
-import os, threading
-import sqlq
-from tests.faults.effects import have_effect, save_slice
-from tests.kit import wait_until
-app = sqlq.App()
-"""
-HANDLER = """
-@app.task(name={way!r}, backoff="0s", max_attempts=4)
-def {function}():
-    open("started {way}", "w").close()
-    wait_until(lambda: os.path.exists("woken"), timeout=120)
-    {body}
-"""
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    handlers = [
-        HANDLER.format(way=way, function=way.replace(" ", "_"), body=body) for way, body in WAYS.items()
-    ]
-    folder = tmp_path / "zombies"
-    folder.mkdir()
-    (folder / "zombies.py").write_text(MODULE + textwrap.dedent("".join(handlers)))
-    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +48,7 @@ def guarded(engine: Engine, database_url: str, monkeypatch: pytest.MonkeyPatch) 
 def frozen(app: sqlq.App, folder: Path, url: str) -> Iterator[WorkerProcess]:
     """A worker of another process that holds a job for each of the ways, frozen in the middle of them."""
     with worker_process(
-        folder, "zombies:app", url, "--lease", "1s", "--grace", "0s", "-c", str(len(WAYS) + 1)
+        folder, f"{zombies.__name__}:app", url, "--lease", "1s", "--grace", "0s", "-c", str(len(WAYS) + 1)
     ) as zombie:
         tasks = [app.task(name=way, backoff="0s", max_attempts=4)(lambda: "by the owner") for way in WAYS]
         app.enqueue_many([task.new() for task in tasks])
@@ -199,10 +155,10 @@ MEANWHILE = [
 @pytest.mark.variants
 @pytest.mark.parametrize("meanwhile", MEANWHILE)
 def test_a_frozen_worker_changes_nothing_when_it_wakes(
-    app: sqlq.App, folder: Path, database_url: str, meanwhile: str
+    app: sqlq.App, tmp_path: Path, database_url: str, meanwhile: str
 ) -> None:
     held: list[ClaimedJob] = []
-    with frozen(app, folder, database_url) as zombie:
+    with frozen(app, tmp_path, database_url) as zombie:
         take_over(app)
         if meanwhile == "another finished it":
             assert app.worker(drain=True).run().finished == len(WAYS)
@@ -216,14 +172,14 @@ def test_a_frozen_worker_changes_nothing_when_it_wakes(
             assert {job.attempts for job in held} == {1}, "the number of the zombie's attempt, too"
         before = app.jobs.list()
         assert len(before) == len(WAYS)
-        wake(zombie, folder)
+        wake(zombie, tmp_path)
         unchanged(app, before, meanwhile)
     if "runs it" in meanwhile:
         assert len(kit.settle(app, held, Finished())) == len(WAYS), "whoever has the job can end it"
 
 
 def test_a_frozen_child_keeps_its_jobs_while_its_supervisor_lives(
-    app: sqlq.App, folder: Path, database_url: str
+    app: sqlq.App, tmp_path: Path, database_url: str
 ) -> None:
     def leases() -> tuple[Any, ...]:
         with app.database.read() as conn:
@@ -233,9 +189,10 @@ def test_a_frozen_child_keeps_its_jobs_while_its_supervisor_lives(
                 )
             )
 
-    with worker_process(folder, "zombies:app", database_url, "--lease", "3s", "-c", str(len(WAYS))) as worker:
+    options = ("--lease", "3s", "-c", str(len(WAYS)))
+    with worker_process(tmp_path, f"{zombies.__name__}:app", database_url, *options) as worker:
         job = app.enqueue(app.task(name="success")(lambda: None).new())
-        wait_until((folder / "started success").exists, timeout=60, what="the job running")
+        wait_until((tmp_path / "started success").exists, timeout=60, what="the job running")
         (child,) = worker.children()
         wait_until(lambda: freeze_alone(app, child), what="it freezing at a moment at which it holds no lock")
         # longer than a lease, and no other worker may take it meanwhile
@@ -245,7 +202,7 @@ def test_a_frozen_child_keeps_its_jobs_while_its_supervisor_lives(
             seen.add(leases())
             with app.database.begin() as conn:
                 assert settle.rescue(conn) == []
-        (folder / "woken").touch()
+        (tmp_path / "woken").touch()
         os.kill(child, signal.SIGCONT)
         wait_until(lambda: app.jobs.get(job.id).state == "finished", what="the job finished")
         assert worker.stop() == 0
@@ -268,25 +225,15 @@ def test_a_worker_of_the_same_name_is_another_owner(app: sqlq.App, monkeypatch: 
     """Its threads hang as a whole: neither its heartbeat nor its handlers get anywhere until another has done
     its jobs."""
     woken = threading.Event()
-    names: dict[str, Any] = {
-        "sqlq": sqlq,
-        "threading": threading,
-        "wait_until": wait_until,
-        "have_effect": effects.have_effect,
-        "save_slice": effects.save_slice,
-    }
     started: list[str] = []
 
     def as_zombie_first(way: str) -> Any:
-        exec(f"def body():\n    {WAYS[way]}", names)
-        body = names["body"]
-
         def handler() -> Any:
             if sqlq.current_job().lease_token > 1:
                 return "by the owner"
             started.append(way)
             woken.wait(60)
-            return body()
+            return WAYS[way]()
 
         return handler
 
@@ -324,50 +271,25 @@ def test_a_worker_of_the_same_name_is_another_owner(app: sqlq.App, monkeypatch: 
     unchanged(app, before, "another of the same name finished it")
 
 
-SLEEPERS = """
-import os, pathlib, sqlq
-from tests.kit import wait_until
-app = sqlq.App()
-
-@app.task
-def nap(number: int):
-    with open(f"ran {number} {os.getpid()}", "a") as file:
-        file.write("once")
-    wait_until(pathlib.Path("awake").exists, timeout=120)
-"""
-
-
 def test_no_job_runs_twice_after_the_machine_slept(
     app: sqlq.App, tmp_path: Path, database_url: str, engine: Engine
 ) -> None:
     """All of its workers were away for longer than their leases, and each is there to renew them again."""
-    folder = tmp_path / "sleepers"
-    folder.mkdir()
-    (folder / "sleepers.py").write_text(SLEEPERS)
-    with ExitStack() as hosts:
-        options = ("--lease", "6s", "-c", "3")
-        workers = [
-            hosts.enter_context(worker_process(folder, "sleepers:app", database_url, *options))
-            for _ in range(2)
-        ]
-        task = app.task(name="sleepers.nap")(lambda number: None)
-        made = app.enqueue_many([task.new(number) for number in range(6)])
-        wait_until(lambda: len(list(folder.glob("ran *"))) == 6, what="all jobs running")
-        for worker in workers:
-            os.killpg(worker.process.pid, signal.SIGSTOP)
-        expired = "SELECT count(*) FROM jobs WHERE lease_expires_at < "
-        expired += NOW[engine.dialect.name]
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
-            wait_until(lambda: conn.scalar(text(expired)) == 6, what="the leases running out")
-        for worker in workers:
-            os.killpg(worker.process.pid, signal.SIGCONT)
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
-            wait_until(lambda: conn.scalar(text(expired)) == 0, what="the leases renewed, or taken")
-        (folder / "awake").touch()
-        wait_until(
-            lambda: all(app.jobs.get(job.id).state == "finished" for job in made), what="all jobs done"
-        )
-    ran = list(folder.glob("ran *"))
-    assert len(ran) == 6
-    assert {file.read_text() for file in ran} == {"once"}
-    record("a machine that slept", jobs=6, ran_twice=0)
+    expired = f"jobs WHERE lease_expires_at < {NOW[engine.dialect.name]}"
+    with (
+        Scenario(tmp_path / "sleepers", database_url) as sleepers,
+        sleepers.working_at(2, "--lease", "6s", "-c", "3"),
+    ):
+        sleepers.enqueue_all(sleepers.new("hang", n) for n in range(6))
+        wait_until(lambda: len(sleepers.ran()) == 6, what="all jobs running")
+        for host in sleepers.hosts:
+            os.killpg(host.process.pid, signal.SIGSTOP)
+        wait_until(lambda: sleepers.count(expired) == 6, what="the leases running out")
+        for host in sleepers.hosts:
+            os.killpg(host.process.pid, signal.SIGCONT)
+        wait_until(lambda: sleepers.count(expired) == 0, what="the leases renewed, or taken")
+        sleepers.touch("go")
+        sleepers.wait_done()
+        assert {app.jobs.get(id).state for id in sleepers.made} == {"finished"}
+        assert sleepers.ran() == dict.fromkeys(range(6), 1)
+        record("a machine that slept", jobs=6, ran_twice=0)

@@ -17,6 +17,7 @@ The other modules are imported by their names:
     command, processes     `sqlq` as people run it; `preloaded` starts these processes fast
     plans                  what PostgreSQL reads for a statement
     transcript             commands with what they print, as text files
+    scenario               a program of `tests/programs` with workers, a producer, and faults that meet them
     isolated               subprocesses for single jobs, with programs of a test's own
     flows, beside          Apps with tasks, and what their handlers did
     pages                  the blocks of the documentation
@@ -44,7 +45,18 @@ from tests.kit.hand import (
     rescue,
     settle,
 )
-from tests.kit.sql import NOW, committed, count, execute, locked, received, rows_read, span, waiting_for_locks
+from tests.kit.sql import (
+    NOW,
+    committed,
+    count,
+    execute,
+    locked,
+    received,
+    refuse,
+    rows_read,
+    span,
+    waiting_for_locks,
+)
 from tests.kit.waiting import let_pass, wait_until
 from tests.kit.workers import (
     claim_size_of,
@@ -84,6 +96,7 @@ __all__ = [
     "locked",
     "needs",
     "received",
+    "refuse",
     "refuse_threads",
     "renew",
     "rescue",

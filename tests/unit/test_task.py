@@ -395,7 +395,10 @@ def test_a_value_arrives_equal_or_is_refused(value: Any) -> None:
 
 
 bad_leaves = st.sampled_from(
-    [float("nan"), float("inf"), "a\0b", "\udfff", b"x", {1}, object(), 10**5_000, Decimal(1), {7: 1}, 1j]
+    [
+        *(float("nan"), float("inf"), "a\0b", "\udfff", b"x", bytearray(b"x"), {1}, object(), 10**5_000),
+        *(Decimal(1), 1j, range(3), {7: 1}, {None: 1}, {(1, 2): 1}),
+    ]
 )
 
 

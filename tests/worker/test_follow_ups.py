@@ -33,7 +33,7 @@ from sqlq.model.outcome import (
 )
 from sqlq.store.jobs import insert as inserting
 from sqlq.store.jobs import settle
-from tests.faults.follow_ups import count_followed
+from tests.faults import account
 from tests.kit import claim, execute, for_each, span
 
 ERROR = ErrorText("ValueError", "no")
@@ -278,11 +278,9 @@ def test_a_lost_reply_to_commit_doubles_no_callback(shop: Shop, monkeypatch: pyt
     made = shop.app.enqueue_many([pay.new(n) for n in range(20)])
     heard = shop.work()
     assert not lost.acquire(blocking=False), "no reply was lost"
-    count_followed(
-        "G14: a lost reply to COMMIT",
-        shop.app.jobs.list(task="pay"),
-        shop.app.jobs.list(queue="ops", limit=1000),
-    )
+    follow_ups = shop.app.jobs.list(queue="ops", limit=1000)
+    figures = account.followed(shop.app.jobs.list(task="pay"), follow_ups)
+    account.demand("G14: a lost reply to COMMIT", figures)
     assert sorted(ended.id for ended in heard) == sorted(job.id for job in made)
     assert [ended.outcome for ended in sorted(heard, key=lambda e: e.id)] == ["finished", "failed"] * 10
 

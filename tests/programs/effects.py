@@ -1,11 +1,11 @@
-"""Writes of a handler's that must be there exactly once for each job it completed: rows of a table beside
-sqlq's."""
+"""Writes of handlers that must be there exactly once: rows of a table beside sqlq's."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
@@ -28,18 +28,20 @@ def committed(engine: Engine) -> list[int]:
         return sorted(conn.scalars(text("SELECT job FROM effects")))
 
 
-def have_effect() -> None:
+def have_effect(result: Any = None) -> None:
     """As a handler, write and complete the job, in one transaction."""
-    with effects_engine() as engine, sqlq.current_job().completing(engine) as session:
-        session.execute(text("INSERT INTO effects VALUES (:job)"), {"job": sqlq.current_job().id})
+    job = sqlq.current_job()
+    with effects_engine() as engine, job.completing(engine, result=result) as session:
+        session.execute(text("INSERT INTO effects VALUES (:job)"), {"job": job.id})
 
 
-def save_slice() -> None:
-    """As a handler, write and save how far the job has come, in one transaction."""
+def save_slice() -> int:
+    """As a handler, write and save how far the job has come, in one transaction; return how far."""
     job = sqlq.current_job()
     with effects_engine() as engine, Session(engine) as session, session.begin():
         session.execute(text("INSERT INTO effects VALUES (:job)"), {"job": job.id})
         job.checkpoint(session, (job.cursor or 0) + 1)
+    return int(job.cursor or 0)
 
 
 @contextmanager
