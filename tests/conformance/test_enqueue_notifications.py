@@ -19,16 +19,12 @@ from tests.kit.notifications import Listener
 
 pytestmark = needs("listen")
 WAYS: dict[str, Way] = {**SESSIONS["postgresql"], **MODES["postgresql"]}
-some_ways = pytest.mark.parametrize(
-    "way",
-    [
-        pytest.param(WAYS[name], id=name)
-        for name in (
-            *("psycopg-Session", "psycopg2-Connection", "asyncpg-AsyncSession", "asyncpg-AsyncConnection"),
-            *("psycopg", "psycopg-autocommit", "psycopg2", "psycopg-async", "asyncpg"),
-        )
-    ],
-)
+OF_SESSIONS = ("psycopg-Session", "psycopg2-Connection", "asyncpg-AsyncSession", "asyncpg-AsyncConnection")
+OF_DRIVERS = ("psycopg", "psycopg-autocommit", "psycopg2", "psycopg-async", "asyncpg")
+
+
+def each_way(*names: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("way", [pytest.param(WAYS[name], id=name) for name in names])
 
 
 @pytest.fixture
@@ -38,7 +34,7 @@ def listener(app: sqlq.App) -> Iterator[Listener]:
     listener.close()
 
 
-@some_ways
+@each_way(*OF_SESSIONS, *OF_DRIVERS)
 def test_a_commit_sends_one_notification(
     app: sqlq.App, send: Any, listener: Listener, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,14 +57,12 @@ def test_a_commit_sends_one_notification(
         assert listener.hears_no_more()
 
 
-@some_ways
+@each_way(*OF_SESSIONS)
 def test_a_rollback_sends_no_notification(
     app: sqlq.App, send: Any, listener: Listener, caller: Caller
 ) -> None:
-    caller.begin()
     caller.enqueue(app, send.new(1))
     caller.rollback()
-    caller.begin()
     with caller.savepoint():
         caller.enqueue(app, send.new(1))
     caller.rollback()
