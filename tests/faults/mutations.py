@@ -287,7 +287,7 @@ GUARDS = [
     Guard("unknown-claims-are-given-back", None, "pass", LEASES + "test_a_claim_whose_reply_was_lost_is_released[sqlite]"),
     Guard("unknown-claims-are-given-back", None, "self._doubts = set(unknown)", LEASES + "test_a_claim_under_way_is_kept_when_another_lease_is_lost[postgresql]"),
     Guard("pending-claim-is-not-lost", "claims_ended >= unknown[right]", "True", LEASES + "test_a_claim_whose_reply_is_late_keeps_its_jobs[sqlite]"),
-    Guard("pending-claim-is-not-lost", "unknown[right]", "claims_begun", DECISIONS + "test_a_job_is_lost_when_no_claim_under_way_can_bring_it"),
+    Guard("pending-claim-is-not-lost", "unknown[right]", "claims_started", DECISIONS + "test_a_job_is_lost_when_no_claim_under_way_can_bring_it"),
     Guard("pending-claim-is-announced", "with self._leases.claiming():", "if True:", LEASES + "test_a_claim_whose_reply_is_late_keeps_its_jobs[sqlite]"),
     # what follows the end of a job, written with it
     Guard("follow-ups-are-written", None, "if False:", FOLLOW_UPS + "test_a_finished_job_gets_its_on_success_callback[sqlite]"),
