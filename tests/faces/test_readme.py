@@ -106,10 +106,10 @@ ELSEWHERE = {
     # taken
     "quickstart": "test_quick_start",
     "install": "test_the_two_commands",
-    "python": "TestPython",
-    "sh": "test_quick_start, test_commands, test_replay_commands, "
-    "test_a_key_leaves_the_ring_when_its_rows_are_gone, test_schedule_commands, "
-    "test_commands_for_workers, test_the_dashboard_opens, test_troubleshooting_quotes_the_reasons_of_why",
+    "python": "TestPython, test_a_block_enqueues_its_jobs, test_a_block_prints_the_output_below_it",
+    "output": "test_a_block_prints_the_output_below_it",
+    "sh": "test_quick_start, test_commands, test_each_command_of_a_block_prints_what_is_said_there, "
+    "test_a_key_leaves_the_ring_when_its_rows_are_gone, test_the_dashboard_opens",
     "testing": "test_testing",
     "sql": "test_enqueue_in_sql, test_a_follow_up_in_sql, test_a_look_in_sql, test_questions, TestGrants, "
     "test_accounts_of_mariadb, test_statements_on_how_it_works_run",
@@ -133,7 +133,8 @@ def test_every_block_is_run_by_a_test() -> None:
     assert not [b.where for b in BLOCKS if b.kind not in ELSEWHERE]
     beside = ("test_readme.py", "test_cookbook.py", "test_moved.py")
     source = "\n".join(Path(__file__).with_name(name).read_text() for name in beside)
-    unused = [b.where for b in BLOCKS if f'"{b.name}"' not in source]
+    shown = {b.name for b in BLOCKS if b.kind == "output"}
+    unused = [b.where for b in BLOCKS if f'"{b.name}"' not in source and b.name not in shown]
     assert not unused, f"no test takes these blocks: {unused}"
     for tests in ELSEWHERE.values():
         for name in tests.split(", "):
@@ -313,15 +314,48 @@ def test_a_line_of_the_users_file_lets_in(desk: Desk) -> None:
     assert login(request) == User("ada", "operator")
 
 
-def test_replay_commands(desk: Desk) -> None:
-    desk.run("sqlq --app shop:app migrate")
-    desk.run("sqlq --app shop:app enqueue shop.send_receipt 7")
-    desk.run("sqlq --app shop:app work --drain")
-    listed, recent, one, since = commands("replay")
-    assert "shop.send_receipt" in desk.run(listed)
-    assert desk.run(recent) == "replayed 1 job of task shop.send_receipt since 2h as 2\n"
-    assert desk.run(one) == "replayed 1 job as 3\n"
-    assert re.fullmatch("no jobs in queue mail since 2026-.* until 1m replayed\n", desk.run(since))
+ENQUEUED = "sqlq --app shop:app enqueue shop.send_receipt 7"
+CONSOLE: dict[str, tuple[list[str], list[str]]] = {
+    "replay": (
+        [ENQUEUED, "sqlq --app shop:app work --drain"],
+        [
+            r"shop\.send_receipt",
+            r"^replayed 1 job of task shop\.send_receipt since 2h as 2$",
+            r"^replayed 1 job as 3$",
+            r"^no jobs in queue mail since 2026-.* until 1m replayed$",
+        ],
+    ),
+    "schedule": (
+        [],
+        [
+            r"^added nightly: 0 3 \* \* \* Europe/Berlin, next",
+            "^nightly  active",
+            "^paused nightly$",
+            "^resumed nightly$",
+            r"^enqueued job 1: shop\.send_receipt",
+            "^schedule nightly: active$",
+            "^removed nightly$",
+        ],
+    ),
+    "workers": (
+        [],
+        [*["no worker is running"] * 5, "paused all queues for 10m", "resumed all queues"],
+    ),
+    "why": (
+        [ENQUEUED],
+        ["no worker serves its queue", "no worker is alive, and 1 job is due", "no worker is running"],
+    ),
+}
+"""Blocks of commands: what was run before, and what each of them prints."""
+
+
+@pytest.mark.parametrize("name", CONSOLE)
+def test_each_command_of_a_block_prints_what_is_said_there(desk: Desk, name: str) -> None:
+    before, printed = CONSOLE[name]
+    for line in ["sqlq --app shop:app migrate", *before]:
+        desk.run(line)
+    for line, pattern in zip(commands(name), printed, strict=True):
+        assert re.search(pattern, desk.run(line, ends_with="doctor" in line), re.MULTILINE), line
 
 
 def test_a_key_leaves_the_ring_when_its_rows_are_gone(desk: Desk) -> None:
@@ -336,24 +370,6 @@ def test_a_key_leaves_the_ring_when_its_rows_are_gone(desk: Desk) -> None:
     desk.run("sqlq --app shop:app prune --finished 0s", SQLQ_KEYS=ring)
     with closing(sqlite3.connect(desk.directory / "shop.db")) as conn:
         assert conn.execute(asked).fetchone() == (0,)
-
-
-def test_schedule_commands(desk: Desk) -> None:
-    desk.run("sqlq --app shop:app migrate")
-    said = desk.run(block("sh", "schedule"))
-    assert "added nightly: 0 3 * * * Europe/Berlin, next" in said
-    assert "enqueued job 1: shop.send_receipt" in said
-    assert "removed nightly" in said
-
-
-def test_commands_for_workers(desk: Desk) -> None:
-    desk.run("sqlq --app shop:app migrate")
-    listed, *asked, pause, resume = commands("workers")
-    assert "no worker is running" in desk.run(listed)
-    for line in asked:
-        assert "no worker is running" in desk.run(line)
-    assert "paused all queues for 10m" in desk.run(pause)
-    assert "resumed all queues" in desk.run(resume)
 
 
 def test_testing(desk: Desk) -> None:
@@ -454,13 +470,7 @@ def test_a_worker_serves_one_app_of_a_dict(desk: Desk) -> None:
     assert "Hello Ada" in desk.run(work + " --drain")
 
 
-def test_troubleshooting_quotes_the_reasons_of_why(desk: Desk) -> None:
-    """The page quotes the output of the command."""
-    desk.run("sqlq --app shop:app migrate && sqlq --app shop:app enqueue shop.send_receipt 7")
-    asked, examined, workers = commands("why")
-    assert "no worker serves its queue" in desk.run(asked)
-    assert "no worker is alive, and 1 job is due" in desk.run(examined, ends_with=1)
-    assert "no worker is running" in desk.run(workers)
+def test_troubleshooting_quotes_the_reasons_of_why() -> None:
     page = PAGES[ROOT / "docs" / "troubleshooting.md"]
     quoted = re.findall(r'^\| "(.+?)" \|', page, re.MULTILINE)
     source = "".join((ROOT / "sqlq" / path).read_text() for path in ("admin/why.py", "store/blockers.py"))
@@ -511,6 +521,38 @@ def mail(*ids: int) -> list[tuple[str, str, object]]:
     return [("mail", "available", {"args": [id]}) for id in ids]
 
 
+SCHEDULED = ("mail", "scheduled", {"args": [7]})
+LEFT = {
+    "session": mail(1),
+    "connection": mail(7, 8),
+    "options": [*mail(7), ("later", "scheduled", {"args": [7]}), SCHEDULED],
+    "by_name": mail(7),
+    "unique": mail(7),
+    "newest": [SCHEDULED],
+}
+"""Blocks of Python, and the jobs that they leave."""
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_a_block_enqueues_its_jobs(names: dict[str, Any], name: str) -> None:
+    run_python(name, names)
+    assert found(names["app"]) == LEFT[name]
+
+
+@pytest.mark.parametrize("name", [b.name for b in BLOCKS if b.kind == "output"])
+def test_a_block_prints_the_output_below_it(
+    names: dict[str, Any], name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself, and by the jobs that it has enqueued."""
+    url = names["engine"].url.render_as_string(hide_password=False)
+    monkeypatch.setenv("SQLQ_DATABASE_URL", url)
+    names["ContextVar"] = ContextVar
+    copy_context().run(run_python, name, names)
+    drain(names["app"])
+    names["app"].close()
+    assert capsys.readouterr().out == block("output", name)
+
+
 class TestPython:
     def test_encryption(
         self, names: dict[str, Any], database_url: str, capsys: pytest.CaptureFixture[str]
@@ -519,12 +561,6 @@ class TestPython:
         run_python("encryption", given)
         given["app"].close()
         assert re.fullmatch("charged 4111-1111 encrypted with key [0-9a-f]{8}\n", capsys.readouterr().out)
-
-    def test_session(self, names: dict[str, Any]) -> None:
-        run_python("session", names)
-        assert found(names["app"]) == mail(1)
-        with Session(names["engine"]) as session:
-            assert session.get_one(Order, 1).item == "Blue teapot"
 
     def test_after(self, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
         run_python("after", names)
@@ -539,12 +575,6 @@ class TestPython:
         drain(app)
         assert capsys.readouterr().out == f"shop.charge_card {failing.id} failed after 1 attempts: declined\n"
 
-    def test_flow(self, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-        run_python("flow", names)
-        assert drain(names["app"]).finished == 3
-        assert capsys.readouterr().out == "order 7, receipt 7, 2 boxes\n"
-        assert names["app"].flows.get(1).counts == {"finished": 3, "cancelled": 1}
-
     def test_limits(self, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
         run_python("limits", names)
         assert drain(names["app"]).finished == 5
@@ -552,31 +582,10 @@ class TestPython:
         assert sorted(lines) == ["booked -20", "booked 50", "charged 7", "charged 8", "sent to example.com"]
         assert lines.index("booked 50") < lines.index("booked -20")
 
-    def test_chain(self, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-        run_python("chain", names)
-        drain(names["app"])
-        assert capsys.readouterr().out == "600 in all\n"
-
-    def test_grow(self, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-        run_python("grow", names)
-        drain(names["app"])
-        assert capsys.readouterr().out == "indexed 3 pages\n"
-
-    def test_connection(self, names: dict[str, Any]) -> None:
-        run_python("connection", names)
-        assert found(names["app"]) == mail(7, 8)
-
     def test_async(self, names: dict[str, Any], database_url: str) -> None:
         names["async_engine"] = create_async_engine(async_database_url(database_url), poolclass=NullPool)
         run_python("async", names)
         assert found(names["app"]) == mail(7)
-
-    def test_options(self, names: dict[str, Any]) -> None:
-        run_python("options", names)
-        scheduled = [("later", "scheduled", {"args": [7]}), ("mail", "scheduled", {"args": [7]})]
-        assert found(names["app"]) == mail(7) + scheduled
-        later = names["app"].jobs.list(queue="later")[0]
-        assert (later.priority, later.max_attempts) == (10, 3)
 
     @needs("file")
     def test_savepoints(self, names: dict[str, Any], database_url: str) -> None:
@@ -598,12 +607,6 @@ class TestPython:
         drain(app)
         assert app.result(job) == {UUID(id): Decimal("24.50")}
 
-    def test_headers(self, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-        run_python("headers", names)
-        drain(names["app"])
-        shown, ran = capsys.readouterr().out.splitlines()
-        assert (shown, ran) == ("export of May {'tenant': 'blue'}", "export of May blue")
-
     def test_enqueue_middleware(self, names: dict[str, Any]) -> None:
         names["request"] = SimpleNamespace(id="r-7")
         run_python("before_enqueue", names)
@@ -611,17 +614,6 @@ class TestPython:
         assert app.jobs.get(app.enqueue(names["send_receipt"].new(7)).id).headers == {"request_id": "r-7"}
         names["request"] = None
         assert app.jobs.get(app.enqueue(names["send_receipt"].new(7)).id).headers == {}
-
-    def test_carry(
-        self, names: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        url = names["app"].database.engine.url
-        monkeypatch.setenv("SQLQ_DATABASE_URL", url.render_as_string(hide_password=False))
-        names["ContextVar"] = ContextVar
-        copy_context().run(run_python, "carry", names)
-        drain(names["app"])
-        assert capsys.readouterr().out == "tidying for blue\n"
-        names["app"].close()
 
     def test_progress(self, names: dict[str, Any]) -> None:
         run_python("progress", names)
@@ -692,10 +684,6 @@ class TestPython:
         assert names["app"].jobs.get(names["job"].id).schedule == "report south"
         assert names["app"].schedules.list() == []
 
-    def test_unique(self, names: dict[str, Any]) -> None:
-        run_python("unique", names)
-        assert found(names["app"]) == mail(7)
-
     def test_results(self, names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
         names["Decimal"] = Decimal
         with working(names["app"]):
@@ -714,10 +702,6 @@ class TestPython:
         with pytest.raises(sqlq.errors.ConfigurationError, match="t was called as a function"):
             task()
         assert task.handler() == 7
-
-    def test_newest(self, names: dict[str, Any]) -> None:
-        run_python("newest", names)
-        assert [job.state for job in names["app"].jobs.list()] == ["scheduled"]
 
     def test_spread(self, names: dict[str, Any]) -> None:
         run_python("spread", names)
@@ -1008,11 +992,6 @@ class TestPython:
         run_python("of_now", names)
         names["sessions"].remove()
         assert found(names["app"]) == mail(7, 8)
-
-    def test_by_name(self, names: dict[str, Any], database_url: str) -> None:
-        with closing(sqlq.App(database_url)) as other:
-            run_python("by_name", names | {"app": other})
-        assert found(names["app"]) == mail(7)
 
     def test_eager(self, names: dict[str, Any]) -> None:
         ran: list[int] = []

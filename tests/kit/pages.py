@@ -59,7 +59,8 @@ def block(kind: str, name: str) -> str:
 
 def commands(name: str, kind: str = "sh") -> list[str]:
     """Return the commands of a block, without the comments above them."""
-    return [line for line in block(kind, name).splitlines() if not line.startswith("#")]
+    whole = re.sub(r"\\\n\s*", "", block(kind, name))
+    return [line for line in whole.splitlines() if not line.startswith("#")]
 
 
 def headings(page: Path) -> set[str]:
