@@ -82,6 +82,11 @@ def insert_returning(
     return insert(table).from_select([*values], source).returning(*returning)
 
 
+def with_returning(statement: Any, *columns: Expression) -> Any:
+    """Return an insert that returns these columns, and not what it met."""
+    return statement.returning(*columns)
+
+
 class Key(NamedTuple):
     """The columns of a unique index, and the predicate of a partial one, by which the database finds it."""
 

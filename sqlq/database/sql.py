@@ -157,11 +157,6 @@ class Sql:
         A row that another transaction has locked is skipped, or with `waits` waited for."""
         return conn.execute(locking(query, waits=waits), parameters).all()
 
-    def among(self, column: Expression, values: Select[Any]) -> Condition:
-        """Whether a query has the value of an indexed column. The index finds the rows, whatever the planner
-        knows of the table."""
-        return column.in_(values)
-
     def change(self, conn: Connection, change: Change, parameters: Any = None) -> Sequence[Any]:
         """Change rows, and return them as they are now, or as they were deleted."""
         return conn.execute(change.statement, parameters).all()

@@ -159,6 +159,15 @@ class stands_in(_Function[bool]):
     mariadb = sqlite
 
 
+class is_among(_Function[bool]):
+    """Whether a query has the value of an indexed column. The index finds the rows, whatever the planner
+    knows of the table."""
+
+    type: Any = NullType()
+    sqlite = mariadb = "{0} IN {1}"
+    postgresql = in_catalog("({0} = ANY (ARRAY{1}))")
+
+
 class last_of(_Function[str]):
     """The last characters of a text, up to a number."""
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -47,6 +48,7 @@ from sqlq.worker.attempt.context import JobContext, attempt_of
 from tests.kit import NOW, claim, execute, needs, run_one, wait_until, waiting_for_locks
 from tests.kit.callers import Caller, Way, common_modes
 from tests.kit.postgresql import async_database_url
+from tests.kit.processes import worker_process
 
 pytestmark = pytest.mark.each_database
 
@@ -443,6 +445,37 @@ def test_checkpoints_on_drivers_connections_continue(
 
 
 # -- what does not fit ---------------------------------------------------------------------------------------
+
+
+def test_an_isolated_job_continues_at_its_checkpoint(
+    app: sqlq.App, shop: Engine, database_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "alone.py").write_text(
+        f"""
+import os, signal
+import sqlq
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session
+app = sqlq.App()
+engine = create_engine({database_url!r})
+if engine.dialect.name == "sqlite":
+    sqlq.configure_sqlite(engine, immediate=True)
+
+@app.task(isolate=True, max_attempts=3)
+def give() -> None:
+    job = sqlq.current_job()
+    for n in range(job.cursor or 0, {SLICES}):
+        with Session(engine) as session, session.begin():
+            session.execute(text("INSERT INTO payments (n) VALUES (:n)"), {{"n": n}})
+            job.checkpoint(session, n + 1)
+        if n == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+    )
+    job = app.enqueue(app.named("alone.give").new())
+    with worker_process(tmp_path, "alone:app", database_url):
+        wait_until(lambda: app.jobs.get(job.id).state == "finished", what="the job finished")
+    assert (app.jobs.get(job.id).attempts, paid(shop)) == (2, list(range(SLICES)))
 
 
 def test_a_zombie_saves_nothing(app: sqlq.App, shop: Engine) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.orm import Session
 
 import sqlq
@@ -317,6 +317,31 @@ def test_a_process_that_stays_keeps_no_session_and_few_jobs(shop: OrderShop, eng
     results = shop.app._connected.results
     assert [results.job_here(jobs[0]), results.job_here(jobs[-1]) is None] == [None, False]
     assert len(shop.app._eagerly.jobs) == REMEMBERED
+
+
+def test_many_threads_commit_on_connections_of_their_own(shop: OrderShop, database_url: str) -> None:
+    engine = create_engine(database_url)
+    failed: list[BaseException] = []
+
+    def commit(n: int) -> None:
+        try:
+            for i in range(25):
+                with engine.connect() as conn:
+                    if engine.dialect.name == "sqlite":
+                        conn.exec_driver_sql("BEGIN")
+                    shop.app.enqueue(shop.note.new(f"{n} {i}"), session=conn)
+                    conn.rollback() if i % 5 == 0 else conn.commit()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=commit, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    engine.dispose()
+    assert failed == []
+    assert sorted(shop.done) == sorted(f"{n} {i}" for n in range(8) for i in range(25) if i % 5)
 
 
 def test_eager_of_a_call_comes_before_the_app(shop: OrderShop, session: Session, engine: Engine) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +24,7 @@ from tests.kit import execute, for_each, needs, wait_until, working
 from tests.kit.flows import Shop
 from tests.kit.mariadb import OwnMariaDB
 from tests.kit.postgresql import OwnPostgreSQL
+from tests.kit.processes import ROOT
 
 ID = UUID(int=7)
 
@@ -371,6 +374,37 @@ def test_waiters_wait_through_a_restart_of_the_database(
     restartable_server.start()
     with working(app):
         assert waiter.result(60) == ID
+
+
+FORKS = """
+import os, sys, threading
+import sqlq
+app = sqlq.App(sys.argv[1])
+task = app.task(name="t")(lambda n: n)
+later = app.enqueue(task.new(0).set(delay="1h"))
+try:
+    app.result(later, timeout="50ms")
+except sqlq.WaitTimeoutError:
+    pass
+assert any(thread.name == "sqlq-results" for thread in threading.enumerate())
+pid = os.fork()
+if pid == 0:
+    assert app.result(app.enqueue(task.new(7)), timeout="50s") == 7
+    app.close()
+    os._exit(0)
+assert app.result(app.enqueue(task.new(8)), timeout="50s") == 8
+ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+app.close()
+sys.exit(ended)
+"""
+
+
+def test_a_forked_process_waits_for_itself(app: sqlq.App, database_url: str) -> None:
+    app.task(name="t")(lambda n: n)
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKS, database_url]
+    with working(app):
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_an_error_of_the_database_reaches_the_waiter(

@@ -29,7 +29,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.sql.dml import ReturningInsert
 from sqlalchemy.sql.selectable import FromClause
 
-from sqlq.database.batch import NO_VALUES, Batch, Condition, Expression, Right, Values, locking, rights
+from sqlq.database.batch import NO_VALUES, Batch, Right, Values, locking, rights
 from sqlq.database.dialect import Dialect, Migrations
 from sqlq.database.postgresql import health, online, statements
 from sqlq.database.postgresql.driver import REFUSE_STANDBY, PostgreSQLDriver
@@ -53,9 +53,6 @@ class PostgreSQLSql(Sql):
     _insert = staticmethod(postgresql.insert)
     # a row that the statement updated has its transaction there
     conflicted = literal_column(in_catalog("xmax <> 0"))
-
-    def among(self, column: Expression, values: Select[Any]) -> Condition:
-        return column == any_(func.array(values.scalar_subquery()))
 
     def claim(self, execute: Execute, request: ClaimRequest, by: Claimant) -> RawRows:
         parameters = {"most": request.limit, **by._asdict()}

@@ -35,7 +35,7 @@ from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
 from sqlq.schema.tables import IS_UNRESERVED, blocked_by, edges, failed_jobs, finished_jobs, flows, jobs
 from sqlq.schema.types import after as after_ms
-from sqlq.schema.types import now, unblocks_since
+from sqlq.schema.types import is_among, now, unblocks_since
 from sqlq.store.apart import apart, noted
 from sqlq.store.jobs import settle
 from sqlq.store.jobs.rows import ENDED_AT, in_line, slices
@@ -175,11 +175,12 @@ def _verdict(step: Expression) -> Expression:
 def _judged(dialect: Dialect, *, are_ended: bool) -> Change:
     """Choose the steps that wait no longer, of these ids or behind these ended jobs, and make them available.
     Those that can never run are locked, and stay as they are."""
-    ids: Select[Any] = select(dialect.sql.batch_table(_IDS).c.id)
+    ids = select(dialect.sql.batch_table(_IDS).c.id).scalar_subquery()
     if are_ended:
-        ids = select(edges.c.job_id).where(dialect.sql.among(edges.c.depends_on, ids), _MAY_HOLD)
+        behind = is_among(edges.c.depends_on, ids)
+        ids = select(edges.c.job_id).where(behind, _MAY_HOLD).scalar_subquery()
     verdict = _verdict(jobs.c.id).label("verdict")
-    is_judged = and_(dialect.sql.among(jobs.c.id, ids), blocked_by("flow"), IS_UNRESERVED, verdict != WAITS)
+    is_judged = and_(is_among(jobs.c.id, ids), blocked_by("flow"), IS_UNRESERVED, verdict != WAITS)
     query = select(jobs.c.id, verdict).where(is_judged).order_by(jobs.c.id).limit(STEPS_AT_ONCE)
 
     def values(rows: Any) -> Values:

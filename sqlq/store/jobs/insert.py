@@ -32,7 +32,7 @@ from sqlalchemy import (
     union_all,
 )
 
-from sqlq.database.batch import CHANGED, NEW, Batch, Expression, Key, insert_returning
+from sqlq.database.batch import CHANGED, NEW, Batch, Expression, Key, insert_returning, with_returning
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_named, dialect_of, stricter_isolation
 from sqlq.database.schemas import compiled_for, schema_of
@@ -175,7 +175,7 @@ def _insert_for_others(
 ) -> SingleInsert:
     dialect = dialect_named(kind)
     if is_keyed:
-        insert = inserting(dialect, options, conflict, ()).returning(jobs.c.id)
+        insert = with_returning(inserting(dialect, options, conflict, ()), jobs.c.id)
     else:
         insert = insert_returning(jobs, computed(options), jobs.c.id)
     return SingleInsert(insert, dialect.driver.sqlalchemy(paramstyle=style), schema or TOKEN_SCHEMA, options)

@@ -14,12 +14,12 @@ WHERE public.finished_jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.depends_o
 FROM public.sqlq_edges 
 WHERE public.sqlq_edges.job_id OPERATOR(pg_catalog.=) public.jobs.id) END AS verdict 
 FROM public.jobs 
-WHERE (public.jobs.id OPERATOR(pg_catalog.=) ANY (array((SELECT public.sqlq_edges.job_id 
+WHERE (public.jobs.id OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT public.sqlq_edges.job_id 
 FROM public.sqlq_edges 
-WHERE public.sqlq_edges.depends_on OPERATOR(pg_catalog.=) ANY (array((SELECT anon_1.id 
+WHERE (public.sqlq_edges.depends_on OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT anon_1.id 
 FROM pg_catalog.unnest(CAST(%(batch_id)s::VARCHAR AS BIGINT[])) AS anon_1(id)))) AND ((public.sqlq_edges.on_outcome OPERATOR(pg_catalog.!=) %(on_outcome_4)s::VARCHAR) OR ((SELECT public.failed_jobs.id 
 FROM public.failed_jobs 
-WHERE public.failed_jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.depends_on) IS NULL)))))) AND (public.jobs.blocked_by OPERATOR(pg_catalog.=) 'flow') AND (public.jobs.reserved_at IS NULL) AND (CASE WHEN ((SELECT public.sqlq_edges.depends_on 
+WHERE public.failed_jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.depends_on) IS NULL))))) AND (public.jobs.blocked_by OPERATOR(pg_catalog.=) 'flow') AND (public.jobs.reserved_at IS NULL) AND (CASE WHEN ((SELECT public.sqlq_edges.depends_on 
 FROM public.sqlq_edges 
 WHERE public.sqlq_edges.job_id OPERATOR(pg_catalog.=) public.jobs.id AND (SELECT parents.id 
 FROM public.jobs AS parents 
@@ -58,12 +58,12 @@ WHERE public.finished_jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.depends_o
 FROM public.sqlq_edges 
 WHERE public.sqlq_edges.job_id OPERATOR(pg_catalog.=) public.jobs.id) END AS verdict 
 FROM public.jobs 
-WHERE (public.jobs.id OPERATOR(pg_catalog.=) ANY (array((SELECT public.sqlq_edges.job_id 
+WHERE (public.jobs.id OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT public.sqlq_edges.job_id 
 FROM public.sqlq_edges 
-WHERE public.sqlq_edges.depends_on OPERATOR(pg_catalog.=) ANY (array((SELECT anon_1.id 
+WHERE (public.sqlq_edges.depends_on OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT anon_1.id 
 FROM pg_catalog.unnest(CAST(%(batch_id)s::VARCHAR AS BIGINT[])) AS anon_1(id)))) AND ((public.sqlq_edges.on_outcome OPERATOR(pg_catalog.!=) %(on_outcome_4)s::VARCHAR) OR ((SELECT public.failed_jobs.id 
 FROM public.failed_jobs 
-WHERE public.failed_jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.depends_on) IS NULL)))))) AND (public.jobs.blocked_by OPERATOR(pg_catalog.=) 'flow') AND (public.jobs.reserved_at IS NULL) AND (CASE WHEN ((SELECT public.sqlq_edges.depends_on 
+WHERE public.failed_jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.depends_on) IS NULL))))) AND (public.jobs.blocked_by OPERATOR(pg_catalog.=) 'flow') AND (public.jobs.reserved_at IS NULL) AND (CASE WHEN ((SELECT public.sqlq_edges.depends_on 
 FROM public.sqlq_edges 
 WHERE public.sqlq_edges.job_id OPERATOR(pg_catalog.=) public.jobs.id AND (SELECT parents.id 
 FROM public.jobs AS parents 

@@ -14,8 +14,8 @@ WHERE public.finished_jobs.id OPERATOR(pg_catalog.=) public.sqlq_edges.depends_o
 FROM public.sqlq_edges 
 WHERE public.sqlq_edges.job_id OPERATOR(pg_catalog.=) public.jobs.id) END AS verdict 
 FROM public.jobs 
-WHERE (public.jobs.id OPERATOR(pg_catalog.=) ANY (array((SELECT anon_1.id 
-FROM pg_catalog.unnest(CAST(%(batch_id)s::VARCHAR AS BIGINT[])) AS anon_1(id))))) AND (public.jobs.blocked_by OPERATOR(pg_catalog.=) 'flow') AND (public.jobs.reserved_at IS NULL) AND (CASE WHEN ((SELECT public.sqlq_edges.depends_on 
+WHERE (public.jobs.id OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT anon_1.id 
+FROM pg_catalog.unnest(CAST(%(batch_id)s::VARCHAR AS BIGINT[])) AS anon_1(id)))) AND (public.jobs.blocked_by OPERATOR(pg_catalog.=) 'flow') AND (public.jobs.reserved_at IS NULL) AND (CASE WHEN ((SELECT public.sqlq_edges.depends_on 
 FROM public.sqlq_edges 
 WHERE public.sqlq_edges.job_id OPERATOR(pg_catalog.=) public.jobs.id AND (SELECT parents.id 
 FROM public.jobs AS parents 
