@@ -36,6 +36,7 @@ from sqlq.database.caller.session import (
 )
 from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect
+from sqlq.database.notifications import WAITING
 from sqlq.database.schemas import in_schema
 from sqlq.enqueue.notify import Notifier
 from sqlq.errors import EnqueueError, SchemaVersionError, SqlqError
@@ -166,14 +167,14 @@ class Enqueuer:
             if not joined.at_the_end(committed=partial(self._committed, new, jobs)):
                 self._notifier.at_the_end_of(joined.conn.connection)
             return
-        if self._notifier.are_needed:
+        if self._notifier.notifies or WAITING:
             self._notifier.connect()  # guard: hint-connects-early
             joined.at_the_end(committed=self._notifier.send)
         if new and "enqueued" in self._events.subscribed:
             joined.at_the_end(committed=partial(self._events.enqueued, new, jobs))
 
     def _committed(self, new: Sequence[NewJob], jobs: list[Job]) -> None:
-        self._notifier.send()
+        self._notify()
         self._publish(new, jobs)
 
     # -- in a transaction of sqlq's own ----------------------------------------------------------------------
@@ -191,7 +192,7 @@ class Enqueuer:
         except DBAPIError as error:
             _explain(error, database.dialect, database.engine.url)
             raise
-        self._notifier.send()
+        self._notify()
         return answer
 
     def _insert_one(self, job: NewJob, schema: str | None) -> Job:
@@ -205,10 +206,14 @@ class Enqueuer:
                 if not database.dialect.driver.problem(error).has_no_room:  # guard: job-without-its-hint
                     raise  # else the notification was refused, and with it the job, which needs none
         (row,) = database.run_statement(statement, parameters)
-        self._notifier.send()
+        self._notify()
         return inserting.inserted(job, row)
 
     # -- afterwards ------------------------------------------------------------------------------------------
+
+    def _notify(self) -> None:
+        if self._notifier.notifies or WAITING:
+            self._notifier.send()
 
     def _publish(self, new: Sequence[NewJob], jobs: list[Job]) -> None:
         """Publish the events of jobs that were enqueued."""

@@ -228,7 +228,7 @@ REFUSED: dict[str, Refused] = {
         ConfigurationError,
         "{}",
         [
-            (value, "")
+            (value, r"\w")
             for value in [
                 "",
                 "[]",

@@ -38,7 +38,7 @@ from sqlq.schema.types import after as after_ms
 from sqlq.schema.types import is_among, now, unblocks_since
 from sqlq.store.apart import apart, noted
 from sqlq.store.jobs import settle
-from sqlq.store.jobs.rows import ENDED_AT, in_line, slices
+from sqlq.store.jobs.rows import ENDED_AT, in_line
 from sqlq.store.limits.grant import wake_lines
 
 FlowPosition = tuple[int, int]
@@ -83,16 +83,12 @@ def _unblock(database: Database, ids: Sequence[int], ended: Sequence[int] = ()) 
     def refused(id: int, error: Exception) -> None:
         noted(database.engine, "waits for no other step any more")((id,), error)
 
-    def judge_steps(ids: Sequence[int]) -> None:
-        for some in slices(ids, STEPS_AT_ONCE):
-            apart(some, judge, refused, database.dialect)
-
     def judge_behind(id: int, error: Exception) -> None:
         with database.read() as conn:
             waiting = sorted(conn.scalars(_WAITING_FOR, {"id": id}))
-        judge_steps(waiting)
+        apart(waiting, judge, refused, database.dialect)
 
-    judge_steps(ids)
+    apart(ids, judge, refused, database.dialect)
     ended = [*ended, *done.cancelled]
     while ended:
         before = len(done.cancelled)
