@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import make_url, text
 
 import sqlq
+from sqlq.errors import MissingFileError
 from tests.kit import claim, needs, wait_until
 from tests.kit.processes import ROOT, WorkerProcess, worker_process
 
@@ -431,6 +432,22 @@ def test_a_database_file_made_anew_gets_no_outcome_of_jobs_in_the_old_one(
         assert worker.stop(STOPS_WITHIN_SECONDS) == 0
     row = app.jobs.get(old.id)
     assert (row.state, row.task, row.attempts, row.errors) == ("running", "another.task", 1, [])
+
+
+def test_a_write_to_another_file_is_refused_before_it_begins(
+    app: sqlq.App, database_url: str, tmp_path: Path
+) -> None:
+    """The write of an outcome may be the first to meet the new file."""
+    worker = app.worker()
+    worker._database.on_another_file = worker._another_file
+    with worker._database.begin():
+        pass
+    fresh = sqlq.App(f"sqlite:///{tmp_path / 'fresh.db'}")
+    fresh.migrate()
+    fresh.close()
+    (tmp_path / "fresh.db").rename(Path(make_url(database_url).database or ""))
+    with pytest.raises(MissingFileError, match="replaced by another one"), worker._database.begin():
+        pass
 
 
 CLOSES = """
