@@ -35,8 +35,8 @@ class Reading:
 
     def __init__(self, app: App, url: str | URL | None = None) -> None:
         self._app = app
-        self._url = cache(partial(read_url, url))
-        self._url(of=app.url)  # one that is none is refused now
+        self._read_url = cache(partial(read_url, url))
+        self._read_url(of=app.url)  # one that is none is refused now
         self._lock = threading.Lock()
         self._kept: dict[Any, tuple[float, float, Any]] = {}
         self._turns = [threading.Lock() for _ in range(64)]
@@ -44,7 +44,7 @@ class Reading:
     @property
     def app(self) -> App:
         """An App beside the host's own, on the same database or its replica. Its statements end in time."""
-        return self._app._for_looking(self._url(of=self._app.url))
+        return self._app._for_looking(self._read_url(of=self._app.url))
 
     @property
     def own(self) -> App:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg import sql
 from sqlalchemy import Engine, text
 
 import sqlq
@@ -122,6 +124,38 @@ def test_postgresql_unblocks_by_indexes_beside_tables_without_statistics(
             assert pages(plan) < 120, json.dumps(plan, indent=1)
         transaction.rollback()
     assert unblock.after(database, [2]).free == 1
+
+
+@needs("plans")
+def test_a_statement_planned_on_empty_tables_is_fast_on_full_ones(app: sqlq.App, engine: Engine) -> None:
+    """The unblock and the move of ended jobs are prepared and planned once. Nothing analyses the tables."""
+    claims = app.database.for_claims
+
+    def move() -> set[Any]:
+        with claims.single_statements() as conn:
+            return settle.settle(conn, [Settlement(1001, 1, 1, Finished())])
+
+    with received(claims.engine) as sent:
+        unblock.after(claims, [2])
+        move()
+    texts = {statement: parameters for statement, parameters in sent if "SKIP LOCKED" in statement}
+    assert len(texts) == 2
+    crowd(engine)
+    with claims.connect() as conn, conn.begin() as transaction:
+        prepared = conn.exec_driver_sql(
+            "SELECT name, statement FROM pg_prepared_statements WHERE statement LIKE '%%SKIP LOCKED%%'"
+        ).all()
+        assert len(prepared) == 2
+        for statement, parameters in texts.items():
+            order = dict.fromkeys(re.findall(r"%\((\w+)\)s", statement))
+            text_there = statement
+            for number, each in enumerate(order, 1):
+                text_there = text_there.replace(f"%({each})s", f"${number}")
+            (name,) = (row.name for row in prepared if row.statement == text_there)
+            values = sql.SQL(", ").join(sql.Literal(parameters[key]) for key in order).as_string()
+            plan = explained(conn, f"EXECUTE {name} ({values})".replace("%", "%%"))
+            assert pages(plan) < 120, json.dumps(plan, indent=1)
+        transaction.rollback()
 
 
 @needs("file")
