@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -19,7 +20,8 @@ from sqlq.model.outcome import Outcome
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.decide import Turn, claim_size
-from sqlq.worker.ipc.parent import NoParent
+from sqlq.worker.ipc.parent import NoParent, Parent, SharedMemory
+from sqlq.worker.ipc.pipe import Pipe
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.report.reporter import Reporter
 from sqlq.worker.run.isolated import IsolatedProcesses
@@ -73,6 +75,19 @@ def supervising(supervisor: Supervisor) -> Iterator[Future[int]]:
             yield pool.submit(supervisor.run)
         finally:
             supervisor.stop()
+
+
+@contextmanager
+def supervised(**options: Any) -> Iterator[tuple[Parent, SharedMemory, Pipe]]:
+    """Yield a worker's side of its supervisor, the memory that they share, and the supervisor's pipe."""
+    box, fd = SharedMemory.create()
+    os.close(fd)
+    here, there = Pipe.pair()
+    supervisor = Pipe(there)
+    yield Parent(here, box, **options), box, supervisor
+    here.close()
+    supervisor.close()
+    box.close()
 
 
 def deaths(*worker: str, started: Collection[tuple[int, int]] | None = ()) -> Deaths:

@@ -336,6 +336,27 @@ REFUSED: dict[str, Refused] = {
             (lambda: APP(engine=URL), "takes an Engine or AsyncEngine, not str; a URL is given as"),
             (lambda: APP(URL, engine=create_engine(URL)), "both a url and an engine"),
             (
+                lambda: APP(URL).fair(by="tenant", window=3),
+                "by is 'tenant', which names no argument",
+            ),
+            (lambda: RETRY("1s", priority=101), "priority is 101"),
+            (lambda: RETRY("1s", priority=True), "priority is True"),
+            (lambda: RETRY("1s", queue="a,b"), "queue is 'a,b'"),
+            (lambda: RETRY(datetime(2030, 1, 1)), "has no time zone"),  # noqa: DTZ001
+            (lambda: SNOOZE(datetime(2030, 1, 1)), "has no time zone"),  # noqa: DTZ001
+            (lambda: APP(URL).named(""), "the task's name is '': it must be text"),
+            (
+                lambda: APP(URL).task(name="t", isolate="always")(lambda: None),
+                'it is True, False, or "fresh"',
+            ),
+            (lambda: APP(URL).result("7"), "'7' is not the id of a job: give what app.enqueue has returned"),
+            (lambda: APP(URL).result([None]), "None is not the id of a job"),
+            (lambda: APP(URL).result(7, timeout=5), "timeout is 5: give a timedelta"),
+            (lambda: APP(URL).wait_all("jobs"), "'jobs' is no list of jobs"),
+            (lambda: APP(URL).wait_all(7), r"7 is no list of jobs: write app.wait_all\(\[job\]\)"),
+            (lambda: APP(URL).as_completed([None]), "None is not the id of a job"),
+            (lambda: APP(URL).lifespan(None), "lifespan is None: it is a function that takes no arguments"),
+            (
                 lambda: make_task(max, name="t"),
                 r"cannot be read \(no signature found .*\); wrap it in a function",
             ),

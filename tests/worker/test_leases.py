@@ -6,33 +6,32 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Engine
 
 import sqlq
-from sqlq.config.durations import MAX_MS
 from sqlq.model.outcome import ErrorText, Failed, Finished, Outcome, Released, Retried
-from sqlq.schema.tables import LARGEST_TOKEN, MAX_COUNT
 from sqlq.store import health
 from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
 from sqlq.store.jobs.lease import LeaseState
 from sqlq.store.workers import look
 from sqlq.worker.attempt.attempt import Attempt
+from sqlq.worker.claim.claimer import Intake
 from sqlq.worker.maintain import services
+from sqlq.worker.run.lease import Leases
 from tests.kit import (
     claim,
     claim_on,
+    committed,
     execute,
     expire,
     fate,
     ids,
+    locked,
     needs,
-    received,
     renew,
     rescue,
     settle,
@@ -54,23 +53,18 @@ def noop(app: sqlq.App) -> Any:
 
 def test_a_lease_is_renewed_while_its_handler_runs(app: sqlq.App, engine: Engine) -> None:
     release = threading.Event()
-    task = app.task(name="t")(lambda: release.wait(30))
-    app.enqueue(task.new())
-
-    def expires() -> Any:
-        with engine.connect() as conn:
-            return conn.execute(
-                text("SELECT lease_expires_at FROM jobs WHERE reserved_at IS NOT NULL")
-            ).scalar()
-
+    app.enqueue(app.task(name="t")(lambda: release.wait(30)).new())
     with working(app, lease="2s"):
-        first = wait_until(expires, what="the job running")
+        wait_until(lambda: app.jobs.list(state="running"), what="the job running")
         # longer than a lease, and no other worker may take it meanwhile
-        seen = {first}
-        while len(seen) < 5:
-            wait_until(lambda: expires() not in seen, what="a renewal")
-            seen.add(expires())
+        seen: set[Any] = set()
+
+        def is_renewed() -> bool:
+            seen.update(committed(engine, column="lease_expires_at"))
             assert rescue(app) == []
+            return len(seen) == 5
+
+        wait_until(is_renewed, what="four renewals")
         release.set()
         wait_until(lambda: app.jobs.list(state="finished"), what="the job finished")
     (job,) = app.jobs.list()
@@ -107,16 +101,10 @@ def test_a_job_with_an_expired_lease_is_rescued_and_counted(app: sqlq.App, engin
         assert rescue(app) == [], "the lease has not run out"
         expire(engine)
         (rescued,) = rescue(app)
-        assert (rescued.id, rescued.attempts, rescued.owner, rescued.failed) == (
-            job.id,
-            losses + 1,
-            f"worker-{losses}",
-            False,
-        )
-        row = app.jobs.get(job.id)
-        assert row.state == ("available" if losses == 0 else "scheduled"), (
-            "due at once after the first loss, with backoff after the second"
-        )
+        assert (rescued.id, rescued.attempts, rescued.failed) == (job.id, losses + 1, False)
+        assert rescued.owner == f"worker-{losses}"
+        due = "available" if losses == 0 else "scheduled"
+        assert app.jobs.get(job.id).state == due, "at once after the first, then with backoff"
         execute(engine, "UPDATE jobs SET available_at = created_at")
     claim(app)
     expire(engine)
@@ -131,6 +119,7 @@ def test_a_zombie_changes_nothing(app: sqlq.App, engine: Engine, noop: Any, outc
     app.enqueue(noop.new())
     (zombie,) = claim(app, owner="same-name")
     expire(engine)
+    assert fate(app, zombie) is LeaseState.HELD, "expiry alone revokes nothing"
     rescue(app)
     (owner,) = claim(app, owner="same-name")
     before = app.jobs.get(owner.id)
@@ -171,23 +160,14 @@ def test_a_settle_is_not_repeated(app: sqlq.App, noop: Any, outcome: Outcome) ->
     assert app.jobs.get(job.id) == after
 
 
-def test_expiry_alone_revokes_nothing(app: sqlq.App, engine: Engine, noop: Any) -> None:
-    app.enqueue(noop.new())
-    (job,) = claim(app)
-    expire(engine)
-    assert fate(app, job) is LeaseState.HELD
-    assert settle(app, job, Finished(None)) == {job.id}
-
-
 def test_a_job_is_not_started_on_a_lease_that_is_not_trusted(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[int] = []
     task = app.task(name="t")(lambda: started.append(1))
     job = app.enqueue(task.new())
-    worker = app.worker(max_jobs=1)
-    monkeypatch.setattr(worker._leases, "trusted_until", lambda sent_at: 0.0)
-    worker.run()
+    monkeypatch.setattr(Leases, "trusted_until", lambda leases, sent_at: 0.0)
+    app.worker(max_jobs=1).run()
     assert not started
     row = app.jobs.get(job.id)
     assert (row.state, row.attempts, row.releases) == ("available", 0, 1)
@@ -222,22 +202,22 @@ def test_a_handler_sees_cancelled_when_its_lease_is_lost(
 @pytest.mark.parametrize("verb", ["settle", "extend"])
 def test_a_locked_row_does_not_delay_the_others(app: sqlq.App, engine: Engine, noop: Any, verb: str) -> None:
     app.enqueue_many([noop.new(), noop.new(), noop.new()])
-    first, second, third = claim(app)
-    end = partial(settle, outcome=Finished(None))
-    write = partial(end if verb == "settle" else extend_all, app, [first, second, third])
-    with engine.begin() as rival:
-        rival.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": second.id})
+    first, second, third = held = claim(app)
+
+    def write() -> set[int]:
+        if verb == "settle":
+            return settle(app, held, Finished(None))
+        with app.database.begin() as conn:
+            return ids(set(lease.extend(conn, [(j.id, j.lease_token) for j in held], lease_ms=30_000)))
+
+    with locked(engine, second.id):
         assert write() == {first.id, third.id}
         assert fate(app, second) is LeaseState.HELD
     assert write() == ({second.id} if verb == "settle" else {first.id, second.id, third.id})
 
 
-def extend_all(app: sqlq.App, held: list[Any]) -> set[int]:
-    with app.database.begin() as conn:
-        return ids(set(lease.extend(conn, [(j.id, j.lease_token) for j in held], lease_ms=30_000)))
-
-
-def test_a_claim_skips_jobs_that_a_rival_is_claiming(app: sqlq.App, noop: Any) -> None:
+def test_a_claim_skips_jobs_that_are_not_due_or_that_a_rival_is_claiming(app: sqlq.App, noop: Any) -> None:
+    app.enqueue_many([noop.new().set(delay="1h", priority=priority) for priority in (0, 50)])
     app.enqueue_many([noop.new() for _ in range(6)])
     if app.database.engine.dialect.name == "sqlite":  # one writer at a time: the rival cannot even begin
         assert {j.id for j in claim(app, limit=3)}.isdisjoint(j.id for j in claim(app, limit=3))
@@ -247,32 +227,6 @@ def test_a_claim_skips_jobs_that_a_rival_is_claiming(app: sqlq.App, noop: Any) -
         ours = claim(app)
     assert len(theirs) == len(ours) == 3
     assert {j.id for j in theirs}.isdisjoint(j.id for j in ours)
-
-
-def test_a_job_that_is_not_due_is_not_claimed(app: sqlq.App, noop: Any) -> None:
-    app.enqueue_many([noop.new().set(delay="1h", priority=priority) for priority in (0, 50)])
-    due = app.enqueue(noop.new())
-    assert [job.id for job in claim(app)] == [due.id]
-
-
-@needs("mariadb")
-def test_a_claim_keeps_counters_within_the_checks_at_their_maximum(
-    app: sqlq.App, engine: Engine, noop: Any
-) -> None:
-    """MariaDB does not check the table's rules in a claim, but in each later change of the row."""
-    app.enqueue_many([noop.new() for _ in range(3)])
-    execute(engine, f"UPDATE jobs SET attempts = {MAX_COUNT}, lease_token = {LARGEST_TOKEN} WHERE id < 3")
-    execute(engine, "UPDATE jobs SET max_attempts = IF(id = 1, 1, NULL)")
-    most = f'{{"noop": {MAX_COUNT}}}'
-    with app.database.begin() as conn:
-        jobs = claim_on(conn, limit=3, owner="o" * 36, lease_ms=MAX_MS, max_attempts=most)
-    at_their_end = [(1, MAX_COUNT)] * 2
-    assert [(job.lease_token, job.attempts) for job in jobs] == [*at_their_end, (1, 1)]
-    assert [job.max_attempts for job in jobs] == [1, MAX_COUNT, MAX_COUNT]
-    execute(engine, "UPDATE jobs SET progress = 0.5")
-    execute(engine, "SET STATEMENT check_constraint_checks = 0 FOR UPDATE jobs SET attempts = -1")
-    with pytest.raises(DBAPIError, match="4025"):
-        execute(engine, "UPDATE jobs SET progress = 1")
 
 
 @needs("mariadb")
@@ -316,17 +270,6 @@ def test_an_attempt_that_is_settled_late_does_not_drop_the_lease_of_the_next(
     assert first.trusted_until <= time.monotonic()
 
 
-def test_a_message_of_a_supervisor_waits_for_no_database(app: sqlq.App, noop: Any) -> None:
-    """The thread that receives it receives a stop, too."""
-    app.enqueue(noop.new())
-    (claimed,) = claim(app)
-    leases = app.worker()._leases
-    with received(app.database.for_loops.engine) as sent:
-        for sent_at, entered in enumerate((True, True, False)):
-            leases.renewed_for_us({(claimed.id, claimed.lease_token): False}, sent_at, entered=entered)
-    assert sent == []
-
-
 def test_a_claim_under_way_is_kept_when_another_lease_is_lost(app: sqlq.App, noop: Any) -> None:
     app.enqueue_many([noop.new(), noop.new()])
     held, under_way = claim(app)
@@ -353,15 +296,15 @@ def test_a_claim_whose_reply_is_late_keeps_its_jobs(app: sqlq.App, monkeypatch: 
     ran: list[int] = []
     task = app.task(name="t")(lambda: ran.append(sqlq.current_job().attempt))
     reached, goes_on = threading.Event(), threading.Event()
+    readable = Intake.readable
+
+    def late(*given: Any) -> Any:
+        reached.set()
+        assert goes_on.wait(30)
+        return readable(*given)
+
+    monkeypatch.setattr(Intake, "readable", late)
     with working(app) as worker:
-        readable = worker._intake.readable
-
-        def late(*given: Any) -> Any:
-            reached.set()
-            assert goes_on.wait(30)
-            return readable(*given)
-
-        monkeypatch.setattr(worker._intake, "readable", late)
         job = app.enqueue(task.new())
         try:
             assert reached.wait(30)

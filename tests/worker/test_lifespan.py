@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 
 import sqlq
+from sqlq.errors import ConfigurationError
 from sqlq.testing import drain, inline
 from sqlq.worker.lifecycle import stop
-from tests.kit import for_each, needs, wait_until
+from tests.kit import needs, wait_until
 from tests.kit.processes import WorkerProcess, worker_process
+
+Acts = Callable[[], dict[int, list[str]]]
 
 # -- in a worker of this process -----------------------------------------------------------------------------
 
@@ -95,10 +98,9 @@ def test_a_worker_whose_lifespan_fails_does_not_start(
 ) -> None:
     app.lifespan(lifespan)
     job = app.enqueue(app.task(name="t")(lambda: None).new())
-    with pytest.raises(
-        sqlq.SqlqError, match=r"^the lifespan .*failing failed: OSError: no broker$"
-    ) as caught:
-        drain(app)
+    says = r"^the lifespan .*failing failed: OSError: no broker$"
+    with pytest.raises(sqlq.SqlqError, match=says) as caught, app.worker():
+        pytest.fail("it is not ready")
     assert isinstance(caught.value.__cause__, OSError)
     assert "in afailing" in caplog.text or "in failing" in caplog.text, "the log has its traceback"
     assert app.jobs.get(job.id).state == "available"
@@ -184,32 +186,17 @@ def test_inline_takes_a_lifespan_value() -> None:
     assert ran.jobs[0].result is None
 
 
-def takes(app: sqlq.App) -> Iterator[None]:
-    yield
-
-
 async def coroutine() -> None: ...
 
 
-@for_each(
-    ("given", "sentence"),
-    [
-        (None, "lifespan is None: it is a function that takes no arguments"),
-        (takes, r"takes\(.*cannot be called: lifespan takes no arguments"),
-        (coroutine, "coroutine: it is a function that takes no arguments"),
-    ],
-)
-def test_a_wrong_lifespan_is_refused(given: Any, sentence: str) -> None:
-    with pytest.raises(sqlq.errors.ConfigurationError, match=sentence):
-        sqlq.App("sqlite://").lifespan(given)
-
-
-def test_a_second_lifespan_is_refused() -> None:
-    app = sqlq.App("sqlite://")
+def test_a_wrong_or_a_second_lifespan_is_refused() -> None:
+    app: Any = sqlq.App("sqlite://")
+    with pytest.raises(ConfigurationError, match="coroutine: it is a function that takes no arguments"):
+        app.lifespan(coroutine)
+    with pytest.raises(ConfigurationError, match="cannot be called: lifespan takes no arguments"):
+        app.lifespan(lambda app: iter(()))
     assert app.lifespan(failing) is failing
-    with pytest.raises(
-        sqlq.errors.ConfigurationError, match=r"afailing, but .*\.failing is there already: enter both"
-    ):
+    with pytest.raises(ConfigurationError, match=r"afailing, but .*\.failing is there already: enter both"):
         app.lifespan(afailing)
 
 
@@ -221,32 +208,24 @@ import asyncio, os, time, sqlq
 app = sqlq.App()
 
 def note(what):
-    fd = os.open("ran.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(fd, f"{what} {os.getpid()}\\n".encode())
-    os.close(fd)
+    with open("ran.txt", "a") as file:
+        file.write(f"{what} {os.getpid()}\\n")
 
-if os.environ["PLAY"] == "def":
-    @app.lifespan
-    def life():
-        note("enter")
-        yield os.getpid()
-        note("leave")
-
-elif os.environ["PLAY"] == "async def":
-    @app.lifespan
-    async def life():
-        note("enter")
-        async with asyncio.timeout(None):
-            yield os.getpid()
-        await asyncio.sleep(0.01)
-        note("leave")
-
-else:
-    @app.lifespan
-    def life():
-        note("enter")
+def life():
+    note("enter")
+    if os.environ["PLAY"] == "failing":
         raise OSError("no broker")
-        yield
+    yield os.getpid()
+    note("leave")
+
+async def alife():
+    note("enter")
+    async with asyncio.timeout(None):
+        yield os.getpid()
+    await asyncio.sleep(0.01)
+    note("leave")
+
+app.lifespan(alife if os.environ["PLAY"] == "async def" else life)
 
 @app.task
 def work():
@@ -265,82 +244,66 @@ def wait():
         time.sleep(0.01)
 """
 
-Play = Callable[..., Any]
-
 
 @pytest.fixture
-def lines(tmp_path: Path) -> Callable[[], list[tuple[str, int]]]:
+def acts(tmp_path: Path) -> Acts:
+    """Return a function that reads what each process has done, in order."""
     (tmp_path / "play.py").write_text(PLAY)
 
-    def lines() -> list[tuple[str, int]]:
-        file = tmp_path / "ran.txt"
-        found = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
-        return [(what, int(pid)) for what, pid in found]
+    def acts() -> dict[int, list[str]]:
+        file, found = tmp_path / "ran.txt", dict[int, list[str]]()
+        for line in file.read_text().splitlines() if file.exists() else ():
+            what, pid = line.split()
+            found.setdefault(int(pid), []).append(what)
+        return found
 
-    return lines
-
-
-def enqueue(app: sqlq.App, *names: str) -> list[int]:
-    tasks = {name: app.task(name=f"play.{name}")(lambda: None) for name in sorted({*names})}
-    return [app.enqueue(tasks[name].new()).id for name in names]
-
-
-def whats(lines: list[tuple[str, int]]) -> dict[int, list[str]]:
-    """Return the actions of each process, in order."""
-    found: dict[int, list[str]] = {}
-    for what, pid in lines:
-        found.setdefault(pid, []).append(what)
-    return found
+    return acts
 
 
 @pytest.mark.variants
 @pytest.mark.parametrize("kind", ["def", "async def"])
-@pytest.mark.parametrize("stop", ["TERM", "--drain", "--max-jobs"])
+@pytest.mark.parametrize("stop", ["TERM", "--max-jobs"])
 @needs("cheap")
 def test_the_lifespan_is_exited_at_each_kind_of_stop(
-    app: sqlq.App, database_url: str, tmp_path: Path, lines: Play, monkeypatch: pytest.MonkeyPatch,
+    app: sqlq.App, database_url: str, tmp_path: Path, acts: Acts, monkeypatch: pytest.MonkeyPatch,
     kind: str, stop: str,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("PLAY", kind)
-    options = {"TERM": [], "--drain": ["--drain"], "--max-jobs": ["--max-jobs", "1"]}[stop]
-    (job,) = enqueue(app, "wait" if stop == "TERM" else "work")
+    options = [] if stop == "TERM" else ["--max-jobs", "1"]
+    app.enqueue(app.named("play.wait").new())
     with worker_process(tmp_path, "play:app", database_url, *options, ready=False) as worker:
+        wait_until(lambda: ["enter", "job"] in acts().values(), 20)
         if stop == "TERM":
-            wait_until(lambda: "job" in [what for what, _ in lines()], 20)
             worker.process.send_signal(signal.SIGTERM)
             wait_until(lambda: worker.said("stopping"))
-            (tmp_path / "go").touch()
-        elif stop != "--drain":
-            wait_until(lambda: "leave" in [what for what, _ in lines()], 20)
-            wait_until(lambda: [what for what, _ in lines()].count("enter") == 2, 20)
+        (tmp_path / "go").touch()
+        if stop == "--max-jobs":
+            wait_until(lambda: ["enter"] in acts().values(), 20, what="another process in its place")
             worker.process.send_signal(signal.SIGTERM)
         assert worker.process.wait(20) == 0, worker.log.read_text()
-    did = list(whats(lines()).values())
-    assert did[0] == ["enter", "job", "leave"]
-    assert all(other == ["enter", "leave"] for other in did[1:])
-    if stop != "TERM":
-        pid = next(iter(whats(lines())))
-        assert app.jobs.get(job).result == [pid, pid]
+    first, *others = acts().values()
+    assert first == ["enter", "job", "leave"]
+    assert others == [["enter", "leave"]] * len(others)
 
 
 @needs("cheap")
 @pytest.mark.parametrize("kind", ["def", "async def"])
 def test_each_subprocess_has_its_own_lifespan(
-    app: sqlq.App, database_url: str, tmp_path: Path, lines: Play, monkeypatch: pytest.MonkeyPatch, kind: str
+    app: sqlq.App, database_url: str, tmp_path: Path, acts: Acts, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setenv("PLAY", kind)
-    jobs = enqueue(app, "alone", "work")
+    jobs = [app.enqueue(app.named(f"play.{task}").new()) for task in ("alone", "work")]
     with worker_process(tmp_path, "play:app", database_url, "--drain", ready=False) as worker:
         assert worker.process.wait(30) == 0, worker.log.read_text()
-    (first, pid), (second, other) = (app.jobs.get(id).result for id in jobs)
+    (first, pid), (second, other) = (app.jobs.get(job.id).result for job in jobs)
     assert (first, second) == (pid, other)
     assert pid != other
-    assert whats(lines()) == {pid: ["enter", "job", "leave"], other: ["enter", "job", "leave"]}
+    assert acts() == {pid: ["enter", "job", "leave"], other: ["enter", "job", "leave"]}
 
 
 @needs("cheap")
 def test_a_failed_lifespan_ends_the_command_with_one_sentence(
-    app: sqlq.App, database_url: str, tmp_path: Path, lines: Play, monkeypatch: pytest.MonkeyPatch
+    app: sqlq.App, database_url: str, tmp_path: Path, acts: Acts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PLAY", "failing")
     worker = WorkerProcess(tmp_path, "play:app", database_url)
@@ -348,4 +311,4 @@ def test_a_failed_lifespan_ends_the_command_with_one_sentence(
     said = worker.log.read_text().splitlines()
     assert said[-1] == "sqlq: the lifespan play.life failed: OSError: no broker"
     assert "Traceback (most recent call last):" in said
-    assert lines() == [("enter", pid) for _, pid in lines()][:1], "one process, and no other after it"
+    assert list(acts().values()) == [["enter"]], "one process, and no other after it"

@@ -1,10 +1,11 @@
-"""Limits as workers keep them: never more at a time, no slot lost, nobody kept waiting."""
+"""Limits, rates and serial keys: never more at a time, no slot lost, nobody kept waiting."""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,16 +13,52 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.model.outcome import ErrorText, Retried, Settlement
+from sqlq.model.checks import Rule
+from sqlq.model.outcome import ErrorText, Retried
+from sqlq.store import schedules
 from sqlq.store.blockers import LimitBlocker
-from sqlq.store.jobs import settle
-from sqlq.store.limits import admit as admission
+from sqlq.store.jobs import settle as settling
+from sqlq.store.limits import admit
+from sqlq.store.limits.grant import Grant
+from sqlq.store.workers import workers
+from sqlq.testing.database import write_declared
 from sqlq.worker.maintain.services import Unblock
 from sqlq.worker.settle.settle import Counts
-from tests.kit import claim, claim_on, needs, wait_until, waiting_for_locks, working
-from tests.kit.hand import blocked
+from tests.kit import (
+    blocked,
+    claim,
+    claim_on,
+    count,
+    execute,
+    for_each,
+    needs,
+    settle,
+    span,
+    wait_until,
+    waiting_for_locks,
+    working,
+)
 
 pytestmark = pytest.mark.each_database
+
+ONE = sqlq.Limit("api", running=1)
+
+
+def look(app: sqlq.App) -> int:
+    """Look at the wakes that are due, as a worker does; return how many jobs were admitted."""
+    return admit.look(app.database).number
+
+
+def state(app: sqlq.App, id: int) -> str:
+    return str(app.jobs.get(id).state)
+
+
+def put_back(app: sqlq.App, held: list[Any], delay_ms: int) -> None:
+    settle(app, held, Retried(delay_ms, ErrorText("ValueError", "no")))
+
+
+def lose_wakes(app: sqlq.App) -> None:
+    execute(app.database.engine, "DELETE FROM sqlq_wakes")
 
 
 class Gauge:
@@ -61,14 +98,6 @@ def gauge(app: sqlq.App) -> Gauge:
     return Gauge(app)
 
 
-def put_back(app: sqlq.App, held: list[Any], delay_ms: int) -> None:
-    again = Retried(delay_ms, ErrorText("ValueError", "no"))
-    with app.database.begin() as conn:
-        settle.settle(
-            conn, [Settlement(j.id, j.lease_token, j.attempts, again, limit_key=j.limit_key) for j in held]
-        )
-
-
 # -- at most so many at a time -------------------------------------------------------------------------------
 
 
@@ -83,33 +112,22 @@ def test_no_more_jobs_than_the_limit_run_at_a_time(gauge: Gauge) -> None:
     assert gauge.most["stripe"] == 2
 
 
-def test_each_key_has_a_limit_of_its_own(gauge: Gauge) -> None:
-    @gauge.app.task(name="bill", limit=sqlq.Limit("customer:{customer}", running=1))
-    def bill(customer: int, n: int = 0) -> None:
-        gauge.run(customer, n)
-
-    gauge.app.enqueue_many([bill.new(n % 3, n=n) for n in range(12)])
-    gauge.work(concurrency=6)
-    assert gauge.most == {0: 1, 1: 1, 2: 1}
-    assert sorted(gauge.called) == list(range(12))
-
-
 def test_two_admissions_at_once_grant_no_slot_twice(gauge: Gauge, app: sqlq.App) -> None:
     call = gauge.task(5)
     app.enqueue_many([call.new() for _ in range(100)])
-    admission.look(app.database)  # makes the key known
+    look(app)  # makes the key known
     for _ in range(10):
         held = claim(app)
         assert len(held) == 5
         put_back(app, held, 0)
         together = threading.Barrier(4)
 
-        def admit(barrier: threading.Barrier = together) -> int:
+        def admitted(barrier: threading.Barrier = together) -> int:
             barrier.wait(60)
-            return admission.look(app.database, ["stripe"], limit=0).number
+            return admit.look(app.database, ["stripe"], limit=0).number
 
         with ThreadPoolExecutor(4) as threads:
-            assert sum(threads.map(lambda _: admit(), range(4))) == 5
+            assert sum(threads.map(lambda _: admitted(), range(4))) == 5
 
 
 @needs("sessions")
@@ -118,11 +136,11 @@ def test_an_admission_counts_after_it_has_waited_for_the_key(
 ) -> None:
     call = gauge.task(5)
     app.enqueue_many([call.new() for _ in range(20)])
-    assert admission.look(app.database).number == 5
+    assert look(app) == 5
     put_back(app, claim(app), 0)
     with engine.begin() as other, ThreadPoolExecutor(1) as threads:
         other.execute(text("SELECT 1 FROM sqlq_limits WHERE limit_key = 'stripe' FOR UPDATE"))
-        admitting = threads.submit(admission.look, app.database, ["stripe"])
+        admitting = threads.submit(admit.look, app.database, ["stripe"])
         wait_until(lambda: waiting_for_locks(engine))
         by_hand = "id IN (SELECT id FROM jobs WHERE blocked_by = 'limit' LIMIT 5)"
         other.execute(
@@ -136,12 +154,9 @@ def test_an_admission_counts_after_it_has_waited_for_the_key(
 
 
 def test_a_job_that_waits_for_its_next_attempt_holds_no_slot(gauge: Gauge) -> None:
-    failed = []
-
     @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1), backoff="1h")
     def call(n: int) -> None:
         if n == 0:
-            failed.append(n)
             raise ValueError("not yet")
         gauge.run("stripe", n)
 
@@ -153,29 +168,14 @@ def test_a_job_that_waits_for_its_next_attempt_holds_no_slot(gauge: Gauge) -> No
     assert job.due_at is not None
 
 
-@pytest.mark.parametrize("signal", [sqlq.Retry(delay="0s"), sqlq.Snooze("0s")])
-def test_a_retry_or_snooze_waits_for_its_turn_again(gauge: Gauge, signal: Exception) -> None:
-    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=2))
-    def call(n: int) -> None:
-        again = n not in gauge.called
-        gauge.run("stripe", n)
-        if again:
-            raise signal
-
-    gauge.app.enqueue_many([call.new(n) for n in range(8)])
-    gauge.work(concurrency=6)
-    assert Counter(gauge.called) == dict.fromkeys(range(8), 2)
-    assert gauge.most["stripe"] <= 2
-
-
 def test_a_released_job_is_admitted_when_it_is_due(gauge: Gauge, app: sqlq.App) -> None:
     call = gauge.task(1)
     app.enqueue(call.new())
-    admission.look(app.database)
+    look(app)
     put_back(app, claim(app), 20)
-    wait_until(lambda: admission.look(app.database).number == 1)
+    wait_until(lambda: look(app) == 1)
     put_back(app, claim(app), 3_600_000)
-    done = admission.look(app.database, ["stripe"])
+    done = admit.look(app.database, ["stripe"])
     assert done.number == 0
     assert done.next_ms is not None
     assert 3_000_000 < done.next_ms <= 3_600_000
@@ -184,18 +184,17 @@ def test_a_released_job_is_admitted_when_it_is_due(gauge: Gauge, app: sqlq.App) 
 def test_a_key_without_a_known_limit_admits_one_by_one(gauge: Gauge, app: sqlq.App) -> None:
     call = gauge.task(5)
     app.enqueue_many([call.new() for _ in range(9)])
-    with app.database.begin() as conn:
-        conn.execute(text("DELETE FROM sqlq_wakes"))
-    assert admission.sweep(app.database, "")[0].number == 1
+    lose_wakes(app)
+    assert admit.sweep(app.database, "")[0].number == 1
     app.enqueue(call.new())  # which has the limit
-    assert admission.look(app.database).number == 4
+    assert look(app) == 4
 
 
 def test_a_sweep_that_comes_before_the_wake_knows_the_limit(gauge: Gauge, app: sqlq.App) -> None:
     call = gauge.task(5)
     app.enqueue_many([call.new() for _ in range(9)])
-    assert admission.sweep(app.database, "")[0].number == 5
-    assert admission.look(app.database).number == 0
+    assert admit.sweep(app.database, "")[0].number == 5
+    assert look(app) == 0
 
 
 def test_a_retried_job_waits_for_a_slot(gauge: Gauge) -> None:
@@ -223,22 +222,22 @@ def test_a_retried_job_waits_for_a_slot(gauge: Gauge) -> None:
 def test_a_job_that_fails_with_its_worker_releases_its_slot(gauge: Gauge) -> None:
     call = gauge.task(1, max_attempts=1)
     gauge.app.enqueue_many([call.new(n) for n in range(2)])
-    admission.look(gauge.app.database)
+    look(gauge.app)
     with gauge.app.database.begin() as conn:
         (dead,) = claim_on(conn, limit=9)
-        settle.lose(conn, [(dead.id, dead.lease_token)], "died")
-    assert admission.look(gauge.app.database).number == 1
+        settling.lose(conn, [(dead.id, dead.lease_token)], "died")
+    assert look(gauge.app) == 1
 
 
 @pytest.mark.parametrize("force", [False, True])
 def test_a_cancelled_job_releases_its_slot(gauge: Gauge, force: bool) -> None:
     call = gauge.task(1)
     first, _ = gauge.app.enqueue_many([call.new(n) for n in range(2)])
-    admission.look(gauge.app.database)
+    look(gauge.app)
     if force:
         claim(gauge.app)
     assert gauge.app.jobs.cancel([first.id], force=force) == {first.id: "cancelled"}
-    assert admission.look(gauge.app.database).number == 1
+    assert look(gauge.app) == 1
     assert gauge.work().finished == 1
     assert gauge.called == [1]
 
@@ -246,11 +245,11 @@ def test_a_cancelled_job_releases_its_slot(gauge: Gauge, force: bool) -> None:
 def test_jobs_of_a_paused_queue_hold_no_slots(gauge: Gauge) -> None:
     call = gauge.task(2)
     stuck = gauge.app.enqueue_many([call.new(n).set(queue="night") for n in range(5)])
-    admission.look(gauge.app.database)
+    look(gauge.app)
     assert [str(gauge.app.jobs.get(job.id).state) for job in stuck].count("available") == 2
     gauge.app.queues.pause("night")
     gauge.app.enqueue_many([call.new(n) for n in range(10, 13)])
-    assert admission.look(gauge.app.database, ["stripe"]).number == 0  # both slots are taken
+    assert admit.look(gauge.app.database, ["stripe"]).number == 0  # both slots are taken
     Unblock(gauge.app.database, LimitBlocker()).run()
     assert gauge.work().finished == 3
     assert {str(gauge.app.jobs.get(job.id).state) for job in stuck} == {"blocked"}
@@ -265,9 +264,8 @@ def test_jobs_of_a_paused_queue_hold_no_slots(gauge: Gauge) -> None:
 def test_the_sweep_admits_jobs_of_a_lost_wake(gauge: Gauge) -> None:
     call = gauge.task(1, "key:{n}")
     gauge.app.enqueue_many([call.new(n) for n in range(7)])
-    with gauge.app.database.begin() as conn:
-        conn.execute(text("DELETE FROM sqlq_wakes"))
-    assert admission.look(gauge.app.database).number == 0
+    lose_wakes(gauge.app)
+    assert look(gauge.app) == 0
     admitted: list[None] = []
     Unblock(gauge.app.database, LimitBlocker(), freed=lambda: admitted.append(None)).run()
     assert admitted == [None]
@@ -277,21 +275,12 @@ def test_the_sweep_admits_jobs_of_a_lost_wake(gauge: Gauge) -> None:
 def test_a_sweep_continues_where_it_stopped(gauge: Gauge, app: sqlq.App) -> None:
     call = gauge.task(1, "key:{n}")
     app.enqueue_many([call.new(n) for n in range(5)])
-    with app.database.begin() as conn:
-        conn.execute(text("DELETE FROM sqlq_wakes"))
+    lose_wakes(app)
     place, numbers = "", list[int]()
     while place or not numbers:
-        done, place = admission.sweep(app.database, place, limit=2)
+        done, place = admit.sweep(app.database, place, limit=2)
         numbers.append(done.number)
     assert numbers == [2, 2, 1]
-
-
-def test_an_idle_worker_admits_enqueued_jobs(gauge: Gauge) -> None:
-    call = gauge.task(1)
-    with working(gauge.app):
-        for n in range(3):
-            job = gauge.app.enqueue(call.new(n))
-            wait_until(lambda job=job: gauge.app.jobs.get(job.id).state == "finished")  # type: ignore[misc]
 
 
 def test_a_drain_runs_all_jobs_of_a_waiting_list(gauge: Gauge, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,7 +318,7 @@ def test_the_waiting_list_is_ordered_by_priority_then_age(gauge: Gauge) -> None:
 def test_a_large_waiting_list_is_admitted_in_portions(gauge: Gauge, app: sqlq.App) -> None:
     call = gauge.task(2500, "wide")
     app.enqueue_many([call.new() for _ in range(3000)])
-    done = [admission.look(app.database) for _ in range(4)]
+    done = [admit.look(app.database) for _ in range(4)]
     assert [(each.number, each.has_more) for each in done] == [
         (1000, True),
         (1000, True),
@@ -349,44 +338,14 @@ def test_an_enqueue_does_not_wait_for_another_of_its_key(gauge: Gauge, app: sqlq
         app.enqueue(call.new(), session=one)
         app.enqueue(call.new(), session=two)
         two.commit()
-        assert admission.look(app.database).number == 1
+        assert look(app) == 1
         app.enqueue(call.new(), session=two)
         two.commit()
         one.commit()
     assert blocked(app) == 2
 
 
-def test_a_rollback_leaves_no_job_and_no_wake(gauge: Gauge, app: sqlq.App, engine: Engine) -> None:
-    call = gauge.task(1)
-    with Session(engine) as session:
-        app.enqueue(call.new(), session=session)
-        app.enqueue_many([call.new(), call.new().set(delay="5m")], session=session)
-        assert session.scalar(text("SELECT count(*) FROM sqlq_wakes")) == 3
-        session.rollback()
-        assert session.scalar(text("SELECT count(*) FROM sqlq_wakes")) == 0
-        assert session.scalar(text("SELECT count(*) FROM jobs")) == 0
-
-
 # -- with others ---------------------------------------------------------------------------------------------
-
-
-def test_a_step_waits_for_its_parents_and_then_for_a_slot(gauge: Gauge) -> None:
-    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1))
-    def call(what: str) -> str:
-        gauge.run("stripe", what)
-        return what
-
-    flow = sqlq.Flow()
-    first = flow.add(call.new("first"))
-    last = flow.add(call.new("last"), after=[first, flow.add(call.new("second"))])
-    done = gauge.app.enqueue(flow)
-    assert [job.state for job in done.jobs] == ["blocked"] * 3
-    assert [gauge.app.jobs.get(job.id).blocked_by for job in done.jobs] == ["limit", "limit", "flow"] or (
-        gauge.app.jobs.get(done.job(last).id).blocked_by == "flow"
-    )
-    gauge.work(concurrency=5)
-    assert gauge.called[-1] == "last"
-    assert gauge.most["stripe"] == 1
 
 
 def test_jobs_without_a_limit_run_beside_a_full_waiting_list(gauge: Gauge) -> None:
@@ -397,29 +356,11 @@ def test_jobs_without_a_limit_run_beside_a_full_waiting_list(gauge: Gauge) -> No
         gauge.run("free", n)
 
     gauge.app.enqueue_many([call.new(n) for n in range(5)])
-    admission.look(gauge.app.database)
+    look(gauge.app)
     claim(gauge.app)  # by a worker that holds on to it
     gauge.app.enqueue_many([free.new(n) for n in range(5)])
     assert gauge.work().finished == 5
     assert blocked(gauge.app) == 4
-
-
-def test_a_unique_key_and_a_limit_go_together(gauge: Gauge) -> None:
-    call = gauge.task(1)
-    first = gauge.app.enqueue(call.new(1).set(unique_key="a"))
-    again = gauge.app.enqueue(call.new(1).set(unique_key="a"))
-    both = gauge.app.enqueue_many([call.new(2).set(unique_key="b"), call.new(3)])
-    assert (first.created, again.created, again.id) == (True, False, first.id)
-    assert {job.state for job in (first, again, *both)} == {"blocked"}
-    assert gauge.work().finished == 3
-
-
-def test_inline_and_eager_jobs_ignore_limits(gauge: Gauge) -> None:
-    call = gauge.task(1)
-    gauge.app.enqueue(call.new(1), eager=True)
-    with sqlq.testing.inline(gauge.app):
-        gauge.app.enqueue_many([call.new(2), call.new(3)])
-    assert gauge.called == [1, 2, 3]
 
 
 def test_fairness_admits_a_new_tenant_early(gauge: Gauge) -> None:
@@ -429,18 +370,295 @@ def test_fairness_admits_a_new_tenant_early(gauge: Gauge) -> None:
     def report(tenant: str) -> None:
         gauge.run(tenant, tenant)
 
-    @gauge.app.task(name="sweep_up")
-    def sweep_up() -> None: ...
-
-    assert sweep_up.limit is None
     gauge.app.enqueue_many([report.new("large") for _ in range(40)])
-    admission.look(gauge.app.database)
+    look(gauge.app)
     gauge.app.enqueue(report.new("small"))
     gauge.work(concurrency=1)
     assert gauge.called.index("small") <= 6
     assert len(gauge.called) == 41
 
 
-def test_fairness_names_an_argument(app: sqlq.App) -> None:
-    with pytest.raises(sqlq.errors.ConfigurationError, match="by is 'tenant', which names no argument"):
-        app.fair(by="tenant", window=3)
+# -- what a limit says ---------------------------------------------------------------------------------------
+
+
+def test_the_limit_of_a_delayed_job_does_not_replace_a_newer_one(app: sqlq.App, engine: Engine) -> None:
+    def call() -> None: ...
+
+    old = app.task(name="old", limit=sqlq.Limit("api", running=2))(call)
+    app.enqueue(old.new().set(delay="1h"))
+    assert look(app) == 0
+    with_more = sqlq.App(app.database.engine.url.render_as_string(hide_password=False))
+    new = with_more.task(name="new", limit=sqlq.Limit("api", running=5))(call)
+    with_more.enqueue_many([new.new() for _ in range(9)])
+    with_more.close()
+    assert look(app) == 5
+    with engine.begin() as conn:
+        earlier = f"- {span(engine, 7_200)}"
+        conn.execute(text(f"UPDATE sqlq_wakes SET at = at {earlier}"))
+    look(app)
+    (known,) = app.limits.list()
+    assert known.max_running == 5
+
+
+def test_the_job_of_a_schedule_has_its_named_limit(app: sqlq.App, engine: Engine) -> None:
+    task = app.task(name="poll")(lambda: None)
+    app.limit("api", running=4)
+    app.schedule("polls", task.new().set(limit="api"), every="1h", catch_up="all")
+    write_declared(app)
+    with engine.begin() as conn:
+        earlier = f"- {span(engine, 36_000)}"
+        conn.execute(
+            text(f"UPDATE sqlq_schedules SET last_at = last_at {earlier}, next_at = next_at {earlier}")
+        )
+    assert len(schedules.tick(app.database).jobs) == 10
+    assert look(app) == 4
+    with pytest.raises(sqlq.EnqueueError, match="no limit of that name is declared"):
+        app.schedule("others", task.new().set(limit="unknown"), every="1h")
+
+
+# -- rates ---------------------------------------------------------------------------------------------------
+
+
+def test_a_rate_that_is_raised_counts_from_the_last_start(app: sqlq.App) -> None:
+    """And not from when the next would have been by the rate before, which may be tomorrow."""
+    task = app.task(name="call", limit=sqlq.Limit("api", rate="1/1d"))(lambda: None)
+    app.enqueue_many([task.new() for _ in range(5)])
+    assert look(app) == 1
+    assert look(app) == 0
+    app.limits.set("api", rate="20/1s")
+    (known,) = app.limits.list()
+    assert known.next_start_seconds is not None
+    assert known.next_start_seconds <= 0.15
+    wait_until(lambda: look(app) > 0, what="the next one admitted")
+
+
+def test_a_rate_that_is_lowered_is_kept_at_once(app: sqlq.App) -> None:
+    task = app.task(name="call", limit=sqlq.Limit("api", rate="1000/1s"))(lambda: None)
+    app.enqueue_many([task.new() for _ in range(500)])
+    assert look(app) > 50
+    (before,) = app.limits.list()
+    after = app.limits.set("api", rate="1/1h")
+    assert before.next_start_seconds is not None
+    assert after.next_start_seconds is not None
+    assert after.next_start_seconds > timedelta(minutes=59).total_seconds()
+    assert after.running == before.running
+    assert look(app) == 0
+
+
+def test_looks_at_an_exhausted_rate_leave_one_wake(app: sqlq.App) -> None:
+    """Each sweep, and each enqueue, looks; a rate of one a day is used up all day long."""
+    task = app.task(name="call", limit=sqlq.Limit("api", rate="1/1d"))(lambda: None)
+    app.enqueue_many([task.new() for _ in range(3)])
+    for _ in range(5):
+        app.enqueue(task.new())
+        look(app)
+        admit.sweep(app.database, "")
+    assert count(app.database.engine, "sqlq_wakes") == 1
+
+
+MOMENT = datetime(2030, 1, 1, tzinfo=UTC)
+MS = timedelta(milliseconds=1)
+
+
+@for_each(("rate", "period_ms"), [(100, 60_000), (7, 1_000), (3_000, 1_000), (1, 250)])
+def test_starts_are_never_closer_than_the_rate(rate: int, period_ms: int) -> None:
+    """Lot after lot, as wakes come: any window of one period has at most `rate` starts."""
+    starts: list[datetime] = []
+    moment, next_free_at = MOMENT, None
+    for _ in range(200):
+        lot = Grant("api", Rule(rate=rate, period_ms=period_ms), moment, next_free_at, 1000)
+        lot.ids = list(range(lot.number))
+        starts += [start for _, start in lot.starts() if start]
+        next_free_at = lot.start(lot.number)
+        (again,) = (wake.moment for wake in lot.again())
+        assert again is not None
+        moment = max(again, moment)
+    period = timedelta(milliseconds=period_ms)
+    assert starts == sorted(starts)
+    for first, later in zip(starts, starts[rate:], strict=False):
+        assert later - first >= period
+    # and not much slower either: what is lost is less than a millisecond for each lot
+    slowest = period * (len(starts) / rate) + MS * 200
+    assert starts[-1] - starts[0] <= slowest
+
+
+def test_a_rate_and_a_number_running_hold_together(app: sqlq.App) -> None:
+    @app.task(name="call", limit=sqlq.Limit("api", running=3, rate="1000/1s"))
+    def call() -> None: ...
+
+    app.enqueue_many([call.new() for _ in range(50)])
+    done = admit.look(app.database)
+    assert done.number == 3
+    assert admit.look(app.database, ["api"]).number == 0
+
+
+# -- what ends a job without a worker ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [ONE, sqlq.Serial("api")], ids=["one", "serial"])
+def test_an_expired_job_releases_its_slot(app: sqlq.App, engine: Engine, limit: Any) -> None:
+    task = app.task(name="call", limit=limit)(lambda: None)
+    late, then = app.enqueue(task.new().set(start_within="90s")), app.enqueue(task.new())
+    execute(engine, f"UPDATE jobs SET start_by = created_at WHERE id = {late.id}")
+    app.worker(drain=True).run()
+    assert (state(app, late.id), state(app, then.id)) == ("cancelled", "finished")
+
+
+def test_skipping_a_step_releases_its_slot(app: sqlq.App) -> None:
+    task = app.task(name="call", limit=ONE)(lambda: None)
+    flow = app.enqueue(sqlq.group(task.new()))
+    then = app.enqueue(task.new())
+    assert look(app) == 1
+    app.flows.skip(flow.jobs[0].id)
+    assert look(app) == 1
+    assert state(app, then.id) == "available"
+
+
+# -- queues that nobody serves -------------------------------------------------------------------------------
+
+
+def served_by(app: sqlq.App, id: str, queues: list[str] | None) -> None:
+    with app.database.begin() as conn:
+        workers.register(conn, id=id, host="here", pid=1, version="0", queues=queues, concurrency=1)
+
+
+@pytest.mark.parametrize("limit", [ONE, sqlq.Serial("api")], ids=["limit", "serial"])
+def test_jobs_of_an_unserved_queue_stay_blocked(app: sqlq.App, limit: Any) -> None:
+    task = app.task(name="call", limit=limit)(lambda: None)
+    served_by(app, "one", ["default", "mail"])
+    left = app.enqueue(task.new().set(queue="nobody"))
+    then = app.enqueue(task.new())
+    in_order = isinstance(limit, sqlq.Serial)
+    assert look(app) == (0 if in_order else 1)
+    assert state(app, left.id) == "blocked"
+    assert state(app, then.id) == ("blocked" if in_order else "available")
+    served_by(app, "two", ["nobody"])
+    if not in_order:
+        app.jobs.cancel([then.id])
+    admit.sweep(app.database, "")
+    assert state(app, left.id) == "available"
+
+
+def test_a_queue_without_workers_releases_its_slots(app: sqlq.App) -> None:
+    task = app.task(name="call", limit=ONE)(lambda: None)
+    left = app.enqueue(task.new().set(queue="soon gone"))
+    then = app.enqueue(task.new())
+    served_by(app, "one", ["default"])
+    served_by(app, "two", ["soon gone"])
+    assert look(app) == 1
+    admit.sweep(app.database, "")
+    assert state(app, left.id) == "available", "as long as one serves it"
+    with app.database.begin() as conn:
+        workers.leave(conn, "two")
+    admit.sweep(app.database, "")
+    assert (state(app, left.id), state(app, then.id)) == ("blocked", "available")
+
+
+# -- serial keys ---------------------------------------------------------------------------------------------
+
+
+class Books:
+    """An App with accounts whose bookings are noted as they come."""
+
+    def __init__(self, app: sqlq.App) -> None:
+        self.app = app
+        self.noted: list[tuple[Any, int]] = []
+        self.broken: set[int] = set()
+        self.lock = threading.Lock()
+
+    def task(self, **options: Any) -> sqlq.Task[..., None]:
+        @self.app.task(name="book", **options)
+        def book(account: str, n: int) -> None:
+            with self.lock:
+                self.noted.append((account, n))
+            if n in self.broken:
+                raise ValueError("broken")
+
+        return book
+
+    def work(self, **options: Any) -> list[int]:
+        before = len(self.noted)
+        self.app.worker(drain=True, concurrency=6, **options).run()
+        return [n for _, n in self.noted[before:]]
+
+    def of(self, account: str) -> list[int]:
+        return [n for name, n in self.noted if name == account]
+
+
+@pytest.fixture
+def books(app: sqlq.App) -> Books:
+    return Books(app)
+
+
+def test_jobs_of_a_key_run_in_the_order_of_their_ids(books: Books) -> None:
+    book = books.task(limit=sqlq.Serial("account:{account}"))
+    later = [book.new("a", n).set(priority=n) for n in range(8)]  # priorities do not change the order
+    books.app.enqueue_many([*later, *(book.new("b", n) for n in range(8))])
+    with ThreadPoolExecutor(2) as threads:
+        for worker in [threads.submit(books.work) for _ in range(2)]:
+            worker.result(60)
+    assert books.of("a") == books.of("b") == list(range(8))
+
+
+def test_a_delayed_job_blocks_those_after_it(books: Books) -> None:
+    book = books.task(limit=sqlq.Serial("account:{account}"))
+    first = books.app.enqueue(book.new("a", 1).set(delay="1h"))
+    books.app.enqueue(book.new("a", 2))
+    assert books.work() == []
+    books.app.jobs.cancel([first.id])
+    assert books.work() == [2]
+
+
+def test_the_next_job_runs_after_a_final_failure(books: Books) -> None:
+    book = books.task(limit=sqlq.Serial("account:{account}"), max_attempts=1)
+    books.broken = {1}
+    books.app.enqueue_many([book.new("a", n) for n in range(3)])
+    assert books.work() == [0, 1, 2]
+    books.broken.clear()
+    books.app.enqueue(book.new("a", 3))
+    books.app.jobs.retry(all=True)  # whose id is the least again
+    assert books.work() == [1, 3]
+
+
+def test_a_failure_holds_the_key_until_it_is_retried(books: Books) -> None:
+    book = books.task(limit=sqlq.Serial("account:{account}", on_failure="hold"), max_attempts=1)
+    books.broken = {1}
+    books.app.enqueue_many([book.new("a", n) for n in range(3)])
+    books.app.enqueue(book.new("b", 7))
+    assert sorted(books.work()) == [0, 1, 7]
+    assert len(books.app.jobs.list(state="blocked")) == 1
+    books.broken.clear()
+    books.app.jobs.retry(all=True)
+    assert books.work() == [1, 2]
+
+
+def test_a_failure_holds_the_key_until_it_is_deleted(books: Books) -> None:
+    book = books.task(limit=sqlq.Serial("account:{account}", on_failure="hold"), max_attempts=1)
+    books.broken = {0}
+    books.app.enqueue_many([book.new("a", n) for n in range(3)])
+    assert books.work() == [0]
+    books.app.jobs.delete(all=True)
+    assert look(books.app) == 1
+    assert books.work() == [1, 2]
+
+
+def test_a_head_that_is_locked_is_not_overtaken(books: Books) -> None:
+    book = books.task(limit=sqlq.Serial("account:{account}"))
+    first, second = books.app.enqueue_many([book.new("a", n) for n in range(2)])
+    admit.look(books.app.database, limit=0)
+    if books.app.database.dialect.in_a_file:
+        return  # nobody holds a row there while another writes
+    with books.app.database.begin() as conn, ThreadPoolExecutor(1) as threads:
+        conn.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": first.id})
+        admitting = threads.submit(admit.look, books.app.database)
+        # MariaDB refuses a locked row at once
+        wait_until(lambda: admitting.done() or waiting_for_locks(books.app.database.engine))
+        conn.commit()
+        if refused := admitting.exception(60):
+            assert "Lock wait timeout" in str(refused)
+        else:
+            assert admitting.result().number == 1
+    assert look(books.app) == (1 if refused else 0)
+    with books.app.database.begin() as conn:
+        assert [job.id for job in claim_on(conn, limit=9, lease_ms=1000)] == [first.id]
+    assert books.app.jobs.get(second.id).state == "blocked"

@@ -6,7 +6,6 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -30,21 +29,25 @@ def outages_end() -> Iterator[None]:
     loops._outages.clear()
 
 
-@pytest.fixture
-def refusal(database_url: str) -> DBAPIError:
-    """The error of a standby for an UPDATE."""
-    options: dict[str, Any] = (
-        {"init_command": "SET SESSION TRANSACTION READ ONLY"}
-        if database_url.startswith("mariadb")
-        else {"options": "-c default_transaction_read_only=on"}
-    )
-    engine = create_engine(database_url, connect_args=options)
+def refused(database_url: str, *statements: str) -> DBAPIError:
+    """Return the error of the database for the last of some statements."""
+    engine = create_engine(database_url)
     try:
-        with engine.begin() as conn, pytest.raises(DBAPIError) as refused:
-            conn.execute(text("CREATE TABLE note (id INTEGER)"))
+        with engine.connect() as conn:
+            for statement in statements[:-1]:
+                conn.execute(text(statement))
+            with pytest.raises(DBAPIError) as met:
+                conn.execute(text(statements[-1]))
     finally:
         engine.dispose()
-    return refused.value
+    return met.value
+
+
+@pytest.fixture
+def refusal(database_url: str) -> DBAPIError:
+    """The error of a standby for a write."""
+    scope = "SESSION " if database_url.startswith("mariadb") else ""
+    return refused(database_url, f"SET {scope}TRANSACTION READ ONLY", "CREATE TABLE note (id INTEGER)")
 
 
 @needs("server")
@@ -159,20 +162,6 @@ def test_a_turn_that_only_reads_does_not_end_an_outage_at_a_standby(
         fails(refusal), fails(refusal), lambda: looks(app), tell, fails(refusal), lambda: writes(app), tell
     ).do()
     assert told == [1, 2], caplog.messages
-
-
-def refused(database_url: str, *statements: str) -> DBAPIError:
-    """Return the error of the database for the last of some statements."""
-    engine = create_engine(database_url)
-    try:
-        with engine.connect() as conn:
-            for statement in statements[:-1]:
-                conn.execute(text(statement))
-            with pytest.raises(DBAPIError) as met:
-                conn.execute(text(statements[-1]))
-    finally:
-        engine.dispose()
-    return met.value
 
 
 def test_a_refused_service_is_logged_while_outages_are_logged_elsewhere(

@@ -7,12 +7,10 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from math import inf
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from sqlalchemy import Connection, Engine
@@ -25,8 +23,7 @@ from sqlq.store.jobs import settle
 from sqlq.store.workers import look as workers_look
 from sqlq.store.workers import notify, workers
 from sqlq.worker import worker as worker_module
-from sqlq.worker.ipc.parent import NoParent, Parent, SharedMemory
-from sqlq.worker.ipc.pipe import Pipe
+from sqlq.worker.ipc.parent import NoParent, SharedMemory
 from sqlq.worker.maintain import services
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.supervise import child as child_module
@@ -45,18 +42,14 @@ from sqlq.worker.wait.poller import (
     looks_for_services,
 )
 from sqlq.worker.wait.wake import Wake
-from tests.kit import claim, execute, for_each, needs, wait_until, working
+from tests.kit import claim, execute, expire, for_each, needs, supervised, wait_until, working
 
 # -- lots ----------------------------------------------------------------------------------------------------
 
 
-@for_each("hosts", [1, 2, WINNERS])
-def test_few_hosts_all_claim_at_once(hosts: int) -> None:
-    assert {drawn(hosts) for _ in range(100)} == {0.0}
-
-
 @pytest.mark.parametrize("hosts", [24, 1_000])
 def test_a_few_of_many_hosts_claim_at_once_and_others_within_the_interval(hosts: int) -> None:
+    assert {drawn(few) for few in (1, 2, WINNERS) for _ in range(100)} == {0.0}
     random.seed(7)
     rounds = [[drawn(hosts) for _ in range(hosts)] for _ in range(200)]
     went = [waits.count(0.0) for waits in rounds]
@@ -70,49 +63,33 @@ def test_a_few_of_many_hosts_claim_at_once_and_others_within_the_interval(hosts:
 # -- the lookout ---------------------------------------------------------------------------------------------
 
 
-class Supervised(NoParent):
-    """A worker among several, whose supervisor looks while `looks` is true."""
+class LookingOut(Poller):
+    """A poller, which counts its looks and how often it sends a worker."""
 
-    is_alone = False
-    looks = True
-
-    def last_poll(self) -> float:
-        return time.monotonic() if self.looks else -inf
-
-
-@dataclass
-class Seen:
-    """The actions of a poller."""
-
-    supervision: NoParent = field(default_factory=NoParent)
-    went: int = 0
-    looked: int = 0
-    expired: int = 0
+    def __init__(self, app: sqlq.App, *, quiet: bool = False) -> None:
+        self.went = self.looked = 0
+        super().__init__(
+            app.database.for_loops,
+            WorkerOptions(lease_ms=30_000),
+            self.go,
+            last_look=LastLook(NoParent()),
+            on_look=self.has_looked,
+            workers=tuple,
+            quiet=quiet,
+        )
 
     def go(self) -> None:
         self.went += 1
 
     def has_looked(self, look: workers_look.Look, at: float) -> None:
         self.looked += 1
-        self.expired += bool(look.expired)
 
+    def __enter__(self) -> Self:
+        self.start()
+        return self
 
-@contextmanager
-def looking_out(app: sqlq.App, seen: Seen, *, lease_ms: int = 30_000, quiet: bool = False) -> Iterator[Seen]:
-    lookout = Poller(
-        app.database.for_loops,
-        WorkerOptions(lease_ms=lease_ms),
-        seen.go,
-        last_look=LastLook(seen.supervision),
-        on_look=seen.has_looked,
-        workers=tuple,
-        quiet=quiet,
-    )
-    lookout.start()
-    try:
-        yield seen
-    finally:
-        lookout.close(5.0)
+    def __exit__(self, *exc: object) -> None:
+        self.close(5.0)
 
 
 @pytest.fixture
@@ -125,7 +102,7 @@ def test_the_poller_finds_a_job_without_a_notification(
     app: sqlq.App, engine: Engine, task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(poller, "IDLE_POLL_SECONDS", 0.3)
-    with looking_out(app, Seen()) as seen:
+    with LookingOut(app) as seen:
         wait_until(lambda: seen.looked, what="the first look")
         assert seen.went == 0, "nothing is due"
         execute(engine, "INSERT INTO jobs (queue, task, payload) VALUES ('q', 't', '{}')")
@@ -174,7 +151,7 @@ def test_a_notification_with_the_answer_of_a_poll_is_read_at_once(
 
     monkeypatch.setattr(workers_look, "look", looks)
     monkeypatch.setattr(poller, "IDLE_POLL_SECONDS", 3600.0)
-    with looking_out(app, Seen()) as seen:
+    with LookingOut(app) as seen:
         wait_until(lambda: seen.went, timeout=20, what="a worker sent")
 
 
@@ -191,7 +168,7 @@ def test_the_poller_wakes_a_worker_when_a_job_is_due(
     monkeypatch.setattr(workers_look, "look", looks)
     monkeypatch.setattr(poller, "IDLE_POLL_SECONDS", 3600.0)
     app.enqueue(task.new().set(delay="1s"))
-    with looking_out(app, Seen()) as seen:
+    with LookingOut(app) as seen:
         wait_until(lambda: seen.went, what="a worker sent")
         assert seen.looked == 1
         assert app.jobs.get(1).state == "available", "not before"
@@ -203,7 +180,7 @@ def test_a_mistake_in_the_poller_is_logged_with_its_traceback(
 ) -> None:
     """Under a supervisor too, where a poller logs no outage."""
     monkeypatch.setattr(workers_look, "look", lambda *given, **named: 1 + "1")  # type: ignore[operator]
-    with looking_out(app, Seen(), quiet=True):
+    with LookingOut(app, quiet=True):
         wait_until(lambda: caplog.records, what="a line in the log")
     assert caplog.records[0].exc_info is not None
     assert caplog.records[0].levelname == "ERROR"
@@ -216,27 +193,12 @@ def test_many_hosts_share_the_looks_for_maintenance(hosts: int, least: int, most
     assert least <= sum(looks_for_services(hosts) for _ in range(1_000)) <= most
 
 
-@needs("postgresql")
-def test_a_worker_counts_the_hosts_by_their_supervisors(app: sqlq.App) -> None:
-    entered = [("a", "x", 1), ("bb", "x", 1), ("c", "x", 2), ("d", "y", 1), ("ee", "y", None)]
-    with app.database.begin() as conn:
-        for id, host, supervisor in entered:
-            labels: dict[str, Any] = {"version": "0", "queues": None, "concurrency": 1}
-            workers.register(conn, id=id, host=host, pid=len(id), supervisor_pid=supervisor, **labels)
-    with app.database.connect(isolation_level="AUTOCOMMIT") as conn:
-        look = workers_look.look(
-            conn, app.database, workers_look.KnownQueues(), hosts_within_ms=10_000, maintenance=True
-        )
-    assert (look.hosts, look.listens, look.expired, look.due) == (4, False, False, {})
-
-
 @needs("listen")
-def test_a_poll_reports_work_for_services(app: sqlq.App, engine: Engine, task: Any) -> None:
+def test_a_look_reports_work_for_services(app: sqlq.App, engine: Engine, task: Any) -> None:
     def found(*, maintenance: bool = True) -> tuple[bool | None, ...]:
         with app.database.connect(isolation_level="AUTOCOMMIT") as conn:
-            look = workers_look.look(
-                conn, app.database, workers_look.KnownQueues(), hosts_within_ms=None, maintenance=maintenance
-            )
+            known = workers_look.KnownQueues()
+            look = workers_look.look(conn, app.database, known, hosts_within_ms=None, maintenance=maintenance)
         return look.expired, look.limited
 
     app.limit("door", running=1)
@@ -244,9 +206,9 @@ def test_a_poll_reports_work_for_services(app: sqlq.App, engine: Engine, task: A
     assert found() == (False, False)
     app.enqueue(task.new().set(limit="door"))
     assert found() == (False, True)
-    (held, *_) = claim(app)
-    execute(engine, "UPDATE jobs SET lease_expires_at = now() WHERE id = :id", id=held.id)
-    assert found()[0] is True
+    claim(app)
+    expire(engine)
+    assert found() == (True, True)
     assert found(maintenance=False) == (None, None)
 
 
@@ -267,11 +229,8 @@ class Noted(services.PolledService):
     """A service that notes its turns, and has the next one when it is called."""
 
     activity = "noting"
-
-    def __init__(self, is_watched: Callable[[], bool]) -> None:
-        super().__init__(sqlq.App("sqlite://").database, is_watched=is_watched)
-        self.turns = 0
-        self.wait: float | None = None
+    turns = 0
+    wait: float | None = None
 
     def turn(self) -> float | None:
         self.turns += 1
@@ -280,21 +239,19 @@ class Noted(services.PolledService):
 
 def test_a_polled_service_runs_when_a_poll_has_found_work() -> None:
     silent: list[bool] = []
-    service = noted = Noted(lambda: not silent)
+    noted = Noted(sqlq.App("sqlite://").database, is_watched=lambda: not silent)
     rhythm = RESCUE_MS / 1000 * services.MIN_RHYTHM_SHARE
-    assert service.run() >= rhythm
+    assert noted.run() >= rhythm
     assert noted.turns == 0
-    service.calls += 1
+    noted.calls += 1
     noted.wait = 0.0  # there is more to do
-    assert service.run() == 0.0
+    assert noted.run() == 0.0
     noted.wait = None
-    assert service.run() >= rhythm
-    assert noted.turns == 2
-    assert service.run() >= rhythm
+    assert [noted.run() >= rhythm for _ in range(2)] == [True, True]
     assert noted.turns == 2
     silent.append(True)  # nobody looks
-    service.run()
-    service.run()
+    noted.run()
+    noted.run()
     assert noted.turns == 4
 
 
@@ -365,49 +322,37 @@ def test_the_only_worker_of_its_supervisor_looks_from_the_start(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(poller, "STAND_BY_SECONDS", 3600.0)
-    box, fd = SharedMemory.create()
-    os.close(fd)
-    here, there = Pipe.pair()
-    with working(app, supervision=Parent(here, box, is_alone=True)) as worker:
+    with supervised(is_alone=True) as (parent, _, _), working(app, supervision=parent) as worker:
         wait_until(lambda: worker._last_look.at() > 0, what="its lookout looking")
-    here.close()
-    there.close()
-    box.close()
 
 
 @needs("postgresql")
 def test_a_worker_whose_supervisor_falls_silent_rescues_jobs(
-    app: sqlq.App, task: Any, monkeypatch: pytest.MonkeyPatch
+    app: sqlq.App, engine: Engine, task: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the supervisor looks, it also does the maintenance."""
     monkeypatch.setattr(services, "RESCUE_MS", 50)
     monkeypatch.setattr("sqlq.worker.maintain.maintenance.RESCUE_MS", 50)
     monkeypatch.setattr(poller, "STAND_BY_SECONDS", 3600.0)
-    box, fd = SharedMemory.create()
-    os.close(fd)
-    here, there = Pipe.pair()
-    turns: list[int] = []
-    swept: list[int] = []
+    turns: list[str] = []
 
     def rescue(conn: Any, **options: Any) -> list[Any]:
-        turns.append(1)
+        turns.append("rescue")
         return []
 
-    def sweep(self: services.Sweep) -> float:
-        swept.append(1)
+    def sweep(service: services.Sweep) -> float:
+        turns.append("sweep")
         return 0.05
 
     monkeypatch.setattr(settle, "rescue", rescue)
     monkeypatch.setattr(services.Sweep, "run", sweep)
-    box.note_poll(time.monotonic() + 3600)
-    with working(app, supervision=Parent(here, box)) as worker:
-        wait_until(lambda: worker._wake.is_resting, what="the worker resting")
-        assert (turns, swept) == ([], [])
-        box.note_poll(time.monotonic() - poller.TRUSTED_SECONDS + 0.1)
-        wait_until(lambda: turns and swept, what="a rescue, and a sweep")
-    here.close()
-    there.close()
-    box.close()
+    with supervised() as (parent, box, _):
+        box.note_poll(time.monotonic() + 3600)
+        with working(app, supervision=parent) as worker:
+            wait_until(lambda: worker._wake.is_resting, what="the worker resting")
+            assert turns == []
+            box.note_poll(time.monotonic() - poller.TRUSTED_SECONDS + 0.1)
+            wait_until(lambda: {*turns} == {"rescue", "sweep"}, what="a rescue, and a sweep")
 
 
 SIGHTS = {
@@ -425,11 +370,12 @@ the supervisor's, and whether the own one stands by."""
 @for_each("name", SIGHTS)
 def test_the_own_poller_and_the_worker_itself_follow_a_silent_supervisor(name: str) -> None:
     by_supervisor, own, expected = SIGHTS[name]
-    now, supervision = [1_000.0], Supervised()
+    now = [1_000.0]
+    supervision: Any = SimpleNamespace(is_alone=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(poller, "monotonic", lambda: now[0])
         looked_at = -inf if by_supervisor is None else now[0] - by_supervisor
-        patch.setattr(supervision, "last_poll", lambda: looked_at)
+        supervision.last_poll = lambda: looked_at
         now[0] -= STAND_BY_SECONDS
         last_look = LastLook(supervision)
         assert last_look.stands_by(), "the supervisor's may be about to begin"
@@ -464,82 +410,78 @@ class Sent(Child):
         self.sent_at = time.monotonic()
 
 
+class Host(Dispatcher):
+    """The dispatcher of such children, all but those of another database."""
+
+    def __init__(self) -> None:
+        self.added: list[Any] = []
+        self.sent: list[str] = []
+        keeper: Any = SimpleNamespace(knows=lambda worker: worker != "elsewhere")
+        super().__init__(lambda: self.added, keeper)
+
+    def add(self, name: str, **options: int) -> Any:
+        self.added.append(Sent(name, self.sent, **options))
+        return self.added[-1]
+
+
 @pytest.fixture
-def children() -> Iterator[Callable[..., Any]]:
-    made: list[Sent] = []
-
-    def child(name: str, sent: list[str], **options: Any) -> Any:
-        made.append(Sent(name, sent, **options))
-        return made[-1]
-
-    yield child
-    for each in made:
-        each.box.close()
+def host() -> Iterator[Host]:
+    host = Host()
+    yield host
+    for child in host.added:
+        child.box.close()
 
 
-def host_of(found: list[Any], known: Callable[[str], bool] = lambda worker: True) -> Dispatcher:
-    keeper: Any = SimpleNamespace(knows=known)
-    return Dispatcher(lambda: found, keeper)
-
-
-def test_a_notification_wakes_the_worker_with_a_free_slot_and_fewest_jobs(children: Any) -> None:
-    sent: list[str] = []
-    found = [
-        children("full", sent, running=2, slots=2),
-        children("busy", sent, running=3),
-        children("less busy", sent, running=1),
-    ]
-    host_of(found).send()
-    assert sent == ["less busy"]
+def test_a_notification_wakes_the_worker_with_a_free_slot_and_fewest_jobs(host: Host) -> None:
+    host.add("full", running=2, slots=2)
+    host.add("busy", running=3)
+    last = host.add("less busy", running=1)
+    host.send()
     for stage in (Stage.LEAVING, Stage.RETIRING):
-        found[2].stage = stage
-        host_of(found).send()
-    assert sent == ["less busy", "busy", "busy"]
+        last.stage = stage
+        host.send()
+    assert host.sent == ["less busy", "busy", "busy"]
 
 
 def test_another_worker_is_woken_when_the_last_one_does_not_react(
-    children: Any, monkeypatch: pytest.MonkeyPatch
+    host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(child_module, "LATE_SECONDS", 0.0)
-    sent: list[str] = []
-    host = host_of([children("a", sent), children("b", sent)])
+    for name in ("a", "b"):
+        host.add(name)
     host.send()
     host.send()
-    assert sorted(sent) == ["a", "b"]
+    assert sorted(host.sent) == ["a", "b"]
 
 
-def test_other_workers_are_woken_in_turn_when_one_finds_too_many_jobs(children: Any) -> None:
-    sent: list[str] = []
-    found = [children(name, sent) for name in ("first", "a", "b", "c", "d")]
-    host = host_of(found)
+def test_other_workers_are_woken_in_turn_when_one_finds_too_many_jobs(host: Host) -> None:
+    first, *_ = [host.add(name) for name in ("first", "a", "b", "c", "d")]
     for _ in range(2):
-        host.more(found[0])
-    assert len(sent) == 2 * HELPERS
-    assert set(sent) == {"a", "b", "c", "d"}
+        host.more(first)
+    assert len(host.sent) == 2 * HELPERS
+    assert {*host.sent} == {"a", "b", "c", "d"}
 
 
-def test_a_dead_worker_does_not_block_the_wake_of_others(children: Any) -> None:
+def test_a_dead_worker_does_not_block_the_wake_of_others(host: Host) -> None:
     """The caller may have an older list of the children."""
     gone = Child([sys.executable, "-c", ""], lambda child, message: None, {})
     wait_until(lambda: gone.end() is not None, what="its process ending")
     gone.stage, gone.worker, gone.slots = Stage.WORKING, "gone", 4
-    sent: list[str] = []
-    found = [children("first", sent), gone, children("alive", sent)]
-    host = host_of(found)
+    first = host.add("first")
+    host.added.append(gone)
+    host.add("alive")
     gone.close()
-    host.more(found[0])
-    assert "alive" in sent
+    host.more(first)
+    assert "alive" in host.sent
 
 
-def test_a_worker_in_another_database_is_not_watched(children: Any) -> None:
+def test_a_worker_in_another_database_is_not_watched(host: Host) -> None:
     """Where its engine leads elsewhere than its URL, what the supervisor sees is not what it would see."""
-    sent: list[str] = []
-    found = [children("here", sent), children("elsewhere", sent)]
-    host = host_of(found, known=lambda worker: worker == "here")
+    here, elsewhere = host.add("here"), host.add("elsewhere")
     host.publish(workers.Requests())
-    assert [child.box.last_poll() > 0 for child in found] == [True, False]
+    assert here.box.last_poll() > 0 >= elsewhere.box.last_poll()
     host.send()
-    assert sent == ["here"]
+    assert host.sent == ["here"]
 
 
 @needs("mariadb")

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 import sqlq
-from sqlq.database.database import Database
 from sqlq.store import schedules
 from sqlq.testing import drain
 from sqlq.worker.maintain.control import Control
 from sqlq.worker.maintain.services import TAKEN_SECONDS, TICK_SECONDS, Ticks
-from tests.kit import execute, needs, wait_until, working
+from tests.kit import execute, locked, needs, received, wait_until, working
 
 SECOND = timedelta(seconds=1)
 
@@ -37,19 +37,6 @@ def test_a_worker_runs_one_job_at_each_scheduled_time(app: sqlq.App) -> None:
         assert job.scheduled_for is not None
         assert job.available_at == job.scheduled_for
         assert job.reserved_at is None or job.reserved_at >= job.scheduled_for
-
-
-def test_a_running_worker_observes_an_added_schedule(app: sqlq.App) -> None:
-    task = app.task(name="beat", max_attempts=1)(lambda: None)
-    other = sqlq.App(app.database.engine.url)
-    with working(app):
-        wait_until(app.workers.list, what="the worker")
-        other.schedules.add("beat", other.named("beat").new(), every="1s", repeats=2)
-        wait_until(lambda: counted(other, "beat") == 2, what="two ticks")
-        wait_until(lambda: len(app.jobs.list(state="finished")) == 2, what="two jobs")
-    assert other.schedules.get("beat").state == "ended"
-    assert task.name == "beat"
-    other.close()
 
 
 def test_a_draining_worker_neither_ticks_nor_declares(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,64 +64,55 @@ def test_ticks_sleep_until_the_next_run(app: sqlq.App) -> None:
     assert 0 <= ticks.run() <= 1.0
 
 
+def test_a_running_worker_observes_an_added_schedule(app: sqlq.App) -> None:
+    app.task(name="beat", max_attempts=1)(lambda: None)
+    with working(app), closing(sqlq.App(app.database.engine.url)) as other:
+        wait_until(app.workers.list, what="the worker")
+        other.schedules.add("beat", other.named("beat").new(), every="1s", repeats=2)
+        wait_until(lambda: len(app.jobs.list(state="finished")) == 2, what="two jobs")
+        assert other.schedules.get("beat").state == "ended"
+
+
 @needs("sessions")
 def test_a_schedule_locked_by_another_tick_is_read_again_soon(app: sqlq.App, engine: Engine) -> None:
     task = app.task(name="beat")(lambda: None)
     app.schedules.add("beat", task.new(), every="1s")
     execute(engine, "UPDATE sqlq_schedules SET next_at = now()")
-    with engine.connect() as conn:
-        conn.execute(text("SELECT name FROM sqlq_schedules FOR UPDATE"))
+    with locked(engine, "SELECT name FROM sqlq_schedules FOR UPDATE"):
         assert Ticks(app.database).run() == TAKEN_SECONDS
 
 
 @needs("listen")
-def test_the_poller_reports_when_the_next_schedule_is_due(app: sqlq.App) -> None:
+def test_the_poller_reports_when_the_next_schedule_is_due(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So a change is seen soon, though the service itself sleeps for long."""
     heard: list[float] = []
-    expect = Ticks.expect
-    with pytest.MonkeyPatch.context() as patch:
-
-        def noted(ticks: Ticks, moment: float) -> None:
-            heard.append(moment)
-            expect(ticks, moment)
-
-        patch.setattr(Ticks, "expect", noted)
-        task = app.task(name="beat")(lambda: None)
-        with working(app):
-            wait_until(app.workers.list, what="the worker")
-            assert heard == []
-            app.schedules.add("far", task.new(), cron="0 3 1 1 *")
-            wait_until(lambda: heard, what="the lookout")
-
-
-def test_ticks_send_no_query_while_the_poller_runs(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So a database without schedules gets no queries. A due time from the poller is ticked."""
-    asked: list[Database] = []
-    next_in = schedules.next_in
-    monkeypatch.setattr(schedules, "next_in", lambda database: (asked.append(database), next_in(database))[1])  # type: ignore[func-returns-value]
-    silent: list[bool] = []
-    ticks = Ticks(app.database, is_watched=lambda: not silent)
-    assert ticks.run() > 0
-    assert asked == []
+    monkeypatch.setattr(Ticks, "expect", lambda ticks, moment: heard.append(moment))
     task = app.task(name="beat")(lambda: None)
-    app.schedules.add("beat", task.new(), every="1s")
-    ticks.expect(time.monotonic() + 3_600)
-    assert ticks.run() > 0
-    assert asked == []
-    wait_until(lambda: (next_in(app.database) or 0) <= 0, what="its moment")
+    with working(app):
+        wait_until(app.workers.list, what="the worker")
+        assert heard == []
+        app.schedules.add("far", task.new(), cron="0 3 1 1 *")
+        wait_until(lambda: heard, what="the lookout")
+
+
+def test_ticks_send_no_query_while_the_poller_runs(app: sqlq.App) -> None:
+    """So a database without schedules gets no queries. A due time from the poller is ticked."""
+    called: list[bool] = []
+    silent: list[bool] = []
+    ticks = Ticks(app.database, is_watched=lambda: not silent, freed=lambda: called.append(True))
+    app.schedules.add("beat", app.task(name="beat")(lambda: None).new(), every="1s")
+    with received(app.database.engine) as sent:
+        assert ticks.run() > 0
+        ticks.expect(time.monotonic() + 3_600)
+        assert ticks.run() > 0
+        assert sent == []
+    wait_until(lambda: (schedules.next_in(app.database) or 0) <= 0, what="its moment")
     ticks.expect(time.monotonic())
     # the next run is not left to the poller, which may look later than that
     assert ticks.run() <= 1.0
     assert counted(app, "beat") == 1
-    assert len(asked) == 1
+    assert called == [True], "the worker that ticks is called at once"
     silent.append(True)
     wait_until(lambda: ticks.run() and counted(app, "beat") >= 2, what="the next tick")
-
-
-def test_the_worker_that_ticks_is_called_at_once(app: sqlq.App) -> None:
-    called: list[bool] = []
-    ticks = Ticks(app.database, freed=lambda: called.append(True))
-    task = app.task(name="beat")(lambda: None)
-    app.schedules.add("beat", task.new(), every="1s")
-    wait_until(lambda: ticks.run() >= 0 and counted(app, "beat") == 1, what="its moment")
-    assert called == [True]

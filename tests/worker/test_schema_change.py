@@ -4,42 +4,19 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
+from sqlq.errors import SchemaVersionError
 from sqlq.schema import version
 from sqlq.worker.maintain import services
 from tests.kit import execute, wait_until
 
 NEWER = "UPDATE sqlq_version SET version_num = '0002'"
 TOO_NEW = "UPDATE sqlq_version SET version_num = '0003', oldest_code = '0002'"
-
-
-class Running:
-    """A worker in a thread, and what its `run()` ended with."""
-
-    def __init__(self, app: sqlq.App) -> None:
-        self.worker = app.worker()
-        self.raised: BaseException | None = None
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.worker.run()
-        except BaseException as error:
-            self.raised = error
-
-    def ended(self) -> bool:
-        return not self._thread.is_alive()
-
-    def stop(self) -> None:
-        if not self.ended():
-            self.worker.stop()
-        self._thread.join(20)
 
 
 @pytest.fixture(autouse=True)
@@ -55,46 +32,28 @@ def test_a_newer_revision_is_logged_once(
 ) -> None:
     caplog.set_level(logging.INFO, "sqlq")
     task = app.task(name="t")(lambda: None)
-    running = Running(app)
-    try:
-        wait_until(
-            lambda: execute(engine, "SELECT count(*) FROM sqlq_workers") == 1, what="the worker being there"
-        )
+    said = "at revision 0002, newer than the 0001 of this sqlq, which works with them"
+    with app.worker():
         execute(engine, NEWER)
-        wait_until(
-            lambda: (
-                "at revision 0002, newer than the 0001 of this sqlq, which works with them" in caplog.text
-            ),
-            what="the line",
-        )
+        wait_until(lambda: said in caplog.text, what="the line")
         job = app.enqueue(task.new())
         wait_until(lambda: app.jobs.get(job.id).state == "finished", what="a job done after that")
-    finally:
-        running.stop()
-    assert running.raised is None
     assert [r.__dict__["event"] for r in caplog.records].count("schema_newer") == 1
+
+
+TOO_OLD = "UPDATE sqlq_version SET version_num = '0000'"
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (
-            lambda engine: execute(engine, TOO_NEW),
-            "at revision 0003, newer than the 0001 this sqlq knows: install the newer sqlq here",
-        ),
-        (
-            lambda engine: execute(engine, "UPDATE sqlq_version SET version_num = '0000'"),
-            "older than the 0001 this sqlq needs: run",
-        ),
+        (TOO_NEW, "at revision 0003, newer than the 0001 this sqlq knows: install the newer sqlq here"),
+        (TOO_OLD, "older than the 0001 this sqlq needs: run"),
     ],
     ids=["too new", "too old"],
 )
 def test_a_worker_left_behind_stops_in_good_order(
-    app: sqlq.App,
-    engine: Engine,
-    change: Callable[[Engine], None],
-    sentence: str,
-    caplog: pytest.LogCaptureFixture,
+    app: sqlq.App, engine: Engine, change: str, sentence: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     began, go = threading.Event(), threading.Event()
 
@@ -105,18 +64,16 @@ def test_a_worker_left_behind_stops_in_good_order(
         return "done all the same"
 
     job = app.enqueue(slow.new())
-    running = Running(app)
-    try:
-        assert began.wait(10)
-        change(engine)
-        wait_until(lambda: "stopping:" in caplog.text, what="the worker stopping")
-        go.set()
-        wait_until(running.ended, timeout=60, what="the worker's end")
-    finally:
-        go.set()
-        running.stop()
-    assert isinstance(running.raised, sqlq.errors.SchemaVersionError)
-    assert sentence in str(running.raised)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(app.worker().run)
+        try:
+            assert began.wait(10)
+            execute(engine, change)
+            wait_until(lambda: "stopping:" in caplog.text, timeout=20, what="the worker stopping")
+        finally:
+            go.set()
+        with pytest.raises(SchemaVersionError, match=sentence):
+            running.result(60)
     assert [r.__dict__.get("event") for r in caplog.records].count("schema_changed") == 1
     execute(engine, "UPDATE sqlq_version SET version_num = '0001', oldest_code = '0001'")
     assert app.jobs.get(job.id).result == "done all the same"
@@ -130,7 +87,7 @@ def test_enqueue_refuses_tables_that_are_too_new(app: sqlq.App, engine: Engine, 
     execute(engine, TOO_NEW)
     other = sqlq.App(database_url)  # one that has not read the revision yet
     with engine.connect() as connection, connection.begin():
-        with pytest.raises(sqlq.errors.SchemaVersionError, match="newer than"):
+        with pytest.raises(SchemaVersionError, match="newer than"):
             other.enqueue(task.new(), session=connection)
         assert connection.execute(text("SELECT count(*) FROM jobs")).scalar() == 1, (
             "the caller's transaction is still usable"

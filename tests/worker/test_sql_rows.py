@@ -55,7 +55,10 @@ def test_a_row_takes_timeout_and_attempts_from_its_task(app: sqlq.App, engine: E
         assert "longer than its timeout of 100 ms" in str(done.message)
 
 
-def test_a_row_takes_headers_backoff_and_retention_from_its_task(app: sqlq.App, engine: Engine) -> None:
+def test_a_row_takes_headers_backoff_and_retention_from_its_task(
+    app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An unreadable backoff, too, is that of the task."""
     seen: list[Any] = []
 
     @app.task(name="t", headers={"a": "task"}, backoff="1h", retention="2h", max_attempts=2)
@@ -64,36 +67,17 @@ def test_a_row_takes_headers_backoff_and_retention_from_its_task(app: sqlq.App, 
         sqlq.current_job().progress(1)
         raise ValueError("no")
 
-    plain = insert(engine, task="t")
+    plain, unreadable = insert(engine, task="t"), insert(engine, task="t", backoff="soon")
     drain(app)
-    own = insert(engine, task="t", headers='{"b": "row"}', backoff='"0s"', retention_ms=60_000)
+    own = insert(
+        engine, task="t", headers='{"b": "row"}', backoff='"0s"', retention_ms=60_000, max_attempts=3
+    )
     drain(app)
-    assert seen == [{"a": "task"}, {"b": "row"}, {"b": "row"}]
+    assert seen == [{"a": "task"}, {"a": "task"}, *[{"b": "row"}] * 3]
+    assert app.jobs.get(unreadable).state == "scheduled"
+    assert "the backoff 'soon' in its row cannot be read" in caplog.text
     assert (app.jobs.get(plain).state, app.jobs.get(plain).retention_ms) == ("scheduled", 7_200_000)
     assert (app.jobs.get(own).state, app.jobs.get(own).retention_ms) == ("failed", 60_000)
-
-
-def test_an_unreadable_backoff_falls_back_to_the_tasks(
-    app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
-) -> None:
-    @app.task(name="t", backoff="0s", max_attempts=2)
-    def fails() -> None:
-        raise ValueError("no")
-
-    job = insert(engine, task="t", backoff="soon")
-    assert drain(app).failed == 1
-    assert app.jobs.get(job).attempts == 2
-    assert "the backoff 'soon' in its row cannot be read" in caplog.text
-
-
-def test_options_in_the_row_come_before_those_of_the_task(app: sqlq.App, engine: Engine) -> None:
-    @app.task(name="t", timeout="1h", max_attempts=1, backoff="0s")
-    async def slow() -> None:
-        await asyncio.Event().wait()
-
-    job = insert(engine, task="t", timeout_ms=50, max_attempts=2)
-    assert (drain(app).failed, tuple(shown(engine, job))) == (1, ("failed", 2, 2))
-    assert app.jobs.get(job).reason == "timeout"
 
 
 def test_a_timeout_of_zero_is_none(app: sqlq.App, engine: Engine) -> None:
@@ -103,7 +87,9 @@ def test_a_timeout_of_zero_is_none(app: sqlq.App, engine: Engine) -> None:
         return sqlq.current_job().should_stop()
 
     unlimited, limited = insert(engine, task="t", timeout_ms=0), insert(engine, task="t")
+    longer = insert(engine, task="t", timeout_ms=60_000)
     drain(app)
+    assert app.jobs.get(longer).state == "finished", "the row's comes before the task's"
     assert (app.jobs.get(unlimited).state, app.jobs.get(unlimited).result) == ("finished", False)
     assert app.jobs.get(limited).reason == "timeout"
 

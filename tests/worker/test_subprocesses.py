@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import threading
@@ -15,17 +14,15 @@ import pytest
 
 import sqlq
 from sqlq.config.constants import MAX_RELEASES
-from sqlq.errors import ConfigurationError
-from sqlq.model.outcome import Cancelled, Finished, Outcome, Released, Retried, SelfCompleted
+from sqlq.model.outcome import Finished, Outcome, Released, Retried, SelfCompleted
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.run import isolated
 from sqlq.worker.run.executor import Executor
-from sqlq.worker.run.isolated import NOT_STARTED_MS, IsolatedProcesses
-from sqlq.worker.settle.settle import Counts
+from sqlq.worker.run.isolated import NOT_STARTED_MS
+from sqlq.worker.settle.settle import Counts, Settler
 from tests.kit import for_each, needs, run_isolated, wait_until, worker_of
 from tests.kit.command import Command
-from tests.kit.isolated import DEAF, HANGS, ISOLATE, Spawned, forked
-from tests.kit.preloaded import Forked
+from tests.kit.isolated import DEAF, HANGS, ISOLATE, Spawned
 from tests.kit.processes import worker_process
 from tests.kit.workers import listening
 
@@ -53,7 +50,14 @@ def test_a_job_that_needs_its_own_process_gets_an_unused_one(spawned: type[Spawn
     assert some.run() == Finished()
     assert some.run() == Finished()
     assert some.ended() == [False, True], "the other one is kept"
-    assert some.isolates._all == set(some.isolates._idle), "and what has ended is forgotten"
+
+
+def test_few_subprocesses_start_at_a_time(spawned: type[Spawned]) -> None:
+    some = spawned(at_a_time=2)
+    first, *others = [some.job() for _ in range(3)]
+    assert [some.isolates.let_in(job) for job in (first, *others)] == [True, True, False]
+    some.isolates.let_out(first)
+    assert some.isolates.let_in(others[-1])
 
 
 @pytest.mark.parametrize("says", [b"no JSON\n", b'{"outcome": {"is": "of another release"}}\n'])
@@ -72,15 +76,11 @@ def test_a_subprocess_with_an_unreadable_message_is_killed_and_its_job_lost(
 def test_a_job_is_due_at_once_when_its_process_dies_and_later_when_it_dies_again(
     spawned: type[Spawned],
 ) -> None:
-    dying = ISOLATE.replace("link.send(outcome=", "sys.exit(3); dict(a=")
-    some = spawned(dying)
-    first, second = some.run(attempts=1), some.run(attempts=2)
-    assert isinstance(first, SelfCompleted)
-    assert isinstance(second, SelfCompleted)
-    assert isinstance(first.otherwise, Retried)
-    assert isinstance(second.otherwise, Retried)
-    assert first.otherwise.delay_ms == 0
-    assert second.otherwise.delay_ms > 0
+    some = spawned(ISOLATE.replace("link.send(outcome=", "sys.exit(3); dict(a="))
+    ends: list[Any] = [some.run(attempts=attempts) for attempts in (1, 2)]
+    assert [type(end.otherwise) for end in ends] == [Retried, Retried]
+    assert ends[0].otherwise.delay_ms == 0
+    assert ends[1].otherwise.delay_ms > 0
 
 
 def test_a_job_is_not_released_for_ever_when_its_subprocess_fails_to_start(spawned: type[Spawned]) -> None:
@@ -152,72 +152,21 @@ def test_no_slot_waits_while_a_subprocess_starts(spawned: type[Spawned]) -> None
     wait_until(lambda: some.ended() == [True, True])
 
 
-def test_a_subprocess_that_starts_after_the_end_is_killed_and_its_job_released(
-    spawned: type[Spawned],
-) -> None:
-    some = spawned()
-    spawn = some.spawn
-
-    def late(fd: int) -> Any:
-        some.isolates.close()
-        return spawn(fd)
-
-    some.spawn = late
-    assert some.run() == Released()
-    wait_until(lambda: some.ended() == [True])
-
-
-def test_a_subprocess_that_does_not_end_when_it_is_killed_keeps_no_slot(spawned: type[Spawned]) -> None:
-    def stays(seconds: float | None = None) -> int:
-        assert seconds is not None, "as long as it takes"
-        raise subprocess.TimeoutExpired("it", seconds)
-
-    some = spawned("pass")
-    spawn = some.spawn
-
-    def undead(fd: int) -> Any:
-        process = spawn(fd)
-        process.wait = stays
-        return process
-
-    some.spawn = undead
-    assert some.run() == Released(NOT_STARTED_MS)
-    Forked.wait(some.processes[0], 30)
-
-
-BUSY = """
-import os, sys, time
-from sqlq.worker.ipc.pipe import Pipe
-link = Pipe.inherited(int(sys.argv[1]))
-link.send(up=True)
-while not os.path.exists(sys.argv[2]):
-    time.sleep(0.01)
-link.receive()
-link.send(began=True)
-assert "cancel" in link.receive()
-link.send(outcome={"is": "Cancelled", "reason": "asked to"})
-link.receive()
-"""
-
-
-def test_a_cancel_waits_for_no_subprocess_that_does_not_read(spawned: type[Spawned], tmp_path: Path) -> None:
-    """The job fills the pipe almost, so that the cancel follows when there is room."""
-    reads = tmp_path / "reads"
-    isolates = IsolatedProcesses(lambda fd: forked(BUSY, str(fd), str(reads), passed=fd))
-    running, outcomes = spawned().job(), SimpleQueue[Outcome]()
+def test_a_cancel_waits_for_no_subprocess_that_does_not_read(spawned: type[Spawned]) -> None:
+    """The job fills the pipe almost, so that the cancel has no room."""
+    some = spawned(DEAF.replace("link.receive()", ""))
+    running = some.job()
     running.claimed = running.claimed._replace(payload="x" * 215_000)
-    slot = threading.Thread(target=lambda: outcomes.put(run_isolated(isolates, running)))
+    slot = threading.Thread(target=run_isolated, args=(some.isolates, running))
     slot.start()
-    wait_until(lambda: running._stop is not None, what="the job sent")
+    wait_until(lambda: running.started, what="the job sent")
     cancelling = threading.Thread(target=running.cancel)
     cancelling.start()
     cancelling.join(10)
     waited = cancelling.is_alive()
-    reads.touch()
-    assert isinstance(outcomes.get(timeout=30), Cancelled)
+    some.isolates.close()
+    slot.join(30)
     assert not waited
-    slot.join()
-    isolates.close()
 
 
 def test_an_exception_of_the_subprocess_pool_costs_no_slot(
@@ -226,81 +175,12 @@ def test_an_exception_of_the_subprocess_pool_costs_no_slot(
     def raises(running: Attempt, *_: object) -> Outcome:
         raise SystemExit
 
-    some, ended = spawned(), threading.Event()
+    some, outcomes = spawned(), SimpleQueue[Outcome]()
     monkeypatch.setattr(some.isolates, "execute", raises)
-    outcomes: list[Outcome] = []
-
-    def done(_: Attempt, outcome: Outcome) -> None:
-        outcomes.append(outcome)
-        ended.set()
-
-    executors = Executor(1, lambda _: None, done, lambda: True, some.isolates)
+    executors = Executor(1, lambda _: None, lambda _, end: outcomes.put(end), lambda: True, some.isolates)
     executors.offer([some.job()])
-    assert ended.wait(30)
+    assert isinstance(outcomes.get(timeout=30), Retried)
     executors.close()
-    assert isinstance(outcomes[0], Retried)
-
-
-COMPLETES = """
-import os, sys, threading, time
-from contextlib import suppress
-from sqlalchemy import create_engine
-import sqlq
-from sqlq.worker.attempt.attempt import Target
-from sqlq.worker.run.isolated import serve
-from sqlq.worker.ipc.pipe import Pipe
-
-app = sqlq.App()
-
-@app.task(name="t", isolate=True, timeout=sys.argv[2], max_attempts=1)
-def completes(end):
-    job, engine = sqlq.current_job(), create_engine(app.database.engine.url)
-    sqlq.configure_sqlite(engine, immediate=True)
-    with job.completing(engine, "done"):
-        pass
-    while end == "late" and not job.should_stop():
-        time.sleep(0.01)
-    if end == "gone":
-        os._exit(5)
-    while end != "late":
-        with suppress(BaseException):
-            threading.Event().wait()
-
-serve(Pipe.inherited(int(sys.argv[1])), Target(lambda: app.database, tasks=app.tasks))
-"""
-
-
-@needs("cheap")
-@pytest.mark.parametrize(
-    ("end", "timeout"),
-    [("late", "5s"), ("killed", "5s"), ("gone", "1h"), ("the grace is over", "1h")],
-    ids=lambda given: given.replace(" ", "_"),
-)
-def test_a_job_that_completed_itself_publishes_finished_however_its_attempt_ends(
-    app: sqlq.App, end: str, timeout: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if end == "killed":
-        monkeypatch.setattr("sqlq.worker.run.lease.OVERDUE_SECONDS", 0.2)
-
-    def spawn(fd: int) -> Any:
-        url = str(app.database.engine.url)
-        return forked(COMPLETES, str(fd), timeout, passed=fd, SQLQ_DATABASE_URL=url)
-
-    @app.task(name="t", isolate=True, timeout=timeout, max_attempts=1)
-    def completes(end: str) -> None: ...
-
-    told = listening(app)
-    job = app.enqueue(completes.new(end))
-    worker = worker_of(app, drain=True, isolates=IsolatedProcesses(spawn), grace="100ms")
-    working = threading.Thread(target=worker.run)
-    working.start()
-    wait_until(lambda: app.jobs.get(job.id).state == "finished", what="the job completed")
-    if end == "the grace is over":
-        worker.stop()
-    working.join(60)
-    assert not working.is_alive()
-    assert (app.jobs.get(job.id).result, worker.counts) == ("done", Counts(finished=1))
-    assert [event.name for event in told] == ["started", "finished"]
 
 
 @needs("cheap")
@@ -309,18 +189,17 @@ def test_a_subprocess_is_killed_before_its_job_is_released(
 ) -> None:
     spawned = Spawned(DEAF)
     settled: list[list[bool]] = []
+    settle = Settler.settle
+
+    def noted(settler: Settler, job: Attempt, outcome: Outcome) -> None:
+        settled.append(spawned.ended())
+        settle(settler, job, outcome)
+
+    monkeypatch.setattr(Settler, "settle", noted)
     try:
         app.enqueue(app.task(name="t", isolate=True)(lambda: None).new())
         told = listening(app)
-        worker = worker_of(app, isolates=spawned.isolates, grace="0s")
-        settle = worker._settler.settle
-
-        def noted(job: Attempt, outcome: Outcome) -> None:
-            settled.append(spawned.ended())
-            settle(job, outcome)
-
-        monkeypatch.setattr(worker._settler, "settle", noted)
-        with worker:
+        with worker_of(app, isolates=spawned.isolates, grace="0s") as worker:
             wait_until(lambda: told, what="it has started")
         assert settled == [[True]]
         assert worker.counts == Counts(released=1)
@@ -328,59 +207,73 @@ def test_a_subprocess_is_killed_before_its_job_is_released(
         spawned.isolates.close()
 
 
-@for_each("isolate", ["always", 2, None])
-def test_another_value_of_isolate_is_refused(isolate: Any) -> None:
-    with pytest.raises(ConfigurationError, match='it is True, False, or "fresh"'):
-        sqlq.App("sqlite:///none.db").task(name="t", isolate=isolate)(lambda: None)
+# -- handlers there ------------------------------------------------------------------------------------------
+
+ALONE = "tests.programs.alone"
 
 
-SHOP = """
-import os
-import sqlq
+def drained(folder: Path, url: str, *options: str) -> str:
+    """Run what is available of `tests/programs/alone.py`, and return the log."""
+    with worker_process(folder, f"{ALONE}:app", url, "--drain", *options, ready=False) as worker:
+        assert worker.process.wait(60) == 0, worker.log.read_text()
+    return worker.log.read_text()
 
-app = sqlq.App()
-ran = []
 
-@app.task
-def usual() -> list[int]:
-    ran.append(os.getpid())
-    return ran
-
-@app.task(isolate="fresh")
-def fresh() -> list[int]:
-    ran.append(os.getpid())
-    return ran
-"""
+@pytest.mark.parametrize(("end", "timeout"), [("late", "1s"), ("gone", "1h")])
+@needs("cheap")
+def test_a_job_that_completed_itself_is_finished_however_its_attempt_ends(
+    app: sqlq.App, tmp_path: Path, database_url: str, end: str, timeout: str
+) -> None:
+    job = app.enqueue(app.named(f"{ALONE}.completes").new(end).set(timeout=timeout))
+    assert "stopped: 1 finished" in drained(tmp_path, database_url)
+    assert app.result(job) == "done"
 
 
 @pytest.mark.parametrize("slots", ["1", "2"])
 @needs("cheap")
 def test_a_drain_runs_all_that_wait_for_processes_of_their_own(
-    tmp_path: Any, database_url: str, slots: str
+    app: sqlq.App, tmp_path: Path, database_url: str, slots: str
 ) -> None:
     """More of them than there are slots, and processes: it gives none back, to be run later."""
-    run = Command(tmp_path, SQLQ_DATABASE_URL=database_url)
-    (tmp_path / "shop.py").write_text(SHOP)
-    app = sqlq.App(database_url)
-    jobs = app.enqueue_many([app.named("shop.usual").new()] * 60)
-    run.work("--isolate", "-c", slots)
+    jobs = app.enqueue_many([app.named(f"{ALONE}.own_pid").new()] * 60)
+    drained(tmp_path, database_url, "--isolate", "-c", slots)
     found = [app.jobs.get(job.id) for job in jobs]
     assert [(job.state, job.releases) for job in found] == [("finished", 0)] * 60
-    app.close()
 
 
 @needs("cheap")
-def test_nothing_passes_from_one_job_to_the_next(tmp_path: Any, database_url: str) -> None:
-    run = Command(tmp_path, SQLQ_DATABASE_URL=database_url)
-    (tmp_path / "shop.py").write_text(SHOP)
-    app = sqlq.App(database_url)
-    fresh = [app.enqueue(app.named("shop.fresh").new()) for _ in range(2)]
-    run.work("-c", "1")
-    pids = [app.jobs.get(job.id).result for job in fresh]
-    assert all(len(each) == 1 for each in pids), "none has seen what another left"
-    assert len({each[0] for each in pids}) == 2
-    assert os.getpid() not in {each[0] for each in pids}
-    app.close()
+def test_an_asyncio_task_that_exits_ends_no_process_and_a_coroutine_finds_its_job(
+    app: sqlq.App, tmp_path: Path, database_url: str
+) -> None:
+    exits = app.enqueue(app.named(f"{ALONE}.exits_in_a_task").new())
+    jobs = app.enqueue_many([app.named(f"{ALONE}.returns_its_id").new()] * 2)
+    drained(tmp_path, database_url, "-c", "1")
+    done = app.jobs.get(exits.id)
+    assert (done.state, done.reason, done.exception) == ("failed", "error", "SystemExit")
+    assert [app.result(job) for job in jobs] == [job.id for job in jobs]
+
+
+@needs("cheap")
+@for_each("task", ["stay", "astay", "returns_astay"])
+def test_a_stopped_handler_runs_its_finally_and_its_process_goes_on(
+    app: sqlq.App, tmp_path: Path, database_url: str, task: str
+) -> None:
+    folder, options = tmp_path / task, ("--isolate", "-c", "1", "--grace", "0s")
+    new = app.named(f"{ALONE}.{task}").new
+    cancelled = app.enqueue(new("cancel"))
+    with worker_process(folder, f"{ALONE}:app", database_url, *options) as worker:
+        wait_until((folder / "cancel.began").exists, what="the handler running")
+        assert app.jobs.cancel([cancelled.id]) == {cancelled.id: "requested"}
+        late = app.enqueue(new("late").set(timeout="200ms"))
+        next_pid = app.result(app.enqueue(app.named(f"{ALONE}.own_pid").new()), timeout="60s")
+        released = app.enqueue(new("stop"))
+        wait_until((folder / "stop.began").exists, what="another one running")
+        assert worker.stop() == 0
+    pids = {(folder / f"{why}.ended").read_text() for why in ("cancel", "late", "stop")}
+    assert pids == {str(next_pid)}
+    assert app.jobs.get(cancelled.id).state == "cancelled"
+    assert app.jobs.get(late.id).reason == "timeout"
+    assert app.jobs.get(released.id).reason == "worker_lost", "its only attempt"
 
 
 PRELOADED = """
@@ -410,133 +303,16 @@ def fresh() -> int:
 )
 @needs("cheap")
 def test_subprocesses_are_forked_unless_the_import_has_opened_what_none_can_share(
-    tmp_path: Any, database_url: str, opened: str, imports: int
+    app: sqlq.App, tmp_path: Any, database_url: str, opened: str, imports: int
 ) -> None:
     run = Command(tmp_path, SQLQ_DATABASE_URL=database_url)
     (tmp_path / "shop.py").write_text(PRELOADED % opened)
     (tmp_path / "imports").unlink(missing_ok=True)
-    app = sqlq.App(database_url)
     jobs = [app.enqueue(app.named("shop.fresh").new()) for _ in range(2)]
     said = run.work("-c", "1", "--log-level", "debug")
     assert ("no fork server: processes would share " in said.err) is (imports > 1), said.err
-    assert len({app.jobs.get(job.id).result for job in jobs}) == 2
+    assert len({app.result(job) for job in jobs}) == 2, "nothing passes from one job to the next"
     assert len((tmp_path / "imports").read_text().split()) == imports
-    app.close()
-
-
-ON_ONE_LOOP = """
-import asyncio
-import sys
-import sqlq
-
-app = sqlq.App()
-
-async def exits():
-    sys.exit(3)
-
-@app.task(isolate=True, max_attempts=1)
-async def starts():
-    await asyncio.create_task(exits())
-
-async def own_id():
-    return sqlq.current_job().id
-
-@app.task(isolate=True)
-def returns_a_coroutine():
-    return own_id()
-"""
-
-
-@needs("cheap")
-def test_an_asyncio_task_of_a_handler_that_ends_the_program_ends_no_process(
-    tmp_path: Any, database_url: str
-) -> None:
-    run = Command(tmp_path, SQLQ_DATABASE_URL=database_url)
-    (tmp_path / "shop.py").write_text(ON_ONE_LOOP)
-    app = sqlq.App(database_url)
-    job = app.enqueue(app.named("shop.starts").new())
-    run.work()
-    done = app.jobs.get(job.id)
-    assert (done.state, done.reason, done.exception) == ("failed", "error", "SystemExit")
-    app.close()
-
-
-@needs("cheap")
-def test_a_coroutine_that_a_handler_returns_there_finds_its_job(tmp_path: Any, database_url: str) -> None:
-    run = Command(tmp_path, SQLQ_DATABASE_URL=database_url)
-    (tmp_path / "shop.py").write_text(ON_ONE_LOOP)
-    app = sqlq.App(database_url)
-    jobs = app.enqueue_many([app.named("shop.returns_a_coroutine").new()] * 2)
-    run.work("-c", "1")
-    assert [app.jobs.get(job.id).result for job in jobs] == [job.id for job in jobs]
-    app.close()
-
-
-STOPPED = """
-import asyncio
-import os
-import threading
-import time
-import sqlq
-
-app = sqlq.App()
-
-def stay(why):
-    try:
-        with open(f"{why}.began", "w"):
-            threading.Event().wait(100)
-    finally:
-        time.sleep(0.1)
-        with open(f"{why}.ended", "w") as file:
-            file.write(str(os.getpid()))
-
-async def astay(why):
-    try:
-        with open(f"{why}.began", "w"):
-            await asyncio.sleep(100)
-    finally:
-        with open(f"{why}.ended", "w") as file:
-            file.write(str(os.getpid()))
-
-app.task(isolate=True, max_attempts=1)(stay)
-app.task(isolate=True, max_attempts=1)(astay)
-
-@app.task(isolate=True, max_attempts=1)
-def returns_a_coroutine(why):
-    return astay(why)
-
-@app.task(isolate=True)
-def own_pid():
-    return os.getpid()
-"""
-
-
-@needs("cheap")
-@for_each("task", ["stay", "astay", "returns_a_coroutine"])
-def test_a_stopped_handler_runs_its_finally_and_its_process_goes_on(
-    tmp_path: Path, database_url: str, task: str
-) -> None:
-    """In each case within two seconds, and the process serves the next job."""
-    folder = tmp_path / task
-    folder.mkdir()
-    (folder / "shop.py").write_text(STOPPED)
-    app = sqlq.App(database_url)
-    new = app.named(f"shop.{task}").new
-    cancelled = app.enqueue(new("cancel"))
-    with worker_process(folder, "shop:app", database_url, "-c", "1", "--grace", "0s") as worker:
-        wait_until((folder / "cancel.began").exists, what="the handler running")
-        assert app.jobs.cancel([cancelled.id]) == {cancelled.id: "requested"}
-        late = app.enqueue(new("late").set(timeout="200ms"))
-        next_pid = app.result(app.enqueue(app.named("shop.own_pid").new()), timeout="60s")
-        released = app.enqueue(new("stop"))
-        wait_until((folder / "stop.began").exists, what="another one running")
-        assert worker.stop() == 0
-    pids = {(folder / f"{why}.ended").read_text() for why in ("cancel", "late", "stop")}
-    assert pids == {str(next_pid)}
-    assert app.jobs.get(cancelled.id).state == "cancelled"
-    assert app.jobs.get(late.id).reason == "timeout"
-    assert app.jobs.get(released.id).reason == "worker_lost", "its only attempt"
-    app.close()
 
 
 # -- the process that forks worker processes -----------------------------------------------------------------
@@ -544,7 +320,7 @@ def test_a_stopped_handler_runs_its_finally_and_its_process_goes_on(
 
 ROOT = Path(__file__).parents[2]
 BEGIN = """
-import atexit, os, signal, socket, sys, threading, time
+import os, signal, socket, sys, time
 from pathlib import Path
 from sqlq.worker.ipc import forkserver
 from sqlq.worker.ipc.pipe import spawn
@@ -560,11 +336,6 @@ def run():
     if word == "fds":
         os.write(int(rest[0]), b"here")
         print("stdin:", repr(sys.stdin.read()), "open:", len(os.listdir("/proc/self/fd")), flush=True)
-    if word == "thread":
-        atexit.register(lambda: print("then this", flush=True))
-        threading.Thread(target=lambda: (time.sleep(0.2), print("first this", flush=True))).start()
-    if word == "fork":
-        os.waitpid(os.fork() or os._exit(0), 0)
     if word == "wait":
         time.sleep(60)
 """
@@ -616,19 +387,6 @@ def test_a_forked_process_has_no_descriptor_of_the_server_or_of_others() -> None
     (line,) = [line for line in output.splitlines() if line.startswith("stdin:")]
     assert line.startswith("stdin: ''")
     assert int(line.split()[-1]) < 12
-
-
-def test_a_forked_process_waits_for_threads_and_runs_atexit() -> None:
-    output = said("forkserver.start(run, PROGRAM)\nprint('code', spawn([*PROGRAM, 'thread'], []).wait(30))\n")
-    assert output.splitlines() == ["first this", "then this", "code 0"]
-
-
-def test_the_fork_server_refuses_to_start_beside_other_threads() -> None:
-    output = said(
-        "threading.Thread(target=time.sleep, args=(1,), daemon=True).start()\n"
-        "forkserver.start(run, PROGRAM)\nprint(forkserver.current)\n"
-    )
-    assert output == "None\n"
 
 
 def test_the_fork_server_ends_with_its_owner() -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -21,15 +19,14 @@ from sqlalchemy import Connection, Engine, text
 import sqlq
 from sqlq.database.batch import Right
 from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Finished, Outcome, Released
+from sqlq.model.outcome import Finished
 from sqlq.store.jobs import lease
 from sqlq.store.workers import workers
-from sqlq.worker.attempt.attempt import Attempt, Target
-from sqlq.worker.ipc.parent import ORPHANED_MS, Facts, Parent, SharedMemory
+from sqlq.worker.attempt.attempt import Attempt
+from sqlq.worker.ipc.parent import Facts
 from sqlq.worker.ipc.pipe import Pipe
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.report.meter import Totals
-from sqlq.worker.run.isolated import IsolatedProcesses
 from sqlq.worker.supervise import child as child_module
 from sqlq.worker.supervise import supervisor
 from sqlq.worker.supervise.child import Child
@@ -37,11 +34,15 @@ from sqlq.worker.supervise.heartbeat import Dispatcher, Heartbeat
 from sqlq.worker.supervise.supervisor import Supervisor
 from tests.kit import (
     claim,
+    committed,
     deaths,
+    execute,
+    locked,
     needs,
     refuse_threads,
     renew,
     run_isolated,
+    supervised,
     supervising,
     wait_until,
     worker_of,
@@ -50,6 +51,23 @@ from tests.kit.hand import fail_before
 from tests.kit.isolated import Spawned
 
 LEASE_MS = 1_000
+
+
+@pytest.fixture
+def keeper() -> Iterator[Heartbeat]:
+    keeper = Heartbeat(LEASE_MS, Totals())
+    yield keeper
+    keeper.close()
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[Pipe, Pipe]]:
+    """A supervisor's end of a pipe, and a worker's."""
+    here, there = Pipe.pair()
+    ends = here, Pipe(there)
+    yield ends
+    for end in ends:
+        end.close()
 
 
 @pytest.fixture
@@ -73,68 +91,39 @@ def enter(app: sqlq.App, worker: str) -> None:
 # -- when a worker has died ----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def dead_worker(app: sqlq.App) -> Callable[..., bool]:
-    dead = deaths()
-
-    def dies(worker: str, started: set[Right] | None) -> bool:
-        """Release the jobs that a worker held, or the rest; return whether none is left."""
-        if not dead.waiting:
-            dead.waiting += deaths(worker, started=started).waiting
-        return dead.release(app.database) == float("inf")
-
-    return dies
-
-
+@pytest.mark.parametrize("has_memory", [True, False], ids=["memory", "none"])
 def test_started_jobs_of_a_dead_worker_count_and_others_do_not(
-    app: sqlq.App, noop: Any, dead_worker: Callable[..., bool]
+    app: sqlq.App, noop: Any, has_memory: bool
 ) -> None:
+    """Without shared memory all of them may have started."""
     app.enqueue_many([noop.new() for _ in range(3)])
     started, unstarted = claim(app, "dead", limit=2)
     (others,) = claim(app, "alive")
-    assert dead_worker("dead", {right(started)})
+    dead = deaths("dead", started={right(started)} if has_memory else None)
+    assert dead.release(app.database) == math.inf
     lost, given_back, left = (app.jobs.get(job.id) for job in (started, unstarted, others))
     assert (lost.state, lost.attempts, lost.releases, lost.lease_token) == ("available", 1, 0, 2)
     assert [error["reason"] for error in lost.errors] == ["worker_lost"]
-    assert (given_back.state, given_back.attempts, given_back.releases, given_back.errors) == (
-        "available",
-        0,
-        1,
-        [],
-    )
-    (line,) = given_back.history
-    assert (line.outcome, line.attempt, line.worker, line.started_at) == ("released", 1, "dead", None)
-    assert line.claimed_at is not None
+    if has_memory:
+        assert (given_back.attempts, given_back.releases, given_back.errors) == (0, 1, [])
+    else:
+        assert (given_back.attempts, given_back.releases) == (1, 0)
     assert (left.state, left.reserved_by) == ("running", "alive")
-    assert {job.id: job.losses for job in claim(app, "next")} == {started.id: 1, unstarted.id: 0}
-
-
-def test_all_jobs_count_as_started_without_shared_memory(
-    app: sqlq.App, noop: Any, dead_worker: Callable[..., bool]
-) -> None:
-    app.enqueue_many([noop.new(), noop.new()])
-    held = claim(app, "dead")
-    assert dead_worker("dead", None)
-    assert [(app.jobs.get(job.id).attempts, app.jobs.get(job.id).releases) for job in held] == [
-        (1, 0),
-        (1, 0),
-    ]
+    losses = {job.id: job.losses for job in claim(app, "next")}
+    assert losses == {started.id: 1, unstarted.id: 0 if has_memory else 1}
 
 
 @needs("sessions")
-def test_a_locked_row_is_released_later(
-    app: sqlq.App, engine: Engine, noop: Any, dead_worker: Callable[..., bool]
-) -> None:
+def test_a_locked_row_is_released_later(app: sqlq.App, engine: Engine, noop: Any) -> None:
     app.enqueue_many([noop.new(), noop.new()])
-    locked, free = claim(app, "dead")
+    held, free = claim(app, "dead")
     enter(app, "dead")
-    both = {right(locked), right(free)}
-    with engine.begin() as rival:
-        rival.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": locked.id})
-        assert not dead_worker("dead", both), "there is something left to do"
-        assert [app.jobs.get(job.id).state for job in (locked, free)] == ["running", "available"]
-    assert dead_worker("dead", both)
-    assert app.jobs.get(locked.id).state == "available"
+    dead = deaths("dead", started={right(held), right(free)})
+    with locked(engine, held.id):
+        assert dead.release(app.database) < math.inf, "there is something left to do"
+        assert [app.jobs.get(job.id).state for job in (held, free)] == ["running", "available"]
+    assert dead.release(app.database) == math.inf
+    assert app.jobs.get(held.id).state == "available"
 
 
 def test_a_death_that_cannot_be_settled_keeps_no_other_waiting(
@@ -157,14 +146,14 @@ def test_a_death_that_cannot_be_settled_keeps_no_other_waiting(
 
 
 def test_an_end_that_the_database_refuses_makes_no_job_one_that_never_began(
-    app: sqlq.App, engine: Engine, noop: Any, dead_worker: Callable[..., bool]
+    app: sqlq.App, engine: Engine, noop: Any
 ) -> None:
     job = app.enqueue(noop.new().set(max_attempts=1))
     (held,) = claim(app, "dead")
     fail_before(engine, job.id)
-    assert dead_worker("dead", {right(held)}), "it is not tried again"
-    with engine.connect() as conn:
-        assert conn.execute(text("SELECT releases FROM jobs")).scalar_one() == 0
+    dead = deaths("dead", started={right(held)})
+    assert dead.release(app.database) == math.inf, "it is not tried again"
+    assert committed(engine, column="releases") == [0]
 
 
 def test_a_job_whose_end_was_refused_is_not_released(app: sqlq.App, engine: Engine, noop: Any) -> None:
@@ -175,47 +164,17 @@ def test_a_job_whose_end_was_refused_is_not_released(app: sqlq.App, engine: Engi
     (held,) = claim(app, worker.id)
     fail_before(engine, job.id)
     leases.let_go(right(held))
-
-    def renewed() -> None:
-        for _ in range(2):
-            renew(leases, {right(held): False}, time.monotonic())
-
+    for _ in range(4):
+        renew(leases, {right(held): False}, time.monotonic())
+        assert committed(engine, column="releases") == [0]
+        assert committed(engine, column="lease_token") == [held.lease_token], "its end was undone"
+    execute(engine, "DELETE FROM failed_jobs")
     for _ in range(2):
-        renewed()
-        with engine.connect() as conn:
-            found = conn.execute(text("SELECT releases, lease_token FROM jobs")).one()
-        assert tuple(found) == (0, held.lease_token), "its end was refused, and undone"
-    with engine.begin() as conn:
-        conn.execute(text("DELETE FROM failed_jobs"))
-    renewed()
+        renew(leases, {right(held): False}, time.monotonic())
     assert app.jobs.get(job.id).state == "failed"
 
 
 # -- what is short -------------------------------------------------------------------------------------------
-
-
-def test_a_child_without_a_receiving_thread_is_killed(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    processes: list[Any] = []
-
-    def noted(command: Any, fds: Any) -> Any:
-        processes.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
-        return processes[-1]
-
-    monkeypatch.setattr(child_module, "spawn", noted)
-    refuse_threads(monkeypatch, "sqlq-receive")
-    try:
-        with supervising(Supervisor([], WorkerOptions(processes=1, lease_ms=30_000, grace_ms=0), {})) as code:
-            wait_until(lambda: caplog.messages, what="a line in the log")
-        assert caplog.messages == ["no worker process can be started now: can't start new thread"]
-        assert code.result() == 0, "it goes on, and waits before it tries again"
-        assert [process.poll() is not None for process in processes] == [True]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-
 
 IS_READY = """
 import sys
@@ -229,17 +188,32 @@ link.send(ended={})
 """A worker process that is at work."""
 
 
-def test_a_heartbeat_starts_its_thread_later_when_it_cannot_now(
-    app: sqlq.App, keeper: Heartbeat, monkeypatch: pytest.MonkeyPatch
+def test_a_child_without_a_receiving_thread_is_killed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    here, there = Pipe.pair()
+    processes: list[Any] = []
+
+    def noted(command: Any, fds: Any) -> Any:
+        processes.append(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]))
+        return processes[-1]
+
+    monkeypatch.setattr(child_module, "spawn", noted)
+    refuse_threads(monkeypatch, "sqlq-receive")
+    with supervising(Supervisor([], WorkerOptions(processes=1, lease_ms=30_000, grace_ms=0), {})) as code:
+        wait_until(lambda: caplog.messages, what="a line in the log")
+    assert caplog.messages == ["no worker process can be started now: can't start new thread"]
+    assert code.result() == 0, "it goes on, and waits before it tries again"
+    wait_until(lambda: [process.poll() for process in processes] == [-9], timeout=20, what="its end")
+
+
+def test_a_heartbeat_starts_its_thread_later_when_it_cannot_now(
+    app: sqlq.App, keeper: Heartbeat, pipe: tuple[Pipe, Pipe], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         refuse_threads(patch, "sqlq-heartbeat")
-        keeper.keep(facts_of(app, "w"), here)
-        assert keeper._thread is None
+        keeper.keep(facts_of(app, "w"), pipe[0])
+        assert not keeper.begin()
     assert keeper.begin()
-    here.close()
-    there.close()
 
 
 @needs("listen")
@@ -282,40 +256,20 @@ def test_a_later_worker_is_notified_of_the_end_of_a_pause() -> None:
 # -- while it lives ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def keeper() -> Iterator[Heartbeat]:
-    keeper = Heartbeat(LEASE_MS, Totals())
-    yield keeper
-    keeper.close()
-
-
 def test_the_heartbeat_renews_its_workers_jobs_and_notifies_it(
-    app: sqlq.App, engine: Engine, noop: Any, keeper: Heartbeat, database_url: str
+    app: sqlq.App, engine: Engine, noop: Any, keeper: Heartbeat, pipe: tuple[Pipe, Pipe]
 ) -> None:
     app.enqueue_many([noop.new(), noop.new()])
-    mine, others = claim(app, "mine", limit=1)[0], claim(app, "other")[0]
+    (mine,), _ = claim(app, "mine", limit=1), claim(app, "other")
     enter(app, "mine")
-
-    def leases() -> dict[int, Any]:
-        with engine.connect() as conn:
-            return {
-                row.id: row.lease_expires_at
-                for row in conn.execute(text("SELECT id, lease_expires_at FROM jobs"))
-            }
-
-    before = leases()
-    here, there = Pipe.pair()
-    child = Pipe(there)
-    keeper.keep(facts_of(app, "mine"), here)
-    message = child.receive()
+    before = committed(engine, column="lease_expires_at")
+    keeper.keep(facts_of(app, "mine"), pipe[0])
+    message = pipe[1].receive()
     assert message is not None
     assert message["renewed"]["rights"] == [[*right(mine), False]]
     assert message["renewed"]["entered"]
-    after = leases()
-    assert after[mine.id] != before[mine.id]
-    assert after[others.id] == before[others.id]
-    here.close()
-    child.close()
+    after = committed(engine, column="lease_expires_at")
+    assert len({*before} & {*after}) == 1, "its own alone"
 
 
 @needs("sessions")
@@ -335,39 +289,13 @@ def test_a_locked_worker_row_does_not_stop_renewals_of_others(
 
 
 def test_a_worker_unknown_to_the_heartbeat_renews_for_itself(
-    app: sqlq.App, keeper: Heartbeat, database_url: str
+    app: sqlq.App, keeper: Heartbeat, pipe: tuple[Pipe, Pipe]
 ) -> None:
     """An engine with a creator of its own may lead to another database than its URL."""
-    here, there = Pipe.pair()
-    keeper.keep(facts_of(app, "elsewhere"), here)
+    keeper.keep(facts_of(app, "elsewhere"), pipe[0])
     wait_until(lambda: not keeper._kept, what="the keeper noticing")
-    with pytest.raises(BlockingIOError):
-        there.recv(1, socket.MSG_DONTWAIT)
-    here.close()
-    there.close()
-
-
-def test_a_worker_whose_supervisor_is_gone_stops_soon() -> None:
-    box, fd = SharedMemory.create()
-    os.close(fd)
-    here, there = Pipe.pair()
-    supervisor = Pipe(there)
-    stops: list[int | None] = []
-    Parent(here, box).listen({"stop": stops.append}, dict)
-    supervisor.send(stop=None)
-    wait_until(lambda: stops, what="being told to stop")
-    assert stops == [None], "within its own grace time"
-    supervisor.close()
-    wait_until(lambda: len(stops) == 2, what="the end of the link noticed")
-    assert stops[1] == ORPHANED_MS
-    here.close()
-    box.close()
-
-
-SPEAKS = """
-import os, sys
-os.write(int(sys.argv[1]), b'{"more": true}\\n{"ended": {}}\\n')
-"""
+    pipe[0].send(no="renewal")
+    assert pipe[1].receive() == {"no": "renewal"}
 
 
 def test_a_bad_message_does_not_stop_a_supervisor_from_receiving() -> None:
@@ -378,7 +306,8 @@ def test_a_bad_message_does_not_stop_a_supervisor_from_receiving() -> None:
             raise ValueError("mmap closed or invalid")
         heard.append(message)
 
-    child = Child([sys.executable, "-c", SPEAKS], hear, {})
+    program = """import os, sys; os.write(int(sys.argv[1]), b'{"more": true}\\n{"ended": {}}\\n')"""
+    child = Child([sys.executable, "-c", program], hear, {})
     try:
         wait_until(lambda: len(heard) == 2, timeout=20, what="its last word and its end")
         assert heard == [{"ended": {}}, None]
@@ -389,9 +318,6 @@ def test_a_bad_message_does_not_stop_a_supervisor_from_receiving() -> None:
 
 def test_the_shared_memory_has_the_running_jobs(app: sqlq.App) -> None:
     """So a kill in the middle of it counts as that job's attempt."""
-    box, fd = SharedMemory.create()
-    os.close(fd)
-    here, there = Pipe.pair()
     seen: list[Any] = []
 
     @app.task(name="looks")
@@ -400,76 +326,28 @@ def test_the_shared_memory_has_the_running_jobs(app: sqlq.App) -> None:
         seen.append(box.running() == [((job.id, job.lease_token), math.inf)])
 
     app.enqueue(looks.new())
-    assert worker_of(app, drain=True, supervision=Parent(here, box)).run().finished == 1
-    assert seen == [True]
-    assert box.read() == set(), "and is forgotten when it is settled"
-    here.close()
-    there.close()
-    box.close()
-
-
-# -- processes for one job at a time -------------------------------------------------------------------------
-
-
-class Recorded(IsolatedProcesses):
-    """Notes which jobs were to run in a process of their own, and starts none."""
-
-    def __init__(self) -> None:
-        super().__init__(lambda fd: pytest.fail("a process was started"))
-        self.ran: list[int] = []
-
-    def execute(self, running: Attempt, *_: object) -> Outcome:
-        self.ran.append(running.id)
-        return Finished()
-
-
-def test_jobs_that_lost_a_worker_or_are_isolated_run_alone(app: sqlq.App, engine: Engine, noop: Any) -> None:
-    alone = app.task(name="alone", isolate=True)(lambda: None)
-    usual, lost, isolated = app.enqueue_many([noop.new(), noop.new(), alone.new()])
-    with engine.begin() as conn:
-        conn.execute(text("UPDATE jobs SET losses = 1 WHERE id = :id"), {"id": lost.id})
-    isolates = Recorded()
-    assert worker_of(app, drain=True, isolates=isolates).run().finished == 3
-    assert sorted(isolates.ran) == [lost.id, isolated.id]
-    assert usual.id not in isolates.ran
+    with supervised() as (supervision, box, _):
+        assert worker_of(app, drain=True, supervision=supervision).run().finished == 1
+        assert seen == [True]
+        assert box.read() == set(), "and is forgotten when it is settled"
 
 
 class Killable(Attempt):
     """Keeps what would kill it, as a heartbeat does that is just about to."""
 
-    seen: Callable[[], None]
-
     def mark_started(self) -> None:
         super().mark_started()
-        assert self.kill is not None
         self.seen = self.kill
 
 
 def test_a_late_kill_does_not_end_the_next_job() -> None:
     spawned = Spawned()
-
-    def job(id: int) -> Killable:
-        return Killable(
-            ClaimedJob(id, 1, "q", "t", "{}", 1, 3),
-            None,
-            float("inf"),
-            Target(),
-            isolated=True,
-        )
-
-    isolates = spawned.isolates
-    first, second = job(1), job(2)
-    assert run_isolated(isolates, first) == Finished()
+    first: Any = spawned.job(kind=Killable)
+    assert run_isolated(spawned.isolates, first) == Finished()
     first.seen()
-    assert run_isolated(isolates, second) == Finished()
+    assert spawned.run() == Finished()
     assert len(spawned.processes) == 1, "one after the other in the same process"
-    (isolate,) = isolates._all
-    isolates.close()
-    isolate.link.close()
-    assert isinstance(run_isolated(isolates, job(3)), Released)
-
-
-# -- complete() ----------------------------------------------------------------------------------------------
+    spawned.isolates.close()
 
 
 def test_a_watchdog_counts_no_time_when_the_supervisor_did_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
