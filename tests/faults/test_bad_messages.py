@@ -120,15 +120,6 @@ def child() -> Iterator[Child]:
     child.close()
 
 
-def test_counts_that_are_no_numbers_are_dropped_by_a_supervisor(child: Child) -> None:
-    supervisor = Supervisor([sys.executable, "-c", ""], WorkerOptions(), {})
-    supervisor._children = [child]
-    for counts in ({"finished": 3}, {"finished": "3"}, {"finished": None}):
-        supervisor._receive(child, {"ended": counts})
-        supervisor._calls.get()()
-    assert supervisor.counts == {"finished": 3}
-
-
 def test_no_message_ends_a_supervisor(child: Child) -> None:
     options = WorkerOptions(processes=1, lease_ms=30_000, grace_ms=1_000)
 

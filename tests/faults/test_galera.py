@@ -24,11 +24,10 @@ from sqlq.store.limits import admit
 from tests.faults import account
 from tests.faults.galera import Node, cluster, library
 from tests.faults.scorecard import record
-from tests.kit import claim, wait_until
+from tests.kit import wait_until
 from tests.kit.databases import migrate
 from tests.kit.processes import WorkerProcess
 from tests.kit.scenario import RESUME_SECONDS, Scenario, readable_log
-from tests.programs.shop import add_up, fetch, report
 
 pytestmark = [
     pytest.mark.integration,
@@ -64,21 +63,6 @@ def lost_transactions(nodes: Sequence[Node]) -> int:
     return sum(
         int(node.status(name)) for node in nodes for name in ("local_cert_failures", "local_bf_aborts")
     )
-
-
-def test_a_single_node_works_as_a_server_alone(galera: Sequence[Node], urls: list[str]) -> None:
-    before = lost_transactions(galera)
-    with closing(sqlq.App(urls[1])) as app:
-        fails_once = app.task(name="fails", backoff="0s")(lambda: 1 // (sqlq.current_job().attempt - 1))
-        plain = app.task(name="plain")(lambda n: n)
-        app.enqueue_many([plain.new(n).set(unique_key=f"key {n}") for n in range(200)])
-        assert not app.enqueue(plain.new(1).set(unique_key="key 1")).created
-        app.enqueue(sqlq.chain(fails_once.new(), plain.new(0)))
-        (held,) = claim(app, lease_ms=1, limit=1)
-        assert app.worker(drain=True).run().finished == 202
-        assert app.jobs.get(held.id).attempts == 2
-        assert len({job.id % 3 for job in app.jobs.list(state="finished", limit=300)}) == 1
-    assert lost_transactions(galera) == before
 
 
 @pytest.mark.parametrize("pinned", [False, True], ids=["one-queue-for-all", "a-queue-for-each"])
@@ -231,34 +215,6 @@ def test_a_node_that_was_killed_is_waited_for(
         assert max(resumed) < RESUME_SECONDS
 
 
-def test_flows_go_on_where_their_steps_run_at_several_nodes(
-    galera: Sequence[Node], urls: list[str], tmp_path: Path
-) -> None:
-    number, before = 60, lost_transactions(galera)
-    with Scenario(tmp_path / "work", urls[0]) as load, ExitStack() as stack:
-        workers = [
-            stack.enter_context(load.working("-q", f"queue{n}", url=url)) for n, url in enumerate(urls)
-        ]
-        began = time.monotonic()
-        for n in range(number):
-            steps = sqlq.group(*(fetch.new(3 * n + i).set(queue=f"queue{i}") for i in range(3)))
-            load.app.enqueue(sqlq.chain(steps, add_up, report))
-        load.demand_everything_done()
-        seconds = time.monotonic() - began
-        assert [worker.stop() for worker in workers] == [0, 0, 0]
-        lines = sum(readable_log(worker, most=20) for worker in workers)
-        assert load.ran() == {9 * n + 3: 1 for n in range(number)}
-        jobs = load.app.jobs.list(state="finished", limit=10 * number)
-        assert [job.attempts for job in jobs] == [1] * 5 * number
-        figures = {
-            "lost_transactions": lost_transactions(galera) - before,
-            "flows_a_second": round(number / seconds),
-            "log_lines": lines,
-        }
-        print(figures)
-        record("flows over three nodes", cases=number, lost=0, **figures)
-
-
 def test_a_schedule_fires_once_for_workers_at_all_nodes(
     galera: Sequence[Node], urls: list[str], tmp_path: Path
 ) -> None:
@@ -296,21 +252,3 @@ def test_a_statement_in_autocommit_returns_its_job_last(urls: list[str]) -> None
     print(sum(len(ids) > 1 for ids in answers), len(answers))
     assert {ids[-1] for ids in answers} == made
     assert not made.intersection(id for ids in answers for id in ids[:-1])
-
-
-def test_a_node_repeats_no_insert(urls: list[str]) -> None:
-    """It would return the ids of both attempts."""
-    with ExitStack() as stack:
-        apps = [stack.enter_context(closing(sqlq.App(url))) for url in urls]
-        tasks = [app.task(name="t")(lambda: None) for app in apps]
-        jobs: list[sqlq.Job] = []
-
-        def enqueue(app: sqlq.App, task: sqlq.Task[..., None]) -> None:
-            jobs.extend(app.enqueue(task.new()) for _ in range(100))
-
-        threads = [threading.Thread(target=enqueue, args=pair) for pair in zip(apps, tasks, strict=True)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len({job.id for job in jobs}) == 300

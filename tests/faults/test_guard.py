@@ -22,19 +22,10 @@ from tests.kit import NOW, claim_on, execute, needs
 
 ERROR = ErrorText("ValueError", "no")
 
-SCENES = {
-    "waiting": "SELECT id FROM jobs WHERE task = 'waiting'",
-    "scheduled": "SELECT id FROM jobs WHERE task = 'scheduled'",
-    "running": "SELECT id FROM jobs WHERE task = 'running'",
-    "spent": "SELECT id FROM jobs WHERE task = 'spent'",
-    "finished": "SELECT id FROM finished_jobs WHERE task = 'finishes'",
-    "failed": "SELECT id FROM failed_jobs WHERE task = 'fails'",
-    "blocked": "SELECT id FROM jobs WHERE task = 'blocked'",
-    "alarm": "SELECT id FROM jobs WHERE task = 'alarm'",
-    "delayed": "SELECT id FROM jobs WHERE task = 'delayed'",
-    "in_line": "SELECT id FROM jobs WHERE task = 'in_line'",
-    "limited": "SELECT id FROM jobs WHERE task = 'limited'",
-}
+SCENES = (
+    *("waiting", "scheduled", "running", "spent"),
+    *("blocked", "alarm", "delayed", "in_line", "limited"),
+)
 """Jobs in each state; {name} in a statement below is such a job's id."""
 
 CARRIED = (
@@ -197,7 +188,8 @@ def scene(app: sqlq.App, engine: Engine) -> dict[str, int]:
         for name, outcome in (("passing", Finished()), ("failing", Failed("error", ERROR))):
             settle.settle(conn, [Settlement(held[name].id, held[name].lease_token, 1, outcome)])
     with engine.connect() as conn:
-        return {name: conn.execute(text(query)).scalar_one() for name, query in SCENES.items()}
+        query = text("SELECT id FROM jobs WHERE task = :task")
+        return {task: conn.execute(query, {"task": task}).scalar_one() for task in SCENES}
 
 
 def test_the_guard_rejects_illegal_transitions(engine: Engine, scene: dict[str, int]) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from sqlalchemy import make_url, text
 import sqlq
 from sqlq.errors import MissingFileError
 from tests.kit import claim, needs, wait_until
+from tests.kit.command import Command
 from tests.kit.processes import ROOT, WorkerProcess, worker_process
 
 pytestmark = needs("cheap")
@@ -343,15 +345,8 @@ def test_a_relative_file_is_found_when_a_handler_has_changed_the_directory(
     options = [] if given == "an engine" else ["-d", given]
     app.use(f"sqlite:///{tmp_path / 'shop.db'}")
     ids = enqueue(app, "move", "stay")
-    done = subprocess.run(
-        [sys.executable, "-m", "sqlq", "-a", "m:app", *options, "work", "--drain", "-c", "1"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, states(app, ids)) == (0, ["finished"] * 2), done.stderr.decode()
+    Command(tmp_path).ok("-a", "m:app", *options, "work", "--drain", "-c", "1")
+    assert states(app, ids) == ["finished"] * 2
 
 
 WAITS = """
@@ -368,32 +363,44 @@ def ends(file: str):
 """
 
 
-@pytest.mark.parametrize("how", ["removed and made anew", "replaced"])
-def test_a_database_file_made_anew_is_worked_on_by_all(
-    app: sqlq.App, database_url: str, tmp_path: Path, how: str
-) -> None:
-    """The new file has jobs of the same ids, and their first claims have the same tokens."""
+def file_of(app: sqlq.App) -> Path:
+    return Path(app.database.engine.url.database or "")
+
+
+def replace_by(file: Path, fresh: Path) -> None:
+    """Put another database in the place of one, whose logs would be no logs of that."""
+    fresh.rename(file)
+    for log in file.parent.glob(f"{file.name}-*"):
+        log.unlink()
+
+
+@pytest.fixture
+def fresh(app: sqlq.App, tmp_path: Path) -> Iterator[sqlq.App]:
+    """Another database, which can take the place of the first."""
+    fresh = sqlq.App(f"sqlite:///{tmp_path / 'fresh.db'}")
+    fresh.migrate()
+    app.task(name="m.ends")(lambda file: None)
     (tmp_path / "m.py").write_text(WAITS)
     for name in ("old", "new"):
         (tmp_path / name).touch()
-    file = Path(make_url(database_url).database or "")
+    yield fresh
+    fresh.close()
 
-    @app.task(name="m.ends")
-    def ends(file: str) -> str:
-        raise NotImplementedError
 
+@pytest.mark.parametrize("how", ["removed and made anew", "replaced"])
+def test_a_database_file_made_anew_is_worked_on_by_all(
+    app: sqlq.App, fresh: sqlq.App, database_url: str, tmp_path: Path, how: str
+) -> None:
+    """The new file has jobs of the same ids, and their first claims have the same tokens."""
+    ends, file = app.tasks["m.ends"], file_of(app)
     with worker_process(tmp_path, "m:app", database_url, "-c", "4") as worker:
         old = app.enqueue(ends.new(str(tmp_path / "old")))
         wait_until(lambda: app.jobs.get(old.id).state == "running", what="the job running")
-        fresh = sqlq.App(f"sqlite:///{tmp_path / 'fresh.db'}")
-        fresh.migrate()
         fresh.close()
         if how == "removed and made anew":
             file.unlink()
             wait_until(lambda: worker.said("no database file"), what="the worker missing its file")
-        for log in file.parent.glob(f"{file.name}-*"):
-            log.unlink()
-        (tmp_path / "fresh.db").rename(file)
+        replace_by(file, file_of(fresh))
         new = app.enqueue(ends.new(str(tmp_path / "new")))
         assert new.id == old.id
         wait_until(lambda: app.jobs.get(new.id).state == "running", what="the new job running")
@@ -407,26 +414,17 @@ def test_a_database_file_made_anew_is_worked_on_by_all(
 
 
 def test_a_database_file_made_anew_gets_no_outcome_of_jobs_in_the_old_one(
-    app: sqlq.App, database_url: str, tmp_path: Path
+    app: sqlq.App, fresh: sqlq.App, database_url: str, tmp_path: Path
 ) -> None:
     """The new file has a job of the same id, which another owner has claimed with the same token."""
-    (tmp_path / "m.py").write_text(WAITS)
-    (tmp_path / "old").touch()
-    file = Path(make_url(database_url).database or "")
-    fresh = sqlq.App(f"sqlite:///{tmp_path / 'fresh.db'}")
-    fresh.migrate()
-    with fresh.database.begin() as conn:
-        conn.execute(text("INSERT INTO jobs (task) VALUES ('another.task')"))
+    fresh.enqueue(fresh.named("another.task").new())
     (claimed,) = claim(fresh, lease_ms=3_600_000, owner="another")
     fresh.close()
-    task = app.task(name="m.ends")(lambda file: None)
     with worker_process(tmp_path, "m:app", database_url) as worker:
-        old = app.enqueue(task.new(str(tmp_path / "old")))
+        old = app.enqueue(app.tasks["m.ends"].new(str(tmp_path / "old")))
         wait_until(lambda: app.jobs.get(old.id).state == "running", what="the job running")
         assert (old.id, app.jobs.get(old.id).attempts) == (claimed.id, claimed.attempts)
-        (tmp_path / "fresh.db").rename(file)
-        for log in file.parent.glob(f"{file.name}-*"):
-            log.unlink()
+        replace_by(file_of(app), file_of(fresh))
         wait_until(lambda: worker.said("was replaced by another one"), what="the worker leaving")
         (tmp_path / "old").write_text("end")
         assert worker.stop(STOPS_WITHIN_SECONDS) == 0
@@ -434,18 +432,14 @@ def test_a_database_file_made_anew_gets_no_outcome_of_jobs_in_the_old_one(
     assert (row.state, row.task, row.attempts, row.errors) == ("running", "another.task", 1, [])
 
 
-def test_a_write_to_another_file_is_refused_before_it_begins(
-    app: sqlq.App, database_url: str, tmp_path: Path
-) -> None:
+def test_a_write_to_another_file_is_refused_before_it_begins(app: sqlq.App, fresh: sqlq.App) -> None:
     """The write of an outcome may be the first to meet the new file."""
     worker = app.worker()
     worker._database.on_another_file = worker._another_file
     with worker._database.begin():
         pass
-    fresh = sqlq.App(f"sqlite:///{tmp_path / 'fresh.db'}")
-    fresh.migrate()
     fresh.close()
-    (tmp_path / "fresh.db").rename(Path(make_url(database_url).database or ""))
+    file_of(fresh).rename(file_of(app))
     with pytest.raises(MissingFileError, match="replaced by another one"), worker._database.begin():
         pass
 

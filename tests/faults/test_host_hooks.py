@@ -6,15 +6,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.database import migrate
-from sqlq.database.postgresql import online
-from tests.kit import needs, refuse, wait_until, working
+from tests.kit import refuse, wait_until, working
 
 
 class HostError(Exception): ...
@@ -53,17 +50,6 @@ def test_a_refused_outcome_does_not_delay_others(database_url: str, beside: bool
     engine.dispose()
 
 
-@needs("sessions")
-def test_a_migration_on_a_locked_table_is_reported_in_one_sentence(
-    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(online, "LOCK_TIMEOUT_MS", 100)
-    with engine.begin() as conn:
-        conn.execute(text("SELECT count(*) FROM jobs"))
-        with pytest.raises(sqlq.errors.ConfigurationError, match="are in use: stop the workers"):
-            migrate.downgrade(app.database.engine, None, "base")
-
-
 def raising(*codes: object) -> list[Any]:
     """Return statements that raise these errors: SQLSTATEs of PostgreSQL, or numbers of MariaDB."""
     statements = {
@@ -98,26 +84,3 @@ def test_a_useless_connection_is_invalidated(app: sqlq.App, error: str) -> None:
     with pytest.raises(DBAPIError) as caught, app.database.begin() as conn:
         conn.exec_driver_sql(error)
     assert caught.value.connection_invalidated
-
-
-def test_an_unreachable_database_raises_sqlalchemys_error(
-    app: sqlq.App, postgresql: object, database_url: str
-) -> None:
-    if app.database.engine.dialect.name == "sqlite":
-        elsewhere = sqlq.App("sqlite:////proc/version")  # a file, but none that can be written
-    else:
-        elsewhere = sqlq.App(app.database.engine.url.set(host="127.0.0.1", port=1))
-    with pytest.raises(DBAPIError):
-        elsewhere.jobs.list()
-    elsewhere.close()
-
-
-@needs("one_writer")
-def test_a_stale_snapshot_of_the_caller_raises_an_enqueue_error(app: sqlq.App, engine: Engine) -> None:
-    task = app.task(name="t")(lambda: None)
-    sqlq.configure_sqlite(engine)
-    with Session(engine) as session:
-        session.execute(text("SELECT count(*) FROM jobs")).all()
-        app.enqueue(task.new())
-        with pytest.raises(sqlq.EnqueueError, match="or run this one again"):
-            app.enqueue(task.new(), session=session)

@@ -5,9 +5,7 @@ The counts are from the server's log and its list of sessions.
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -171,42 +169,3 @@ def test_a_lone_job_wakes_one_of_many_idle_workers(fleet: Fleet) -> None:
     assert median(went) <= 3
     assert max(went) < PROCESSES
     assert median(asked) <= 25
-
-
-@pytest.mark.slow
-def test_the_poller_starts_the_maintenance_of_its_host(fleet: Fleet) -> None:
-    """Its maintenance does not query by itself: on all hosts that would be a third more statements."""
-    with fleet.working(processes=2):
-        fleet.producer.execute("INSERT INTO sqlq_queues (queue, paused_at) VALUES ('paused', now())")
-        fleet.producer.execute(
-            "INSERT INTO jobs (queue, task, payload, reserved_at, reserved_by, lease_expires_at, attempts, "
-            f"max_attempts) VALUES ('paused', '{TASK}', '{{}}', now(), 'gone', now(), 1, 1)"
-        )
-        wait_until(
-            lambda: fleet.number("SELECT count(*) FROM failed_jobs WHERE reason = 'worker_lost'") == 1,
-            what="the job rescued",
-        )
-
-
-@pytest.mark.slow
-def test_many_jobs_at_once_wake_all_workers(fleet: Fleet) -> None:
-    with fleet.working():
-        fleet.producer.execute(
-            "INSERT INTO jobs (queue, task, payload) "
-            f"SELECT 'default', '{TASK}', '{{}}' FROM generate_series(1, 20000)"
-        )
-        wait_until(lambda: fleet.number("SELECT count(*) FROM jobs") == 0, what="all jobs done")
-        owners = fleet.number("SELECT count(DISTINCT reserved_by) FROM finished_jobs")
-    assert owners == PROCESSES
-
-
-@pytest.mark.slow
-def test_workers_whose_supervisor_is_stopped_look_for_themselves(fleet: Fleet) -> None:
-    with fleet.working() as worker:
-        os.kill(worker.process.pid, signal.SIGSTOP)
-        fleet.producer.execute(INSERT)  # without a notification
-        wait_until(lambda: fleet.number("SELECT count(*) FROM finished_jobs") == 1, what="the job done")
-        os.kill(worker.process.pid, signal.SIGCONT)
-        fleet.forget()
-        fleet.look(times=3)
-        assert worker.stop() == 0

@@ -4,6 +4,8 @@ not."""
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -14,7 +16,8 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from tests.faults.scorecard import record
-from tests.kit import execute, wait_until
+from tests.kit import execute
+from tests.kit.processes import ROOT
 from tests.kit.scenario import Scenario
 
 pytestmark = pytest.mark.integration
@@ -90,29 +93,52 @@ def test_a_thousand_transactions_leave_exactly_the_committed_jobs_done(
     assert sorted(work.ran().elements()) == sorted(committed), f"seed {seed}"
 
 
-def test_a_worker_killed_in_the_middle_of_a_job_loses_nothing(work: Scenario) -> None:
-    jobs = work.app.enqueue_many(
-        [work.new("hang", n) for n in range(5)] + [work.new("quick", n) for n in range(5, 50)]
-    )
-    with work.working("--lease", "3s", "-c", "10") as first:
-        wait_until(lambda: set(range(5)) <= work.ran().keys(), what="the jobs that hang running")
-        first.kill()
-    (work.folder / "go").touch()
-    with work.working():
-        work.wait_done()
-    assert work.ran().keys() == set(range(50))
-    for job in jobs[:5]:
-        done = work.app.jobs.get(job.id)
-        assert (done.state, done.attempts) == ("finished", 2)
-        assert [e["reason"] for e in done.errors] == ["worker_lost"]
+CHILDREN = 4
+EACH = 50
+SERVER = """
+import os, sys
+import sqlq
+from sqlalchemy import event
+from sqlq.database import pool
+pool.TAKEN_SECONDS = 60  # so that what rests is not given back before the fork, however slow the machine
+url, children, each = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+app = sqlq.App(url)
+task = app.task(name="t")(lambda who, n: None)
+with app.database.read():
+    app.enqueue(task.new("before the fork", 0))
+pool = app.database.engine.pool
+assert (pool.checkedin(), pool.checkedout()) == (1, 1)  # at rest for the next job
+connected = []
+event.listen(app.database.engine, "connect", lambda *_: connected.append(os.getpid()))
+pids = []
+for child in range(children):
+    pid = os.fork()
+    if pid == 0:
+        for n in range(each):
+            app.enqueue(task.new(child, n))
+            if connected != [os.getpid()]:
+                os._exit(3)  # it would be luck if nothing went wrong
+        app.close()
+        os._exit(0)
+    pids.append(pid)
+for n in range(each):
+    app.enqueue(task.new("parent", n))
+ended = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+app.enqueue(task.new("after the children", 0))
+app.close()
+sys.exit(any(ended))
+"""
 
 
-def test_two_workers_run_each_job_once(work: Scenario) -> None:
-    work.app.enqueue_many([work.new("quick", n) for n in range(2_000)])
-    with (
-        work.working() as one,
-        work.working() as two,
-    ):
-        work.wait_done()
-        assert (one.stop(), two.stop()) == (0, 0)
-    assert sorted(work.ran().elements()) == list(range(2_000))
+def test_a_forking_server_shares_no_connection(app: sqlq.App, database_url: str) -> None:
+    """A web server forks after its App has connected."""
+    numbers = (str(CHILDREN), str(EACH))
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", SERVER, database_url, *numbers]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    expected = {(who, n) for who in (*range(CHILDREN), "parent") for n in range(EACH)}
+    expected |= {("before the fork", 0), ("after the children", 0)}
+    there = [tuple(job.payload["args"]) for job in app.jobs.list(limit=10_000)]
+    record("G2: enqueueing beside forks", cases=len(expected), lost=len(expected - set(there)))
+    assert len(there) == len(expected)
+    assert set(there) == expected

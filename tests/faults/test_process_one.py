@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 
 import psutil
@@ -91,10 +90,6 @@ class Container:
     def children(self) -> list[int]:
         return [child.pid for child in self.first.children()]
 
-    def workers(self) -> list[int]:
-        """The processes that the fork server has forked, which is the only other child."""
-        return [child.pid for server in self.first.children() for child in server.children()]
-
     def dead(self) -> list[int]:
         """The children that nobody has waited for."""
         return [child.pid for child in self.first.children() if child.status() == psutil.STATUS_ZOMBIE]
@@ -137,28 +132,6 @@ def test_process_one_stops_in_good_order(play: Scenario) -> None:
     assert "Errno" not in worker.log.read_text()
 
 
-@pytest.mark.slow
-def test_process_one_survives_the_death_of_its_only_child(play: Scenario) -> None:
-    job = play.enqueue("wait")
-    with container(play) as worker:
-        for attempt in (1, 2):
-            wait_until(partial(play.started, job, attempt), timeout=60, what="the job running")
-            if attempt == 1:
-                (server,), child = worker.first.children(), worker.workers()[0]
-                server.kill()  # now the other one is the only child
-                os.kill(child, signal.SIGKILL)
-        play.touch("go")
-        play.wait_done()
-        wait_until(lambda: not worker.dead(), what="both buried")
-        assert worker.stop() == 0
-    done = play.app.jobs.get(job)
-    assert (done.state, done.attempts, [error["reason"] for error in done.errors]) == (
-        "finished",
-        2,
-        ["worker_lost"],
-    )
-
-
 def test_process_one_reaps_orphans_of_handlers(play: Scenario) -> None:
     with container(play) as worker:
         for _ in range(5):
@@ -166,11 +139,6 @@ def test_process_one_reaps_orphans_of_handlers(play: Scenario) -> None:
         play.wait_done()
         wait_until(lambda: len(worker.children()) == 1, what="only the fork server left")
         assert worker.dead() == []
-        assert worker.stop() == 0
-
-
-def test_a_stop_when_nothing_ran_ends_with_0(play: Scenario) -> None:
-    with container(play) as worker:
         assert worker.stop() == 0
 
 

@@ -1,9 +1,19 @@
-"""Workers of the old and the new release side by side: each runs the tasks that it alone knows."""
+"""Workers of the old and the new release side by side: each runs the tasks that it alone knows.
+
+The new release decides about schedules.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+import sqlq
 from tests.kit import execute, wait_until
 from tests.kit.processes import worker_process
 from tests.kit.scenario import Scenario
@@ -44,3 +54,33 @@ def test_old_and_new_workers_share_the_jobs_and_fail_none(tmp_path: Path, databa
         assert "no task is named 'work.fresh' here; put back for" in log
         assert "its arguments do not fit the handler here" in log
         assert "got an unexpected keyword argument 'loudly'" in log
+
+
+@pytest.mark.integration
+def test_the_new_release_decides_the_plan_in_a_rolling_deploy(
+    app: sqlq.App, database_url: str, tmp_path: Path
+) -> None:
+    def state(name: str) -> tuple[str, str]:
+        found: dict[str, Any] = {each.name: each for each in app.schedules.list()}
+        return (found[name].state, str(found[name].plan)) if name in found else ("", "")
+
+    with worker_process(tmp_path, OLD, database_url) as old:
+        wait_until(lambda: state("beat") == ("active", "every 1 s"), what="the old schedule")
+        # workers that start within a second may be of one deploy
+        wait_until(lambda: app.schedules.get("gone").ticks > 2, what="ticks of more than a second")
+        with worker_process(tmp_path, NEW, database_url) as new:
+            wait_until(lambda: state("beat") == ("active", "every 2 s"), what="the new schedule")
+            assert state("gone")[0] == "retired"
+            # an old child that dies is started anew with old code, and changes nothing back
+            (child,) = old.children()
+            known = {worker.pid for worker in app.workers.list()}
+            os.kill(child, signal.SIGKILL)
+            wait_until(lambda: set(old.children()) - {child}, what="another child of the old supervisor")
+            wait_until(lambda: {worker.pid for worker in app.workers.list()} - known, what="it is entered")
+            ticks = app.schedules.get("beat").ticks
+            wait_until(lambda: app.schedules.get("beat").ticks >= ticks + 2, what="two more ticks")
+            assert state("beat") == ("active", "every 2 s")
+            assert state("gone")[0] == "retired"
+            assert (old.stop(), new.stop()) == (0, 0)
+    had = Counter((job.schedule, job.scheduled_for) for job in app.jobs.list(limit=10_000))
+    assert set(had.values()) == {1}

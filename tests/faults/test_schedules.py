@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-from collections import Counter
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import Engine
@@ -21,8 +16,6 @@ from tests.faults import account
 from tests.faults.account import HOUR, MINUTE
 from tests.faults.dying import dying_process
 from tests.faults.points import Points
-from tests.kit import wait_until
-from tests.kit.processes import worker_process
 
 pytestmark = pytest.mark.integration
 
@@ -65,32 +58,3 @@ def test_a_clock_that_steps_either_way_loses_and_doubles_no_tick(app: sqlq.App) 
     account.demand(
         "schedules: the clock stepped", account.ticks(app.jobs.list(limit=10_000), {"minutely": wanted})
     )
-
-
-def test_the_new_release_decides_the_plan_in_a_rolling_deploy(
-    app: sqlq.App, database_url: str, tmp_path: Path
-) -> None:
-    def state(name: str) -> tuple[str, str]:
-        found: dict[str, Any] = {each.name: each for each in app.schedules.list()}
-        return (found[name].state, str(found[name].plan)) if name in found else ("", "")
-
-    with worker_process(tmp_path, "tests.programs.release_one:app", database_url) as old:
-        wait_until(lambda: state("beat") == ("active", "every 1 s"), what="the old schedule")
-        # workers that start within a second may be of one deploy
-        wait_until(lambda: app.schedules.get("gone").ticks > 2, what="ticks of more than a second")
-        with worker_process(tmp_path, "tests.programs.release_two:app", database_url) as new:
-            wait_until(lambda: state("beat") == ("active", "every 2 s"), what="the new schedule")
-            assert state("gone")[0] == "retired"
-            # an old child that dies is started anew with old code, and changes nothing back
-            (child,) = old.children()
-            known = {worker.pid for worker in app.workers.list()}
-            os.kill(child, signal.SIGKILL)
-            wait_until(lambda: set(old.children()) - {child}, what="another child of the old supervisor")
-            wait_until(lambda: {worker.pid for worker in app.workers.list()} - known, what="it is entered")
-            ticks = app.schedules.get("beat").ticks
-            wait_until(lambda: app.schedules.get("beat").ticks >= ticks + 2, what="two more ticks")
-            assert state("beat") == ("active", "every 2 s")
-            assert state("gone")[0] == "retired"
-            assert (old.stop(), new.stop()) == (0, 0)
-    had = Counter((job.schedule, job.scheduled_for) for job in app.jobs.list(limit=10_000))
-    assert set(had.values()) == {1}

@@ -17,12 +17,13 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from tests.faults.scorecard import record
-from tests.kit import wait_until
+from tests.kit import execute, wait_until
 from tests.kit.processes import ROOT, WorkerProcess, worker_process
 
 pytestmark = pytest.mark.integration
 
 SLICE = 10
+SEED = 20_261_122
 
 
 def run(folder: Path, *arguments: str) -> str:
@@ -102,24 +103,17 @@ def settings(monkeypatch: pytest.MonkeyPatch, database_url: str) -> None:
     monkeypatch.setenv("COUPONS_SLICE", str(SLICE))
 
 
+@pytest.mark.parametrize(
+    ("kills", "sizes"),
+    [(2, [2_000, 20_000, 200_000]), pytest.param(30, [100_000], marks=pytest.mark.slow)],
+)
 def test_each_merchant_gets_one_coupon_though_the_workers_are_killed(
-    app: sqlq.App, engine: Engine, tmp_path: Path, database_url: str
+    app: sqlq.App, engine: Engine, tmp_path: Path, database_url: str, kills: int, sizes: list[int]
 ) -> None:
-    for merchants in (2_000, 20_000, 200_000):  # where this process gets little time, few are done too soon
+    for merchants in sizes:  # where this process gets little time, few are done too soon
         folder = tmp_path / str(merchants)
-        if each_gets_one(app, engine, folder, database_url, merchants=merchants, kills=2, seed=20_261_122):
+        if each_gets_one(app, engine, folder, database_url, merchants=merchants, kills=kills, seed=SEED):
             return
-        with engine.begin() as conn:
-            conn.execute(text("DROP TABLE coupons"))
-            conn.execute(text("DROP TABLE merchants"))
+        execute(engine, "DROP TABLE coupons")
+        execute(engine, "DROP TABLE merchants")
     pytest.fail("killed too late, each time, for this to prove anything")
-
-
-@pytest.mark.slow
-def test_each_of_many_merchants_gets_one_coupon_though_the_workers_are_killed(
-    app: sqlq.App, engine: Engine, tmp_path: Path, database_url: str
-) -> None:
-    seed = int.from_bytes(os.urandom(4))
-    print(f"seed {seed}")
-    folder = tmp_path / "coupons"
-    assert each_gets_one(app, engine, folder, database_url, merchants=100_000, kills=30, seed=seed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -39,7 +38,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column
 
-import sqlq
 from sqlq import App
 from sqlq.errors import ArgumentsError
 from sqlq.model.job import NewJob
@@ -252,29 +250,14 @@ def test_a_value_of_its_annotation_arrives_by_way_of_readable_json(hint: Any, va
     by_name = task.new(value=value)
     assert json.loads(by_name.payload) == {"kwargs": {"value": form}}
     assert task._interface.arguments(by_name.payload) == ([], {"value": value})
-
-
-@for_each(("hint", "value", "form"), ROUND_TRIPS)
-def test_the_json_of_a_value_is_accepted_for_it(hint: Any, value: Any, form: Any) -> None:
-    assert forms(new_from_json(task_of(hint), [form])) == [form]
+    assert forms(new_from_json(task, [form])) == [form]
     if hint is not bytes:  # any text might be meant as base64
-        assert forms(task_of(hint).new(form)) == [form]
-
-
-def equals_itself(moment: datetime) -> bool:
-    """Return whether a time equals itself with its offset as its zone, as it arrives.
-
-    A time in an hour that is skipped, or comes twice, equals none of another zone (PEP 495).
-    """
-    offset = moment.utcoffset()
-    return offset is None or moment == moment.replace(tzinfo=timezone(offset))
+        assert forms(task.new(form)) == [form]
 
 
 VALUES: dict[Any, st.SearchStrategy[Any]] = {
     UUID: st.uuids(),
-    datetime: st.datetimes(
-        timezones=st.sampled_from([None, UTC, BERLIN, timezone(-timedelta(hours=3, minutes=30))])
-    ).filter(lambda moment: not (moment.utcoffset() or timedelta()).seconds % 60 and equals_itself(moment)),
+    datetime: st.datetimes(timezones=st.sampled_from([None, UTC, timezone(-timedelta(hours=3, minutes=30))])),
     date: st.dates(),
     time: st.times(),
     timedelta: st.timedeltas(),
@@ -321,29 +304,23 @@ def test_any_annotated_value_arrives_equal(data: st.DataObject) -> None:
     ("hint", "value", "message"),
     [
         (UUID, "7", r"value does not fit its annotation: invalid UUID"),
-        (UUID, 7, r"value does not fit its annotation: expected uuid, got int"),
         (date, datetime(2030, 1, 1), r"value does not fit its annotation: invalid RFC3339 encoded date"),
-        (datetime, date(2030, 1, 1), "invalid RFC3339 encoded datetime"),
         (Color, "green", r"value does not fit its annotation: none of the values it may have$"),
         (Path, 7, r"value does not fit its annotation: expected the text of a path, got int"),
         (list[UUID], [ID, "x"], r"value\[1\] does not fit its annotation: invalid UUID"),
         (dict[str, date], {"a": "x"}, r"value\[…\] does not fit"),
         (dict[UUID, int], {"a": 7}, r"value has a key that does not fit its annotation: invalid UUID"),
-        (Order, {"id": str(ID)}, "value does not fit its annotation: object missing required field placed_at"),
         (list[Order], [Order(ID, datetime(2030, 1, 1), [Line("a", "x")])], r"value\[0\]\.lines\[0\]\.price does"),  # type: ignore[arg-type]
         (Order, Line("a", Decimal(1)), r"value does not fit its annotation: object missing required field"),
         (Order, BigOrder(ID, datetime(2030, 1, 1)), r"value is a BigOrder, and would arrive as a Order"),
         (Line, {"sku": "a", "price": "1", "cuont": 3}, r"value .* it has the unknown field cuont"),
         (Address, {"street": "a", "since": date.today(), "x": 1}, "it has the unknown field x"),  # noqa: DTZ011
-        (Parcel, {"weightKg": "1", "x": 1}, "it has the unknown field x"),
-        (Strict, {"at": "2030-01-01T00:00:00", "Size": "3"}, r"value\.Size does not fit its annotation: Input should be"),
         (list[Customer], [{"id": str(ID)}], r"value\[0\]\.born does not fit its annotation: Field required"),
         (Positive, {"number": -1}, r"value does not fit its annotation: the number is negative"),
         (list[Positive], [{"number": 0}], r"value cannot be read as annotated: KeyError: 'zero'"),
         (tuple[int, date], (1,), r"value does not fit its annotation: expected array of length 2, got 1"),
         (bytes, "text", r"value is text, and is annotated as bytes: pass bytes"),
         (list[UUID], {ID}, r"value is a set, and would arrive as a list"),
-        (Order, Order(ID, datetime(2030, 1, 1), extra={"by": [ID]}), r"value\.extra\['by'\]\[0\] is a UUID, and would arrive as a str"),
         (set[Any], {ID}, r"value holds a UUID"),
         (Order, Order(ID, datetime(2030, 1, 1), extra={"by": [Mailer()]}), r"value\.extra\['by'\]\[0\] is <.*Mailer object .* of type Mailer, which is not JSON: pass an id"),
         (Box[Any], Box({(1, 2): 3}), r"value\.inside has keys that cannot be text"),
@@ -365,23 +342,16 @@ def test_a_value_that_holds_itself_is_refused() -> None:
     node.next = node
     with pytest.raises(ArgumentsError, match=r"value is nested too deep, or contains itself"):
         task_of(Node).new(node)
-    deep = functools.reduce(
-        lambda inner, _: {"at": "2030-01-01", "next": inner}, range(90_000), cast("Any", None)
-    )
+    nest: Any = functools.partial(functools.reduce, lambda inner, _: {"at": "2030-01-01", "next": inner})
     with pytest.raises(ArgumentsError, match="nested too deep"):
-        new_from_json(task_of(Node), [deep])
-    for depth in (100, 101):
-        deep = functools.reduce(lambda inner, _: {"at": "2030-01-01", "next": inner}, range(depth), None)
-        if depth == 100:
-            assert task_of(Node)._interface.arguments(new_from_json(task_of(Node), [deep]).payload)
-        else:
-            with pytest.raises(ArgumentsError, match=r"value\['next'\].* nested deeper than 100 levels"):
-                new_from_json(task_of(Node), [deep])
+        new_from_json(task_of(Node), [nest(range(90_000), None)])
+    assert task_of(Node)._interface.arguments(new_from_json(task_of(Node), [nest(range(100), None)]).payload)
+    with pytest.raises(ArgumentsError, match=r"value\['next'\].* nested deeper than 100 levels"):
+        new_from_json(task_of(Node), [nest(range(101), None)])
     for depth in range(200, 1_100, 100):
+        stored = '{"args": [' + '{"at": "2030-01-01", "next": ' * depth + "null" + "}" * depth + "]}"
         with pytest.raises(ArgumentsError, match=r"nested deeper than 100 levels|recursion"):
-            task_of(Node)._interface.arguments(
-                '{"args": [' + '{"at": "2030-01-01", "next": ' * depth + "null" + "}" * depth + "]}"
-            )
+            task_of(Node)._interface.arguments(stored)
 
 
 @for_each(
@@ -552,13 +522,6 @@ def test_annotations_may_name_what_is_not_there_when_a_task_is_declared() -> Non
         checkers.new()
 
 
-def test_one_module_reads_signatures() -> None:
-    sources = {path.name: path.read_text() for path in Path(sqlq.__file__).parent.rglob("*.py")}
-    del sources["signatures.py"]
-    readers = re.compile(r"inspect\.(signature|get_annotations)\(|Signature\.from_callable")
-    assert [name for name, text in sources.items() if readers.search(text)] == []
-
-
 # -- where the parameters are --------------------------------------------------------------------------------
 
 
@@ -627,10 +590,8 @@ def test_a_default_reaches_the_handler_unchanged() -> None:
     ("hint", "form", "message"),
     [
         (Line, {"sku": "a"}, r"value does not fit its annotation: object missing required field price"),
-        (Line, {"sku": "a", "cost": "1"}, "object missing required field price"),
         (Line, {"sku": "a", "price": "1", "gift": True}, r"value does not fit .*: it has the unknown field gift"),
         (Order, {"id": str(ID), "placed_at": "2030-01-01T00:00:00", "lines": [{"sku": "a", "price": "1", "gift": 1}]}, r"value\.lines\[0\] .* unknown field gift"),
-        (Address, {"street": "a", "since": "2030-01-01", "city": "b"}, "it has the unknown field city"),
         (Parcel, {"weightKg": "1", "weight_g": 1}, "it has the unknown field weight_g"),
         (Strict, {"at": "2030-01-01T00:00:00", "Size": 3, "color": "red"}, r"value\.color .*: Extra inputs are not permitted"),
         (Customer, {"id": str(ID)}, r"value\.born does not fit its annotation: Field required"),
@@ -648,12 +609,9 @@ def test_fields_of_another_release_release_the_job(hint: Any, form: Any, message
     ("hint", "form"),
     [
         (UUID, "x"),
-        (UUID, 7),
         (UUID, None),
         (bytes, "a"),
-        (date, "2030-02-30"),
         (Decimal, "1,5"),
-        (Line, ["a", "1"]),
         (Line, {"sku": "a", "price": "x", "count": "y"}),
         (Customer, {"id": "x", "born": "2030-01-01"}),
         (Positive, {"number": -1}),
@@ -670,17 +628,15 @@ def test_a_value_of_a_wrong_form_fails_the_job(hint: Any, form: Any) -> None:
         assert str(at_enqueue.value) == str(refusal.value)
 
 
-def test_errors_about_stored_arguments_contain_no_value() -> None:
-    for hint, form in ((UUID, "s3cret"), (Color, "s3cret"), (Customer, {"id": "s3cret", "born": "s3cret"}), (dict[date, int], {"s3cret": 1}), (dict[str, UUID], {"s3cret": "s3cret"}), (dict[str, Line], {"s3cret": {"sku": "s3cret", "price": "1", "x": 1}}), (Cat | Dog, {"type": "s3cret"})):  # fmt: skip
-        with pytest.raises(ArgumentsError) as refusal:
-            task_of(hint)._interface.arguments(json.dumps({"args": [form]}))
-        assert "s3cret" not in str(refusal.value)
-
-
-@for_each("secret", [f"{end} - at `$.s3cret{end}" for end in ("", "`", "'", "`key` in `$`")])
+@for_each("secret", ["s3cret", *(f"{end} - at `$.s3cret{end}" for end in ("", "`", "'", "`key` in `$`"))])
 def test_a_value_that_looks_like_a_path_is_not_in_the_error(secret: str) -> None:
-    for hint, form in ((Color, secret), (list[Color], [secret]), (Cat | Dog, {"type": secret})):
-        with pytest.raises(MismatchError, match=r"none of the values|not the tag") as refusal:
+    for hint, form in (
+        *((Color, secret), (list[Color], [secret]), (Cat | Dog, {"type": secret}), (UUID, secret)),
+        *((dict[date, int], {secret: 1}), (dict[str, UUID], {secret: secret})),
+        (Customer, {"id": secret, "born": secret}),
+        (dict[str, Line], {secret: {"sku": secret, "price": "1", "x": 1}}),
+    ):
+        with pytest.raises(ArgumentsError) as refusal:
             task_of(hint)._interface.arguments(json.dumps({"args": [form]}))
         assert "s3cret" not in str(refusal.value)
 

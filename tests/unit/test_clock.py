@@ -32,9 +32,6 @@ from tests.kit import for_each
     [
         ("0s", 0),
         ("500ms", 500),
-        ("30s", 30_000),
-        ("5m", 300_000),
-        ("2h", 7_200_000),
         ("1d", 86_400_000),
         ("1h30m", 5_400_000),
         ("1.5s", 1_500),
@@ -46,12 +43,7 @@ from tests.kit import for_each
     ],
 )
 def test_durations(given: Any, ms: int) -> None:
-    assert milliseconds(given, "delay") == ms
-
-
-@given(st.integers(0, MAX_MS))
-def test_text_and_timedelta_agree(ms: int) -> None:
-    assert milliseconds(f"{ms}ms", "delay") == milliseconds(timedelta(milliseconds=ms), "delay") == ms
+    assert milliseconds(given, "delay") == milliseconds(f"{ms}ms", "delay") == ms
 
 
 @given(st.text())
@@ -77,9 +69,7 @@ def test_aware_times_are_converted_to_utc() -> None:
         (datetime(2030, 1, 1), "has no time zone"),  # noqa: DTZ001  # the mistake itself
         ("2030-01-01T00:00:00Z", "give a datetime"),
         (None, "give a datetime"),
-        (datetime.min.replace(tzinfo=UTC), "between the years 1970 and 9997"),
         (FAR, "between the years 1970 and 9997"),
-        (datetime.max.replace(tzinfo=UTC), "between the years 1970 and 9997"),
         (datetime(1970, 1, 1, tzinfo=timezone(timedelta(hours=1))), "between the years 1970 and 9997"),
         (datetime(9997, 12, 31, 23, tzinfo=timezone(-timedelta(hours=1))), "between the years 1970 and 9997"),
     ],
@@ -94,27 +84,16 @@ def test_naive_and_distant_times_are_refused(given: Any, reason: str) -> None:
     [
         (0, "0 ms"),
         (0.00833, "0.01 ms"),
-        (78.63, "78.6 ms"),
-        (850, "850 ms"),
-        (313.1, "313 ms"),
         (999.4, "999 ms"),
         (999.7, "1 s"),
         (1_250, "1.25 s"),
-        (12_500, "12.5 s"),
         (60_300, "60.3 s"),
-        (99_960, "100 s"),
-        (119_000, "119 s"),
         (119_600, "2 min"),
         (130_200, "2 min 10 s"),
-        (180_000, "3 min"),
         (3_599_400, "59 min 59 s"),
         (3_599_600, "1 h"),
-        (5_400_000, "1 h 30 min"),
-        (9_000_000, "2 h 30 min"),
-        (48_960_000, "13 h 36 min"),
         (172_769_000, "47 h 59 min"),
         (172_771_000, "2 d"),
-        (345_600_000, "4 d"),
         (356_400_000, "4 d 3 h"),
         (MAX_MS, "36,600 d"),
     ],
@@ -146,13 +125,10 @@ def test_times_are_written_for_people(seconds: float, past: str, future: str) ->
     [
         (0, "0 a second"),
         (1_173.2, "1,170 a second"),
-        (1_234_567, "1,230,000 a second"),
-        (100, "100 a second"),
         (3.5512, "3.55 a second"),
         (0.1, "0.1 a second"),
         (0.05, "3 a minute"),
         (0.00833, "0.5 a minute"),
-        (0.001, "3.6 an hour"),
         (0.00001, "0.86 a day"),
         (0.0000001, "0.01 a day"),
     ],

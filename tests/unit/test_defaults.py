@@ -10,6 +10,7 @@ import pytest
 import sqlq
 from sqlq.errors import ConfigurationError
 from sqlq.model.checks import FOR_EVER_MS
+from tests.kit import for_each
 
 URL = "sqlite:///never-connected-to.db"
 
@@ -131,7 +132,7 @@ def test_the_environment_comes_before_pyproject(tmp_path: Path, monkeypatch: pyt
     assert mail.retry.wait_ms(2) == 7_000
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "value", "message"),
     [
         ("SQLQ_TIMEOUT", "5", "SQLQ_TIMEOUT: timeout is '5'"),
@@ -143,27 +144,7 @@ def test_the_environment_comes_before_pyproject(tmp_path: Path, monkeypatch: pyt
 def test_a_wrong_variable_is_named(
     monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
 ) -> None:
-    monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigurationError, match=f"^{message}"):
-        sqlq.App(URL)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[tool.sqlq]\ndefaults = 7\n", 'tool.sqlq.defaults is 7: it must be like {"timeout": "5m"}'),
-        ("[tool.sqlq.queues]\nmail = 7\n", "tool.sqlq.queues.mail is 7: it maps options to values"),
-        ('[tool.sqlq.defaults]\ndelay = "1s"\n', "tool.sqlq.defaults has no option 'delay'"),
-        ("[tool.sqlq]\nretention = 7\n", "tool.sqlq.retention is 7: it must be like"),
-    ],
-)
-def test_a_wrong_pyproject_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
-) -> None:
-    file = tmp_path / "pyproject.toml"
-    file.write_text(text)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigurationError) as raised:
-        sqlq.App(URL)
-    assert message in str(raised.value)
-    assert str(file) in str(raised.value)
+    with monkeypatch.context() as patch:
+        patch.setenv(name, value)
+        with pytest.raises(ConfigurationError, match=f"^{message}"):
+            sqlq.App(URL)

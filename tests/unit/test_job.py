@@ -12,7 +12,7 @@ import pytest
 from sqlq.app.app import App
 from sqlq.enqueue.enqueue import spread_over
 from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError
-from sqlq.model.job import NewJob, State
+from sqlq.model.job import NewJob
 from sqlq.model.outcome import Follower
 from tests.kit import for_each
 
@@ -43,11 +43,12 @@ def test_set_returns_another_job() -> None:
     )
     assert NewJob(task="shop.send_receipt", payload="{}", queue="mail", max_attempts=5) == JOB
     assert JOB.set() == JOB
-
-
-def test_set_keeps_options_that_are_not_given() -> None:
     job = JOB.set(priority=7, unique_key="k").set(queue="slow")
     assert (job.priority, job.unique_key, job.queue) == (7, "k", "slow")
+    assert JOB.set(delay="5m").set(available_at=SOON) == JOB.set(available_at=SOON)
+    assert JOB.set(available_at=SOON).set(delay="5m") == JOB.set(delay="5m")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        JOB.queue = "slow"  # type: ignore[misc]
 
 
 def test_none_takes_a_key_a_label_and_a_group_away() -> None:
@@ -58,11 +59,6 @@ def test_none_takes_a_key_a_label_and_a_group_away() -> None:
             JOB.set(**{option: ""})  # type: ignore[arg-type]
 
 
-def test_the_last_of_delay_and_available_at_counts() -> None:
-    assert JOB.set(delay="5m").set(available_at=SOON) == JOB.set(available_at=SOON)
-    assert JOB.set(available_at=SOON).set(delay="5m") == JOB.set(delay="5m")
-
-
 def test_a_spread_counts_instants_in_the_hour_that_comes_twice() -> None:
     half_past = datetime(2030, 10, 27, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
     for fold in (0, 1):
@@ -70,11 +66,6 @@ def test_a_spread_counts_instants_in_the_hour_that_comes_twice() -> None:
         job = JOB.set(available_at=half_past.replace(fold=fold))
         spread = [each.available_at for each in spread_over([job, job], "2h")]
         assert spread == [due, due + timedelta(hours=1)]
-
-
-def test_a_job_cannot_be_changed_in_place() -> None:
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        JOB.queue = "slow"  # type: ignore[misc]
 
 
 class Queue(Enum):
@@ -96,11 +87,6 @@ def test_names_may_be_members_of_text_enums() -> None:
         assert job.queue == job.unique_key == "mail"
     with pytest.raises(EnqueueError, match=r"queue is <Queue.MAIL: 'mail'>: it must be text"):
         JOB.set(queue=Queue.MAIL)  # type: ignore[arg-type]
-
-
-def test_states_compare_as_text() -> None:
-    assert str(State.AVAILABLE) == "available"
-    assert f"{State.RUNNING}" == "running"
 
 
 def test_a_queue_has_no_separator_in_its_name() -> None:

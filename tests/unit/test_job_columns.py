@@ -25,23 +25,15 @@ ROOT = Path(sqlq.__file__).parents[1]
 NEXT = f"{int(HEAD) + 1:04}"
 
 
-def test_each_option_of_a_column_is_a_field_of_a_new_job() -> None:
-    missing = {FIELDS[name] for name in names_of("option")} - {field.name for field in fields(NewJob)}
+def test_each_option_of_a_column_has_its_places() -> None:
+    options = names_of("option")
+    missing = {FIELDS[name] for name in options} - {field.name for field in fields(NewJob)}
     assert not missing, f"model/job.py: NewJob has no {missing}"
-
-
-def test_each_column_that_an_enqueue_writes_is_shown_by_details() -> None:
     missing = {*names_of("option", "written")} - {field.name for field in fields(JobDetails)}
     assert not missing, f"model/job.py: JobDetails has no {missing}"
-
-
-def test_each_option_of_a_column_is_shown_by_the_command() -> None:
     text = (ROOT / "sqlq/cli/commands/show.py").read_text("utf-8")
-    missing = {name for name in names_of("option") if f"job.{name}" not in text}
+    missing = {name for name in options if f"job.{name}" not in text}
     assert not missing, f"cli/commands/show.py: _fields shows no {missing}"
-
-
-def test_each_job_option_has_its_check() -> None:
     assert job_options._OPTIONS.keys() == job_options.JobOptions.__annotations__.keys()
 
 

@@ -27,46 +27,32 @@ def test_a_key_is_the_same_for_positional_and_keyword_arguments(app: sqlq.App) -
     def bill(customer: uuid.UUID, region: str = "eu") -> None: ...
 
     id = uuid.UUID(int=7)
+    assert app.task(name="a", limit=Limit("{{a}}", running=1))(lambda: None).new().limit_key == "{a}"
     for job in (bill.new(id), bill.new(customer=id), bill.new(id, "eu"), bill.new(id, region="eu")):
         assert job.limit_key == f"eu:{id}"
     assert new_from_json(bill, [str(id), "us"]).limit_key == f"us:{id}"
 
 
-def test_a_key_may_use_an_item_of_an_argument(app: sqlq.App) -> None:
+def test_a_key_may_be_an_item_of_an_argument_or_what_a_function_returns(app: sqlq.App) -> None:
+    def tenth(customer: Any, **more: Any) -> str:
+        return None if customer is None else f"c{customer % 10}"  # type: ignore[return-value]
+
     @app.task(name="bill", limit=Limit("{order[customer]}", running=1))
     def bill(order: dict[str, Any], **more: Any) -> None: ...
 
+    @app.task(name="remind", limit=Limit(tenth, running=1))
+    def remind(customer: Any, note: str = "") -> None: ...
+
     assert bill.new({"customer": 7}).limit_key == "7"
-    with pytest.raises(sqlq.errors.ArgumentsError, match="the key of its limit cannot be made from"):
-        bill.new({})
-
-
-def test_a_key_may_be_a_function(app: sqlq.App) -> None:
-    @app.task(name="bill", limit=Limit(lambda customer, **_: f"c{customer % 10}", running=1))
-    def bill(customer: int, note: str = "") -> None: ...
-
-    assert bill.new(27, note="x").limit_key == "c7"
-
-
-def test_a_key_function_that_returns_no_text_is_refused(app: sqlq.App) -> None:
-    def nothing(customer: int) -> str:
-        return None  # type: ignore[return-value]
-
-    @app.task(name="bill", limit=Limit(nothing, running=1))
-    def bill(customer: int) -> None: ...
-
-    with pytest.raises(sqlq.errors.ArgumentsError, match="bill: the key of its limit is None"):
-        bill.new(7)
-
-
-def test_a_key_too_long_is_refused(app: sqlq.App) -> None:
-    @app.task(name="bill", limit=Limit("c:{customer}", running=1))
-    def bill(customer: str) -> None: ...
-
-    with pytest.raises(
-        sqlq.errors.ArgumentsError, match="the key of its limit has 302 characters: at most 255"
-    ):
-        bill.new("x" * 300)
+    assert remind.new(27, note="x").limit_key == "c7"
+    refused: list[tuple[Callable[[], Any], str]] = [
+        (lambda: bill.new({}), "the key of its limit cannot be made from"),
+        (lambda: remind.new(None), "remind: the key of its limit is None"),
+        (lambda: bill.new({"customer": "x" * 300}), "the key of its limit has 300 characters: at most 255"),
+    ]
+    for wrong, says in refused:
+        with pytest.raises(ArgumentsError, match=says):
+            wrong()
 
 
 @dataclass
@@ -74,15 +60,14 @@ class Order:
     customer: int | None
 
 
-@pytest.mark.parametrize("limit", [sqlq.Limit, sqlq.Serial])
+@pytest.mark.parametrize("limit", [Limit("k{x}", running=1), Serial("k{x}")])
 def test_none_makes_no_key(app: sqlq.App, limit: Any) -> None:
     """All jobs without a customer would wait in one line, and nobody would know."""
-    more = {"running": 1} if limit is sqlq.Limit else {}
 
-    @app.task(name="plain", limit=limit("k{x}", **more))
+    @app.task(name="plain", limit=limit)
     def plain(x: int | None = None) -> None: ...
 
-    @app.task(name="inner", limit=limit("k{order.customer!r:>5}", **more))
+    @app.task(name="inner", limit=Serial("k{order.customer!r:>5}"))
     def inner(order: Order) -> None: ...
 
     refused: list[tuple[Callable[[], Any], str]] = [
@@ -107,13 +92,6 @@ def test_a_key_takes_no_result(app: sqlq.App) -> None:
     first = flow.add(bill.new(1))
     with pytest.raises(sqlq.EnqueueError, match="result of step 1"):
         bill.new(first.result)
-
-
-def test_braces_are_written_twice(app: sqlq.App) -> None:
-    @app.task(name="bill", limit=Limit("{{a}}", running=1))
-    def bill() -> None: ...
-
-    assert bill.new().limit_key == "{a}"
 
 
 @for_each(

@@ -27,15 +27,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_nearest_pyproject_with_the_table_counts(here: Path, tmp_path: Path) -> None:
     assert pyproject.find() == pyproject.Project(tmp_path / "pyproject.toml", "shop:app", "sqlite:///dev.db")
-    (here / "pyproject.toml").write_text('[project]\nname = "x"\n')
-    assert pyproject.find() == pyproject.Project(tmp_path / "pyproject.toml", "shop:app", "sqlite:///dev.db")
+    for other in ('[project]\nname = "x"\n', "# [tool.sqlq] is in the file above\n"):
+        (here / "pyproject.toml").write_text(other)
+        found = pyproject.Project(tmp_path / "pyproject.toml", "shop:app", "sqlite:///dev.db")
+        assert pyproject.find() == found
     (here.parent / "pyproject.toml").write_text('[tool.sqlq]\napp = "other:app"\n')
     assert pyproject.find() == pyproject.Project(here.parent / "pyproject.toml", "other:app")
-
-
-def test_a_pyproject_with_the_table_in_a_comment_is_skipped(here: Path, tmp_path: Path) -> None:
-    (here / "pyproject.toml").write_text("# [tool.sqlq] is in the file above\n")
-    assert pyproject.find() == pyproject.Project(tmp_path / "pyproject.toml", "shop:app", "sqlite:///dev.db")
 
 
 def test_no_pyproject_is_found_from_a_deleted_directory(here: Path) -> None:
@@ -62,6 +59,10 @@ def test_a_server_url_of_pyproject_is_used_unchanged(here: Path, tmp_path: Path)
 
 
 WRONG = {
+    "[tool.sqlq]\ndefaults = 7\n": 'tool.sqlq.defaults is 7: it must be like {"timeout": "5m"}',
+    "[tool.sqlq.queues]\nmail = 7\n": "tool.sqlq.queues.mail is 7: it maps options to values",
+    '[tool.sqlq.defaults]\ndelay = "1s"\n': "tool.sqlq.defaults has no option 'delay'",
+    "[tool.sqlq]\nretention = 7\n": "tool.sqlq.retention is 7: it must be like",
     "[tool.sqlq]\napp = 7\n": 'tool.sqlq.app is 7: it must be like "shop.tasks:app"',
     '[tool.sqlq]\napp = ""\n': "tool.sqlq.app is '': it must be like",
     "[tool.sqlq]\nlease = 30\n": 'tool.sqlq.lease is 30: it must be like "1m"',
@@ -81,7 +82,7 @@ def test_a_wrong_table_in_pyproject_is_refused(here: Path, tmp_path: Path, text:
     file = tmp_path / "pyproject.toml"
     file.write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(sqlq.errors.ConfigurationError) as raised:
-        database_url()
+        sqlq.App()
     assert WRONG[text] in str(raised.value)
     assert str(file) in str(raised.value)
 

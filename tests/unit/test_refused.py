@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from functools import partial, reduce
+from typing import Any, cast
 from uuid import UUID
 
 import pytest
@@ -19,17 +20,40 @@ from sqlq.model.backoff import backoff_from, stored
 from sqlq.model.job import NewJob
 from sqlq.model.schedule import read
 from sqlq.model.task import make_task
-from sqlq.payload.codec import encode
+from sqlq.payload.codec import decode, encode
 from sqlq.payload.encryption import new_key
 
 URL: Any = "sqlite:///never-connected-to.db"
+SHOP: Any = sqlq.App(URL)
+TASK: Any = SHOP.task(name="shop.send_receipt")(lambda order_id: None)
 APP: Any = sqlq.App
 RETRY: Any = Retry
 SNOOZE: Any = Snooze
 """Without their types, since what is wrong is tried."""
 KEY, BERLIN = new_key(), "Europe/Berlin"
 JOB: Any = NewJob(task="shop.send_receipt", payload="{}", queue="mail", max_attempts=5)
+MADE: Any = sqlq.Job(1, "mail", "shop.send_receipt", sqlq.State.AVAILABLE, created=True)
 SOON = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def send(order_id: int, *, copy: bool = False) -> None: ...
+
+
+def generate() -> Iterator[int]:
+    yield 1
+
+
+async def generate_async() -> AsyncIterator[int]:
+    yield 1
+
+
+class Unreadable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+DOUBLED: Any = reduce(lambda inner, _: [inner] * 2, range(60), cast("Any", []))
+"""Small here, and huge as JSON."""
 
 Refused = tuple[Callable[[Any], object], type[Exception], str, list[tuple[Any, str]]]
 REFUSED: dict[str, Refused] = {
@@ -39,21 +63,7 @@ REFUSED: dict[str, Refused] = {
         "{}",
         [
             (value, r'^delay is .*: (give a timedelta or text such as|write it as in) "30s"')
-            for value in [
-                "",
-                "5",
-                "m",
-                "5 minutes",
-                "-5m",
-                "1e3s",
-                "five",
-                ".5s",
-                5,
-                True,
-                None,
-                b"5m",
-                ["5m"],
-            ]
+            for value in ("", "5", "m", "5 minutes", "-5m", "1e3s", ".5s", 5, True, None, b"5m", ["5m"])
         ],
     ),
     "a duration out of range": (
@@ -62,13 +72,7 @@ REFUSED: dict[str, Refused] = {
         "{}",
         [
             (value, "^delay is .*: it must lie between zero and a hundred years$")
-            for value in [
-                "36601d",
-                "9" * 400 + "d",
-                timedelta(microseconds=-1),
-                timedelta(days=-1),
-                timedelta.max,
-            ]
+            for value in ("36601d", "9" * 400 + "d", timedelta(microseconds=-1), timedelta.max)
         ],
     ),
     "defaults of an App": (
@@ -111,6 +115,52 @@ REFUSED: dict[str, Refused] = {
             ({"keys": [KEY], "plain": "maybe"}, "plain is 'maybe'"),
             ({"keys": [KEY], "plain": ["a,b"]}, "a comma separates queues"),
             ({"keys": [KEY], "encryption": "read", "plain": "refuse"}, "this App itself writes plain rows"),
+        ],
+    ),
+    "options of a task": (
+        lambda options: APP(URL).task(**options)(send),
+        ConfigurationError,
+        "^{}",
+        [
+            ({"queue": ""}, "queue is ''"),
+            ({"queue": 7}, "queue is 7"),
+            ({"max_attempts": 0}, "max_attempts is 0"),
+            ({"priority": 101}, "priority is 101"),
+            ({"timeout": 30}, "timeout is 30"),
+            ({"timeout": "0s"}, "timeout is zero"),
+            ({"backoff": 30}, "backoff is 30"),
+            ({"retry_on": "OSError"}, "retry_on holds 'OSError': it lists exception classes"),
+            ({"fail_on": (OSError, 7)}, "fail_on holds 7"),
+            ({"fail_on": OSError()}, "fail_on holds OSError"),
+            ({"name": ""}, "the task's name is ''"),
+            ({"name": "n" * 256}, "the task's name has 256 characters"),
+            ({"aliases": "mail.send"}, "aliases is 'mail.send': it is a list of names"),
+            ({"aliases": {"mail.send"}}, "aliases is {'mail.send'}: it is a list of names"),
+            ({"aliases": ["a", ""]}, "an alias is ''"),
+            ({"que": "mail"}, "@app.task has no option que; it has name, queue, max_attempts"),
+            (
+                {"max_retries": 3, "throws": (OSError,), "countdown": 5},
+                "@app.task has no option countdown, max_retries, throws; max_retries is max_attempts here, "
+                "which counts the first one; throws is fail_on here; it has name, queue",
+            ),
+        ],
+    ),
+    "a generator as a handler": (
+        lambda handler: make_task(handler, name="shop.generate"),
+        ConfigurationError,
+        "^shop.generate is a generator function: calling it runs none of its body{}",
+        [(generate, ""), (generate_async, ""), (partial(generate), "")],
+    ),
+    "a payload that nobody can run": (
+        decode,
+        ArgumentsError,
+        "payload{}",
+        [
+            (value, "")
+            for value in (
+                *("", "nonsense", "[7]", "7", "null", '{"arg": [7]}', '{"args": 7}', '{"args": {}}'),
+                *('{"kwargs": [7]}', '{"args": null}', "[" * 200_000),
+            )
         ],
     ),
     "options of a job": (
@@ -229,14 +279,7 @@ REFUSED: dict[str, Refused] = {
         "{}",
         [
             (value, r"\w")
-            for value in [
-                "",
-                "[]",
-                "5",
-                '{"cron": "x"}',
-                '{"every": "?"}',
-                '{"cron": "* * * * *", "moon": 1}',
-            ]
+            for value in ("[]", "5", '{"cron": "x"}', '{"every": "?"}', '{"cron": "* * * * *", "moon": 1}')
         ],
     ),
     "a URL": (
@@ -286,6 +329,8 @@ REFUSED: dict[str, Refused] = {
             (10**4_000, "is an integer of more than 4,000 digits"),
             (-(10**4_000), "is an integer of more than 4,000 digits"),
             (range(3), r"type range, which is not JSON: pass an id, or build it from"),
+            (Unreadable(), r"^args\[0\] is a value of type Unreadable"),
+            (DOUBLED, "more than the 1,048,576 bytes allowed as JSON"),
         ],
     ),
     "direct_calls": (
@@ -313,11 +358,67 @@ REFUSED: dict[str, Refused] = {
             ),
         ],
     ),
+    "a name of another queue": (
+        lambda look: look(),
+        AttributeError,
+        "{}",
+        [
+            (lambda: TASK.s, r"^the task shop.send_receipt has no 's': write task.new\(…\)$"),
+            (
+                lambda: TASK.delay,
+                r"^the task shop.send_receipt has no 'delay': write app.enqueue\(task.new\(…\)\)$",
+            ),
+            (
+                lambda: SHOP.send_task,
+                r"^App has no 'send_task': write app.enqueue\(app.named\(name\).new",
+            ),
+            (lambda: MADE.wait, r"^Job has no 'wait': write app.wait_all\(\[job\]\)$"),
+            (lambda: TASK.perform_async, r"has no 'perform_async': write app.enqueue\(task.new\(…\)\)$"),
+            (lambda: TASK.call_local, r"has no 'call_local': write task\(…\), which runs the handler here$"),
+            (lambda: TASK.starmap, r"has no 'starmap': write task.map\(items\)$"),
+            (
+                lambda: SHOP.enqueue_in,
+                r"^App has no 'enqueue_in': write app.enqueue\(task.new\(…\).set\(delay=",
+            ),
+            (lambda: SHOP.cancel, r"^App has no 'cancel': write app.jobs.cancel\(\[job\]\)$"),
+            (lambda: SHOP.retry, r"^App has no 'retry': write app.jobs.retry\(\[job\]\)"),
+            (lambda: SHOP.work, r"^App has no 'work': write app.worker\(\).run\(\), or .* sqlq work$"),
+            (lambda: SHOP.actor, r"^App has no 'actor': write @app.task$"),
+            (lambda: MADE.get_status, r"^Job has no 'get_status': write job.state"),
+            (lambda: MADE.get, r"^Job has no 'get': write app.result\(job"),
+            (lambda: MADE.result, r"^Job has no 'result': write app.result\(job"),
+            (lambda: MADE.status, r"^Job has no 'status': write job.state"),
+            (lambda: MADE.nothing, "has no attribute 'nothing'"),
+        ],
+    ),
     "calls": (
         lambda call: call(),
         SqlqError,
         "{}",
         [
+            (lambda: TASK.map(5), "map takes a list of arguments, one for each job, not 5"),
+            (lambda: TASK.map("abc"), "one for each job, not 'abc'"),
+            (lambda: TASK.new(1).set(eta=3), "eta is available_at here"),
+            (lambda: SHOP.enqueue(TASK, 1, 2), r"^enqueue takes .* as in task.new\(1, 2\)"),
+            (lambda: SHOP.enqueue(TASK.new(1), delay="1s"), r'as in .*\.set\(delay="1m"\)'),
+            (lambda: SHOP.enqueue_many([TASK.new(1)], delay="1s"), "^enqueue_many takes no arg"),
+            (lambda: SHOP.aenqueue(TASK, 1, 2), "^aenqueue takes no arguments or options"),
+            (lambda: SHOP.task(cron="0 3 * * *"), "; cron is schedule here; it has name"),
+            (
+                lambda: SHOP.task(unique_key="a"),
+                r"no option unique_key; a single job has unique_key, as in task.new\(…\).set\(unique_key=…\)",
+            ),
+            (lambda: TASK.new(1).set(max_attempts=None), "^max_attempts is None: it must be"),
+            (lambda: TASK.new(object()), "^shop.send_receipt: order_id is <object"),
+            (
+                lambda: TASK.new(1).set(queue=" mail"),
+                "queue is ' mail': leave out blanks at its ends",
+            ),
+            (lambda: TASK.new(1).set(queue="a\nb"), "line breaks and control characters"),
+            (lambda: SHOP.jobs.list(limit="5"), "limit is '5': it must be a whole number"),
+            (lambda: SHOP.jobs.list(queue=5), "queue is 5: it must be text"),
+            (lambda: SHOP.flows.list(limit=0), "limit is 0: it must be a whole number"),
+            (lambda: SHOP.tasks.find("send_receipt"), "did you mean shop.send_receipt[?]"),
             (lambda: JOB.set(que="mail"), "set takes no que: it takes queue, delay, available_at,"),
             (lambda: JOB.set(countdown=3), "set takes no countdown: countdown is delay here; it takes"),
             (

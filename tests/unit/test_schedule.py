@@ -144,13 +144,13 @@ MINUTE = timedelta(minutes=1)
 
 
 def decide(
-    plan: Schedule, since: datetime, now: datetime, *, ticks: int = 0, alive: bool = False
+    plan: Schedule, since: datetime, now: datetime, *, alive: bool = False
 ) -> tuple[list[int], int, int, float | None]:
     """Return the minutes from noon of the runs that get a job, the number skipped, and two more times.
 
     These are the time up to which it is decided, and that of the next look.
     """
-    done = turn(plan, last_at=since, now=now, ticks=ticks, alive=alive)
+    done = turn(plan, last_at=since, now=now, ticks=0, alive=alive)
     minutes = [(moment - NOON) // MINUTE for moment in done.runs]
     next_at = None if done.next_at is None else (done.next_at - NOON) / MINUTE
     return minutes, done.skipped, (done.last_at - NOON) // MINUTE, next_at
@@ -163,6 +163,9 @@ def minutely(**options: Any) -> Schedule:
 @for_each(
     ("options", "late", "wanted"),
     [
+        ({"alive": True}, 0.1, ([1], 0, 1, 2)),
+        ({"alive": True, "overlap": "skip"}, 0.1, ([], 1, 1, 2)),
+        ({"alive": True, "overlap": "queue"}, 0.1, ([], 0, 0, 1.1 + QUEUE_LOOK / MINUTE)),
         ({}, 0.1, ([1], 0, 1, 2)),
         ({"catch_up": "all"}, 0.1, ([1], 0, 1, 2)),
         ({"catch_up": "skip"}, 0.1, ([1], 0, 1, 2)),
@@ -178,27 +181,18 @@ def minutely(**options: Any) -> Schedule:
 def test_catch_up_and_overlap_decide_about_missed_runs(
     options: dict[str, Any], late: float, wanted: tuple[Any, ...]
 ) -> None:
-    assert decide(minutely(**options), NOON, NOON + MINUTE + late * MINUTE) == wanted
+    plan = minutely(**{name: value for name, value in options.items() if name != "alive"})
+    now, alive = NOON + MINUTE + late * MINUTE, "alive" in options
+    assert decide(plan, NOON, now, alive=alive) == wanted
 
 
-def test_skip_enqueues_no_run_that_is_long_past() -> None:
+def test_catch_up_is_bounded() -> None:
     hourly = Schedule("0 * * * *", catch_up="skip")
     assert decide(hourly, NOON, NOON + 61 * MINUTE) == ([60], 0, 60, 120)
     assert decide(hourly, NOON, NOON + 61 * MINUTE + timedelta(seconds=1)) == ([], 1, 60, 120)
-
-
-def test_catch_up_all_is_bounded() -> None:
     moments, skipped, last, _ = decide(minutely(catch_up="all"), NOON, NOON + 5_000 * MINUTE)
     assert moments == list(range(5_001 - MAX_CAUGHT_UP, 5_001))
     assert (skipped, last) == (1, 5_000)
-
-
-def test_overlap_decides_about_a_run_while_the_last_job_lives() -> None:
-    now = NOON + 1.1 * MINUTE
-    assert decide(minutely(), NOON, now, alive=True) == ([1], 0, 1, 2)
-    assert decide(minutely(overlap="skip"), NOON, now, alive=True) == ([], 1, 1, 2)
-    waits = decide(minutely(overlap="queue"), NOON, now, alive=True)
-    assert waits == ([], 0, 0, 1.1 + QUEUE_LOOK / MINUTE)
 
 
 def test_a_clock_set_back_repeats_no_run() -> None:
@@ -209,20 +203,6 @@ def test_a_clock_set_back_repeats_no_run() -> None:
     assert (back.runs, back.last_at) == ([], done.last_at)
     again = turn(plan, last_at=back.last_at, now=NOON + 4 * MINUTE, ticks=3, alive=False)
     assert again == Turn([NOON + 4 * MINUTE], 0, NOON + 4 * MINUTE, NOON + 5 * MINUTE)
-
-
-# -- bad input -----------------------------------------------------------------------------------------------
-
-
-def test_a_schedule_is_given_in_one_way() -> None:
-    assert planned("0 3 * * *", timezone=BERLIN) == Schedule("0  3 * * *", timezone=BERLIN)
-    assert planned(Schedule(every="1h")) == planned(None, every=timedelta(hours=1))
-    for when, options, said in (
-        (Schedule(every="1h"), {"jitter": "1s"}, "a Schedule and jitter are given together"),
-        (3, {}, "cron is 3: it is text of five fields"),
-    ):
-        with pytest.raises(ConfigurationError, match=said):
-            planned(when, **options)  # type: ignore[arg-type]
 
 
 # -- in a row ------------------------------------------------------------------------------------------------
@@ -254,6 +234,10 @@ def test_a_template_keeps_the_options_of_the_job() -> None:
 
 
 def test_declarations_are_checked_at_import() -> None:
+    assert planned("0 3 * * *", timezone=BERLIN) == Schedule("0  3 * * *", timezone=BERLIN)
+    assert planned(Schedule(every="1h")) == planned(None, every=timedelta(hours=1))
+    with pytest.raises(ConfigurationError, match="a Schedule and jitter are given together"):
+        planned(Schedule(every="1h"), jitter="1s")
     app = sqlq.App("sqlite:///nowhere.db")
     task = app.task(name="t")(lambda n: None)
     with pytest.raises(ConfigurationError, match=r"schedule is set, but u.*missing a required argument"):

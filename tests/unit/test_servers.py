@@ -1,4 +1,4 @@
-"""The tests' own PostgreSQL does what every other test relies on."""
+"""The tests' own PostgreSQL ends with the run of tests that has started it."""
 
 from __future__ import annotations
 
@@ -10,58 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from sqlalchemy import NullPool, create_engine, inspect, text
 
 from tests.kit import wait_until
-from tests.kit.postgresql import OwnPostgreSQL, PostgreSQL, async_database_url
 
 ROOT = Path(__file__).parents[2]
-
-
-def run(url: str, *statements: str) -> object:
-    """Run the statements in one transaction of a connection of their own and return the last one's first
-    value, if it has rows."""
-    with create_engine(url, poolclass=NullPool).begin() as connection:
-        for statement in statements[:-1]:
-            connection.execute(text(statement))
-        result = connection.execute(text(statements[-1]))
-        return result.scalar() if result.returns_rows else None
-
-
-def test_databases_are_isolated_and_a_template_is_copied(postgresql: PostgreSQL) -> None:
-    first = postgresql.create_database()
-    run(first, "CREATE TABLE t (n int)", "INSERT INTO t VALUES (42)")
-    copy, other = postgresql.create_database(template=first), postgresql.create_database()
-    try:
-        run(copy, "UPDATE t SET n = 43")
-        assert run(first, "SELECT n FROM t") == 42
-        assert run(copy, "SELECT n FROM t") == 43
-        engine = create_engine(other, poolclass=NullPool)
-        assert inspect(engine).get_table_names() == []
-    finally:
-        for url in (first, copy, other):
-            postgresql.drop_database(url)
-
-
-def test_a_crash_keeps_committed_rows_and_the_port(restartable_postgresql: OwnPostgreSQL) -> None:
-    url = restartable_postgresql.create_database()
-    run(url, "CREATE TABLE t (n int)", "INSERT INTO t VALUES (42)")
-    started = run(url, "SELECT pg_postmaster_start_time()")
-    restartable_postgresql.restart(mode="immediate")
-    assert run(url, "SELECT pg_postmaster_start_time()") != started
-    assert run(url, "SELECT n FROM t") == 42
-    restartable_postgresql.drop_database(url)
-
-
-def test_drop_closes_open_connections(postgresql: PostgreSQL) -> None:
-    url = postgresql.create_database()
-    engine = create_engine(url, poolclass=NullPool)
-    connection = engine.connect()
-    connection.execute(text("SELECT 1"))
-    postgresql.drop_database(url)
-    connection.invalidate()
-    with pytest.raises(Exception, match="does not exist"):
-        engine.connect()
 
 
 @pytest.mark.integration
@@ -90,17 +42,3 @@ def test_a_run_ended_by_a_signal_leaves_no_server(end: signal.Signals) -> None:
     wait_until(lambda: not Path(directory).exists(), what=f"the guard removing {directory}")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", int(port)))
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        (
-            "postgresql+psycopg://postgres:secret@127.0.0.1:5432/shop",
-            "postgresql+asyncpg://postgres:secret@127.0.0.1:5432/shop",
-        ),
-        ("sqlite:////tmp/shop.db", "sqlite+aiosqlite:////tmp/shop.db"),
-    ],
-)
-def test_async_database_url_names_the_same_database(url: str, expected: str) -> None:
-    assert async_database_url(url) == expected

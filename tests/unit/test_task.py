@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
-import json
 import re
 import warnings
 from collections import OrderedDict, namedtuple
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NewType, Optional, Protocol, TypeVar
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import sqlq
@@ -84,38 +83,17 @@ def test_a_task_is_named_after_its_function() -> None:
     assert make_task(send, name="shop.send").name == "shop.send"
 
 
-@for_each(
-    ("handler", "message"),
-    [
-        (lambda: None, "<lambda> of .* cannot be imported by its name: define it"),
-        (functools.partial(send, 7), "cannot be imported by its name"),
-        (Callme(), "cannot be imported by its name"),
-        (make_task(send), "cannot be imported by its name"),
-    ],
-)
-def test_functions_that_no_worker_could_import_are_refused(handler: Callable[..., Any], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        make_task(handler)
-    assert make_task(handler, name="shop.send").name == "shop.send"
-
-
-def test_nested_functions_and_those_of_main_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handlers_that_no_worker_could_import_need_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def nested() -> None: ...
 
-    with pytest.raises(ConfigurationError, match=r"nested of .* cannot be imported by its name"):
-        make_task(nested)
+    handlers: list[Any] = [lambda: None, functools.partial(send, 7), Callme(), make_task(send), nested]
+    for handler in handlers:
+        with pytest.raises(ConfigurationError, match="cannot be imported by its name: define it"):
+            make_task(handler)
+        assert make_task(handler, name="shop.send").name == "shop.send"
     monkeypatch.setattr(send, "__module__", "__main__")
     with pytest.raises(ConfigurationError, match=r"^send of __main__ cannot be imported by its name"):
         make_task(send)
-    assert make_task(send, name="shop.send").name == "shop.send"
-
-
-@for_each("handler", [generate, generate_async, functools.partial(generate)])
-def test_generators_are_refused(handler: Callable[..., Any]) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"^shop.generate is a generator function: calling it runs none of its body"
-    ):
-        make_task(handler, name="shop.generate")
 
 
 @for_each(
@@ -133,52 +111,14 @@ def test_async_handlers_are_known_as_such(handler: Callable[..., Any], is_async:
     assert make_task(handler, name="shop.send").is_async is is_async
 
 
-@for_each(
-    ("options", "message"),
-    [
-        ({"queue": ""}, "queue is ''"),
-        ({"queue": 7}, "queue is 7"),
-        ({"max_attempts": 0}, "max_attempts is 0"),
-        ({"priority": 101}, "priority is 101"),
-        ({"timeout": 30}, "timeout is 30"),
-        ({"timeout": "0s"}, "timeout is zero"),
-        ({"backoff": 30}, "backoff is 30"),
-        ({"retry_on": "OSError"}, "retry_on holds 'OSError': it lists exception classes"),
-        ({"fail_on": (OSError, 7)}, "fail_on holds 7"),
-        ({"fail_on": OSError()}, "fail_on holds OSError"),
-        ({"name": ""}, "the task's name is ''"),
-        ({"name": "n" * 256}, "the task's name has 256 characters"),
-        ({"aliases": "mail.send"}, "aliases is 'mail.send': it is a list of names"),
-        ({"aliases": {"mail.send"}}, "aliases is {'mail.send'}: it is a list of names"),
-        ({"aliases": ["a", ""]}, "an alias is ''"),
-        ({"que": "mail"}, "@app.task has no option que; it has name, queue, max_attempts"),
-        (
-            {"max_retries": 3, "throws": (OSError,), "countdown": 5},
-            "@app.task has no option countdown, max_retries, throws; max_retries is max_attempts here, which "
-            "counts the first one; throws is fail_on here; it has name, queue",
-        ),
-    ],
-)
-def test_bad_options_are_refused_at_import(options: dict[str, Any], message: str) -> None:
-    app = sqlq.App("sqlite:///shop.db")
-    with pytest.raises(ConfigurationError, match=f"^{message}"):
-        app.task(**options)(send)
-    assert not app.tasks
-
-
 def test_jobs_have_the_options_of_their_task() -> None:
     several: Any = [ValueError]
     task = make_task(
         send, queue="mail", max_attempts=9, priority=10, timeout="30s", retry_on=OSError, fail_on=several
     )
     job = task.new(7, copy=True)
-    assert (job.task, job.queue, job.max_attempts, job.priority, job.timeout_ms) == (
-        task.name,
-        "mail",
-        9,
-        10,
-        30_000,
-    )
+    assert (job.task, job.queue, job.max_attempts) == (task.name, "mail", 9)
+    assert (job.priority, job.timeout_ms) == (10, 30_000)
     assert (task.retry.retry_on, task.retry.fail_on) == ((OSError,), (ValueError,))
     assert decode(job.payload) == ([7], {"copy": True})
 
@@ -193,56 +133,37 @@ def test_both_forms_of_the_decorator_and_a_call_of_the_task() -> None:
         app.task("mail")  # type: ignore[call-overload]
 
 
-def test_a_name_is_registered_once() -> None:
+def test_a_task_is_found_by_its_name_and_its_aliases() -> None:
     registry = Registry()
-    registry.add(make_task(send, name="shop.send"))
-    with pytest.raises(
-        ConfigurationError,
-        match=r"two tasks are named 'shop.send' \(.*test_task.py:\d+ and .*test_task.py:\d+\)",
-    ):
-        registry.add(make_task(send_async, name="shop.send"))
-    assert registry["shop.send"].handler is send
-
-
-def test_an_alias_finds_its_task_and_is_not_listed() -> None:
-    registry = Registry()
+    with pytest.raises(UnknownTaskError, match=r"no task is named 'shop.sent': the App has no tasks; import"):
+        registry.find("shop.sent")
     task = make_task(send, name="shop.send", aliases=["mail.send"])
     registry.add(task)
-    assert registry["mail.send"] is registry.find("mail.send") is task
+    assert registry["mail.send"] is registry.find("mail.send") is registry.find("shop.send") is task
     assert (list(registry), len(registry)) == (["shop.send"], 1)
     assert task.new(7).task == "shop.send"
-    with pytest.raises(UnknownTaskError, match=r"did you mean mail.send\?"):
-        registry.find("mail.sent")
+    for wrong, near in (("shop.sent", "shop.send"), ("mail.sent", "mail.send")):
+        with pytest.raises(UnknownTaskError, match=rf"no task is named '{wrong}'; did you mean {near}\?"):
+            registry.find(wrong)
 
 
 @for_each(
     ("options", "twice"),
     [
+        ({"name": "shop.send"}, "shop.send"),
         ({"name": "mail.send"}, "mail.send"),
         ({"name": "new", "aliases": ["mail.send"]}, "mail.send"),
         ({"name": "new", "aliases": ["shop.send"]}, "shop.send"),
     ],
 )
-def test_names_and_aliases_share_one_namespace(options: dict[str, Any], twice: str) -> None:
+def test_names_and_aliases_are_registered_once(options: dict[str, Any], twice: str) -> None:
     registry = Registry()
     registry.add(make_task(send, name="shop.send", aliases=["mail.send"]))
-    with pytest.raises(
-        ConfigurationError, match=rf"two tasks are named '{twice}' \(.*or take the alias away"
-    ):
+    places = r".*test_task.py:\d+ and .*test_task.py:\d+"
+    with pytest.raises(ConfigurationError, match=rf"two tasks are named '{twice}' \({places}"):
         registry.add(make_task(send_async, **options))
     assert "new" not in registry
-
-
-def test_an_unknown_name_gets_the_nearest_ones() -> None:
-    registry = Registry()
-    with pytest.raises(
-        UnknownTaskError, match=r"no task is named 'shop.sent': the App has no tasks; import the modules"
-    ):
-        registry.find("shop.sent")
-    registry.add(make_task(send, name="shop.send"))
-    with pytest.raises(UnknownTaskError, match=r"no task is named 'shop.sent'; did you mean shop.send\?"):
-        registry.find("shop.sent")
-    assert registry.find("shop.send").handler is send
+    assert registry["shop.send"].handler is send
 
 
 # -- new -----------------------------------------------------------------------------------------------------
@@ -356,6 +277,7 @@ def arrives_as(value: Any) -> Any:
             return value
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(values, max_size=3).map(tuple), st.dictionaries(texts, values, max_size=3))
 def test_accepted_arguments_arrive_equal_through_json(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     payload = encode(args, kwargs)
@@ -511,61 +433,6 @@ def test_subclasses_of_json_types_arrive_as_plain_values() -> None:
         check_json(Slotted(7), "args[0]")
 
 
-def test_a_value_without_a_repr_is_refused() -> None:
-    class Unreadable:
-        def __repr__(self) -> str:
-            raise RuntimeError("no words")
-
-    with pytest.raises(ArgumentsError, match=r"^args\[0\] is a value of type Unreadable"):
-        check_json(Unreadable(), "args[0]")
-
-
-@pytest.mark.parametrize("payload", ["{}", '{"args": [], "kwargs": {}}'])
-def test_no_arguments(payload: str) -> None:
-    assert decode(payload) == ([], {})
-    assert encode((), {}) == "{}"
-
-
-@for_each(
-    "payload",
-    [
-        "",
-        "nonsense",
-        "[7]",
-        "7",
-        "null",
-        '{"arg": [7]}',
-        '{"args": 7}',
-        '{"args": {}}',
-        '{"kwargs": [7]}',
-        '{"args": null}',
-        "[" * 200_000,
-    ],
-)
-def test_payloads_nobody_can_run_are_refused(payload: str) -> None:
-    with pytest.raises(ArgumentsError, match="payload"):
-        decode(payload)
-
-
-@given(values)
-def test_decode_never_raises_anything_else(value: Any) -> None:
-    try:
-        args, kwargs = decode(json.dumps(value))
-    except ArgumentsError:
-        pass
-    else:
-        assert isinstance(args, list)
-        assert isinstance(kwargs, dict)
-
-
-def test_a_value_that_is_huge_as_json_is_refused_soon() -> None:
-    value: list[Any] = []
-    for _ in range(60):
-        value = [value, value]
-    with pytest.raises(ArgumentsError, match="more than the 1,048,576 bytes allowed as JSON"):
-        check_json(value, "args[0]")
-
-
 def test_a_task_can_be_copied_and_refuses_unknown_attributes() -> None:
     task = make_task(print, name="shop.print")
     assert copy.copy(task) == task
@@ -576,14 +443,6 @@ def test_a_task_can_be_copied_and_refuses_unknown_attributes() -> None:
 
 
 # -- the usual arguments, in a fifth of the time -------------------------------------------------------------
-
-
-class PlainKind(IntEnum):
-    A = 1
-
-
-class PlainName(StrEnum):
-    A = "a"
 
 
 @given(
@@ -607,8 +466,8 @@ def test_plain_arguments_are_encoded_as_others(args: list[Any]) -> None:
         (("Größe",), False),
         (("\0",), False),
         ((None,), False),
-        ((PlainKind.A,), False),
-        ((PlainName.A,), False),
+        ((Level.HIGH,), False),
+        ((Name.ONE,), False),
         (("x" * 1_001,), False),
         ((1,) * 101, False),
     ],
@@ -629,45 +488,40 @@ def test_arguments_that_annotations_convert_are_not_plain() -> None:
         make_task(annotated, name="annotated").new("no day", 7)  # type: ignore[arg-type]
 
 
-class TestDirectCalls:
-    def task(self, direct_calls: Any = "allow") -> tuple[sqlq.App, sqlq.Task[[], int]]:
-        app = sqlq.App("sqlite:///shop.db", direct_calls=direct_calls)
-        return app, app.task(name="shop.pay")(lambda: 7)
+def paying(direct_calls: Any = "allow") -> tuple[sqlq.App, sqlq.Task[[], int]]:
+    app = sqlq.App("sqlite:///shop.db", direct_calls=direct_calls)
+    return app, app.task(name="shop.pay")(lambda: 7)
 
-    def test_a_direct_call_runs_the_handler_by_default(self) -> None:
-        _, task = self.task()
-        with warnings.catch_warnings(action="error"):
-            assert task() == 7
 
-    def test_a_direct_call_is_refused_with_refuse(self) -> None:
-        _, task = self.task("refuse")
-        said = (
-            "shop.pay was called as a function, which runs it here and now: enqueue it with "
-            "app.enqueue(task.new(…)), or call task.handler(…) if here and now is meant"
-        )
-        with pytest.raises(sqlq.errors.ConfigurationError, match=re.escape(said)):
-            task()
-        assert task.handler() == 7
+def test_a_direct_call_runs_the_handler_warns_or_is_refused() -> None:
+    with warnings.catch_warnings(action="error"):
+        assert paying()[1]() == 7
+    with pytest.warns(RuntimeWarning, match="shop.pay was called as a function") as warned:
+        assert paying("warn")[1]() == 7
+    assert [warning.filename for warning in warned] == [__file__]
+    said = (
+        "shop.pay was called as a function, which runs it here and now: enqueue it with "
+        "app.enqueue(task.new(…)), or call task.handler(…) if here and now is meant"
+    )
+    _, task = paying("refuse")
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        task()
+    assert task.handler() == 7
 
-    def test_a_direct_call_warns_at_its_line_with_warn(self) -> None:
-        _, task = self.task("warn")
-        with pytest.warns(RuntimeWarning, match="shop.pay was called as a function") as warned:
-            assert task() == 7
-        assert [warning.filename for warning in warned] == [__file__]
 
-    def test_a_handler_may_call_another_task(self, tmp_path: Path) -> None:
-        app, task = self.task("refuse")
-        outer = app.task(name="shop.outer")(lambda: task() + 1)
-        assert app.result(app.enqueue(outer.new(), eager=True)) == 8
-        with sqlq.testing.inline(app):
-            assert app.result(app.enqueue(outer.new())) == 8
-            assert task() == 7
-        with sqlq.testing.on_database(app, f"sqlite:///{tmp_path / 'test.db'}"):
-            job = app.enqueue(outer.new())
-            assert (task(), sqlq.testing.drain(app).finished) == (7, 1)
-            assert app.result(job) == 8
-        with pytest.raises(sqlq.errors.ConfigurationError, match=r"shop\.pay was called"):
-            task()
+def test_a_handler_may_call_another_task(tmp_path: Path) -> None:
+    app, task = paying("refuse")
+    outer = app.task(name="shop.outer")(lambda: task() + 1)
+    assert app.result(app.enqueue(outer.new(), eager=True)) == 8
+    with sqlq.testing.inline(app):
+        assert app.result(app.enqueue(outer.new())) == 8
+        assert task() == 7
+    with sqlq.testing.on_database(app, f"sqlite:///{tmp_path / 'test.db'}"):
+        job = app.enqueue(outer.new())
+        assert (task(), sqlq.testing.drain(app).finished) == (7, 1)
+        assert app.result(job) == 8
+    with pytest.raises(ConfigurationError, match=r"shop\.pay was called"):
+        task()
 
 
 def test_the_running_job_or_a_default() -> None:
@@ -679,7 +533,5 @@ def test_the_running_job_or_a_default() -> None:
     assert seen[0] is None
     assert seen[1].task == "t"
     assert sqlq.current_job("nothing") == "nothing"
-    with pytest.raises(
-        sqlq.errors.ConfigurationError, match=r"outside a handler: .*current_job\(None\) is None"
-    ):
+    with pytest.raises(ConfigurationError, match=r"outside a handler: .*current_job\(None\) is None"):
         sqlq.current_job()
