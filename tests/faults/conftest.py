@@ -1,13 +1,15 @@
-"""Fixtures of the fault tests that SQLQ_TEST_OPERATED turns on: see `operated`."""
+"""Fixtures of the fault tests: a proxy, and what SQLQ_TEST_OPERATED turns on, for which see `operated`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from sqlalchemy import make_url
 
 from sqlq.payload.encryption import new_key
 from tests.faults import operated
+from tests.kit.proxy import Proxy
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -29,3 +31,10 @@ def waiters(request: pytest.FixtureRequest, keys: None) -> Iterator[None]:
             yield
     else:
         yield
+
+
+@pytest.fixture
+def proxy(database_url: str) -> Iterator[Proxy]:
+    """A way to the database, if there is one that leads over a network."""
+    with Proxy(make_url(database_url).port or 1) as proxy:
+        yield proxy

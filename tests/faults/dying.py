@@ -29,16 +29,7 @@ from sqlq.database.dialect import Driver
 from sqlq.database.mariadb.driver import MariaDBDriver
 from sqlq.database.postgresql.driver import PostgreSQLDriver
 from sqlq.database.sqlite.driver import SQLiteDriver
-from sqlq.model.outcome import (
-    Cancelled,
-    ErrorText,
-    Failed,
-    Finished,
-    Outcome,
-    Released,
-    Retried,
-    settlement,
-)
+from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Outcome, Released, Retried, settlement
 from sqlq.store import schedules
 from sqlq.store.flows import unblock as unblocking
 from sqlq.store.jobs import lease, lookup, operate

@@ -171,15 +171,13 @@ def _rules(owners_may_be_known_dead: bool) -> list[Rule]:
             "ended twice": "EXISTS (SELECT 1 FROM finished_jobs f WHERE f.id = NEW.id)",
         },
         ("finished_jobs", "INSERT"): {
-            "ended twice": f"EXISTS (SELECT 1 FROM failed_jobs f WHERE f.id = NEW.id) AND NOT coalesce({skipped}, false)",
+            "ended twice": f"EXISTS (SELECT 1 FROM failed_jobs f WHERE f.id = NEW.id) AND NOT coalesce({skipped}, false)"
         },
         ("finished_jobs", "UPDATE"): {
             # what has ended is moved back, pruned or forgotten, never changed
-            "an ended job was changed": "1 = 1",
+            "an ended job was changed": "1 = 1"
         },
-        ("failed_jobs", "UPDATE"): {
-            "an ended job was changed": "1 = 1",
-        },
+        ("failed_jobs", "UPDATE"): {"an ended job was changed": "1 = 1"},
     }
     at_commit = {
         ("jobs", "UPDATE"): {
@@ -187,20 +185,20 @@ def _rules(owners_may_be_known_dead: bool) -> list[Rule]:
                 f"{_STAYS} AND {_REVOKES} AND EXISTS (SELECT 1 FROM jobs j WHERE j.id = NEW.id AND "
                 "j.reserved_at IS NOT NULL"
                 " AND j.lease_token = NEW.lease_token)"
-            ),
+            )
         },
         ("jobs", "DELETE"): {
             # T4, T7, T9, T10, T12
             "a job vanished": (
                 f"NOT EXISTS (SELECT 1 FROM finished_jobs e WHERE {fate_fits})"
                 f" AND NOT EXISTS (SELECT 1 FROM failed_jobs e WHERE {fate_fits})"
-            ),
+            )
         },
         ("finished_jobs", "INSERT"): {
-            "finished by somebody who did not hold it": f"NOT EXISTS (SELECT 1 FROM {{before}} b WHERE {finished_fits}) AND NOT coalesce({skipped}, false)",
+            "finished by somebody who did not hold it": f"NOT EXISTS (SELECT 1 FROM {{before}} b WHERE {finished_fits}) AND NOT coalesce({skipped}, false)"
         },
         ("failed_jobs", "INSERT"): {
-            "failed by somebody who did not hold it": f"NOT EXISTS (SELECT 1 FROM {{before}} b WHERE {failed_fits})",
+            "failed by somebody who did not hold it": f"NOT EXISTS (SELECT 1 FROM {{before}} b WHERE {failed_fits})"
         },
     }
     return [

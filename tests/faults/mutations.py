@@ -28,10 +28,6 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
 
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-
 from tests.kit.mariadb import found, own_mariadb
 from tests.kit.postgresql import own_postgresql
 
@@ -945,14 +941,6 @@ def main(words: Sequence[str]) -> int:
         print(f"no guard has any of these words: {' '.join(words)}")
         return 1
     marked = marks()
-    table = Table(
-        "file",
-        "guard",
-        "test",
-        "without it",
-        title=f"{len(guards)} guards, each taken away alone",
-        show_lines=False,
-    )
     bad = 0
     with ExitStack() as stack:
         servers = {"SQLQ_TEST_POSTGRESQL_URL": stack.enter_context(own_postgresql()).url("postgres")}
@@ -975,10 +963,8 @@ def main(words: Sequence[str]) -> int:
         fates = pool.map(lambda guard: try_without(guard, marked[guard.mark][0], servers, copies), guards)
         for guard, (fate, seconds) in zip(guards, fates, strict=True):
             bad += not fate.startswith("killed")
-            file = str(marked[guard.mark][0].file)
-            table.add_row(file, escape(guard.mark), guard.test.split("::")[-1], f"{fate}, {seconds:.0f} s")
-            print(f"{fate:8} {guard.mark} → {guard.instead[:60]}", flush=True)
-    Console(width=200).print(table)
+            file = marked[guard.mark][0].file
+            print(f"{fate}, {seconds:.0f} s: {guard.mark} in {file}, by {guard.killed_by}", flush=True)
     print(f"{len(guards) - bad} of {len(guards)} killed")
     return 1 if bad else 0
 

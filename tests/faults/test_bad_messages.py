@@ -34,17 +34,7 @@ anything = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
     max_leaves=6,
 )
-KINDS = [
-    "Finished",
-    "Failed",
-    "Released",
-    "Progress",
-    "ClaimedJob",
-    "ErrorText",
-    "JobEvent",
-    "datetime",
-    "no",
-]
+KINDS = ["Finished", "Failed", "Released", "Progress", "ClaimedJob", "ErrorText", "JobEvent", "no"]
 packed_up = st.fixed_dictionaries(
     {"is": st.sampled_from([*KINDS, "datetime"])}, optional={"result": anything, "at": anything}
 )

@@ -38,10 +38,7 @@ def test_workers_go_on_when_the_primary_is_killed_and_its_standby_promoted(
     primary, standby, name = pair
     standby.configure("synchronous_standby_names = '*'")
     url = standby.list_url(name)
-    with (
-        Scenario(tmp_path / "work", url) as load,
-        load.working("-p", "2", "--lease", "10s") as worker,
-    ):
+    with Scenario(tmp_path / "work", url) as load, load.working("-p", "2", "--lease", "10s") as worker:
         load.start()
         wait_until(lambda: len(load.ran()) >= 50, timeout=30, what="the first jobs done")
         before = worker.children()
@@ -170,13 +167,11 @@ def test_each_command_takes_a_list_of_hosts_and_names_its_faults(
     with standby_of(restartable_postgresql) as standby:
         both = standby.list_url(name, first=True)
         command = Command(tmp_path, SQLQ_DATABASE_URL=both)
-        for words in (
-            *(["migrate"], ["status"], ["jobs"], ["failed"], ["queues"], ["workers"], ["limits"], ["flows"]),
-            *(["schedules"], ["doctor", "--sizes"], ["metrics"], ["queues", "pause", "mail"]),
-            *(["-a", "shop:app", "enqueue", "shop.where"], ["-a", "shop:app", "work", "--drain"]),
+        for line in (
+            *("migrate", "status", "jobs", "doctor --sizes", "metrics", "queues pause mail"),
+            *("-a shop:app enqueue shop.where", "-a shop:app work --drain"),
         ):
-            done = command(*words)
-            assert done.code == 0, done
+            command.ok(*line.split())
         assert f":{standby.port}" not in command("doctor").out.splitlines()[0].partition("at ")[2]
         standbys = both.replace(f"host=127.0.0.1:{restartable_postgresql.port}&", "")
         wrong = both.replace(f"127.0.0.1:{restartable_postgresql.port}", "nowhere.invalid")
@@ -196,11 +191,6 @@ def test_each_command_takes_a_list_of_hosts_and_names_its_faults(
         assert said.endswith("in a read-only transaction; use the primary server")
         with alone.working():
             wait_until(lambda: "the database takes no writes" in alone.log(), what="the worker saying why")
-        beside = standby_of(restartable_postgresql, "other")
-        with beside as other:
-            url = standbys.replace("&target", f"&host=127.0.0.1:{other.port}&target")
-            said = Command(tmp_path, SQLQ_DATABASE_URL=url)("status").sentence()
-            assert [f"{each.port}: session is read-only" in said for each in (standby, other)] == [True] * 2
         unknown = "postgresql://postgres@/x?host=nowhere.invalid&host=nobody.invalid"
         said = Command(tmp_path, SQLQ_DATABASE_URL=unknown)("status").sentence()
         assert "check the host in the URL" in said

@@ -193,8 +193,7 @@ def test_the_poller_reads_all_notifications_before_the_next_poll(
     with working(app), stranger() as conn:
         wait_until(lambda: dry, what="the first look")
         conn.execute(
-            "SELECT pg_notify(%s, n || repeat(',7', 3000)) FROM generate_series(1, 10000) n",
-            (channel(app),),
+            "SELECT pg_notify(%s, n || repeat(',7', 3000)) FROM generate_series(1, 10000) n", (channel(app),)
         )
         app.enqueue(app.named("t").new())
         assert ran.wait(60)

@@ -71,11 +71,7 @@ Full = Callable[[sqlq.App, Engine, str], AbstractContextManager[None]]
 
 @pytest.fixture
 def full(engine: Engine) -> Full:
-    ways: dict[str, Full] = {
-        "sqlite": full_sqlite,
-        "postgresql": full_postgresql,
-        "mariadb": full_mariadb,
-    }
+    ways: dict[str, Full] = {"sqlite": full_sqlite, "postgresql": full_postgresql, "mariadb": full_mariadb}
     return ways[engine.dialect.name]
 
 

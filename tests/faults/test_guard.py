@@ -37,7 +37,59 @@ RESERVE = "reserved_at = available_at, reserved_by = 'me', lease_expires_at = {l
 RESERVE_IN_THE_PAST = RESERVE.replace("{later}", "created_at")
 UNRESERVE = "reserved_at = NULL, reserved_by = NULL, lease_expires_at = NULL"
 
+
+def moved(rows: str, table: str, column: str, value: str) -> str:
+    """Return the INSERT that copies rows to a table of ended jobs, with how they ended."""
+    return f"INSERT INTO {table} ({CARRIED}, {column}) SELECT {CARRIED}, '{value}' FROM {rows}"
+
+
+CHANGES = [
+    ("waiting", "payload = '[]'", "what a job is was changed"),
+    ("waiting", "queue = 'other'", "which job it is was changed"),
+    ("waiting", "start_by = {later}", "until when it has to start was changed"),
+    ("running", "start_by = {later}", "until when it has to start was changed"),
+    ("waiting", "{cursor} = '1'", "a cursor was saved by somebody who did not hold"),
+    ("running", "releases = 1", "releases or losses were taken back"),
+    ("running", "losses = 1, {cursor} = '1'", "releases or losses were taken back"),
+    ("waiting", "flow_id = 7", "which job it is was changed"),
+    ("waiting", "blocked_by = 'flow', available_at = {far}", "after it was not"),
+    (
+        "blocked",
+        f"blocked_by = NULL, available_at = {{now}}, lease_token = 1, attempts = 1, {RESERVE}",
+        "while it was blocked",
+    ),
+    ("blocked", "blocked_by = NULL, available_at = {now}", "without the success"),
+    ("alarm", "blocked_by = NULL, available_at = {now}", "without the failure"),
+    ("delayed", "blocked_by = NULL, available_at = {now}", "before its time"),
+    ("in_line", "blocked_by = NULL, available_at = {now}", "admitted before it is due"),
+    ("limited", UNRESERVE, "put back with its place"),
+    ("waiting", "on_success = 'null'", "what follows on_success was changed"),
+    ("running", "on_failure = 'null'", "what follows on_failure was changed"),
+    ("running", "lease_token = 0", "the token fell"),
+    ("running", "lease_token = lease_token + 2", "the token fell or jumped"),
+    ("waiting", f"attempts = attempts + 1, {RESERVE}", "without a new token"),
+    ("waiting", f"lease_token = 1, {RESERVE}", "without counting"),
+    ("scheduled", f"lease_token = 1, attempts = 1, {RESERVE}", "claimed early"),
+    ("waiting", f"lease_token = 1, attempts = 1, {RESERVE_IN_THE_PAST}", "has run out"),
+    ("waiting", f"lease_token = 1, attempts = 1, {RESERVE}, losses = 1", "changed the history"),
+    ("running", "reserved_by = 'other'", "changed hands"),
+    ("running", "attempts = 2", "changed hands or history"),
+    ("running", "lease_expires_at = created_at", "renewed into the past"),
+    ("running", "lease_token = lease_token + 1", "whose lease still runs"),
+    ("running", f"lease_token = 2, {UNRESERVE}, errors = '[1]'", "given up under another token"),
+    ("running", f"lease_token = 2, losses = 1, {UNRESERVE}, errors = '[1]'", "given up under another token"),
+    ("running", f"attempts = 3, {UNRESERVE}, errors = '[1]'", "with other attempts"),
+    ("running", f"attempts = 0, {UNRESERVE}", "without counting the release"),
+    ("running", f"releases = 1, {UNRESERVE}, errors = '[1]'", "for an attempt that counted"),
+    ("spent", f"{UNRESERVE}, errors = '[1]'", "without attempts left"),
+    ("running", UNRESERVE, "without recording the error"),
+    ("running", f"{UNRESERVE}, errors = '[1]', losses = 3", "miscounted"),
+    ("waiting", "lease_token = 1", "history of a waiting job"),
+]
+"""Changes of a job that must be refused, and the reason that the guard names."""
+
 ILLEGAL = [
+    *((f"UPDATE jobs SET {change} WHERE id = {{{job}}}", says) for job, change, says in CHANGES),
     ("INSERT INTO jobs (task, attempts) VALUES ('t', 1)", "a new job has a history"),
     (
         "INSERT INTO jobs (task, reserved_at, reserved_by, lease_expires_at) SELECT 't', {now}, 'me', {now}",
@@ -53,104 +105,18 @@ ILLEGAL = [
         "comes back with attempts",
     ),
     ("INSERT INTO jobs (id, task) SELECT id, task FROM finished_jobs", "a finished job comes back"),
-    ("UPDATE jobs SET payload = '[]' WHERE id = {waiting}", "what a job is was changed"),
-    ("UPDATE jobs SET queue = 'other' WHERE id = {waiting}", "which job it is was changed"),
-    ("UPDATE jobs SET start_by = {later} WHERE id = {waiting}", "until when it has to start was changed"),
-    ("UPDATE jobs SET start_by = {later} WHERE id = {running}", "until when it has to start was changed"),
-    (
-        "UPDATE jobs SET {cursor} = '1' WHERE id = {waiting}",
-        "a cursor was saved by somebody who did not hold",
-    ),
-    ("UPDATE jobs SET releases = 1 WHERE id = {running}", "releases or losses were taken back"),
-    ("UPDATE jobs SET losses = 1, {cursor} = '1' WHERE id = {running}", "releases or losses were taken back"),
-    ("UPDATE jobs SET flow_id = 7 WHERE id = {waiting}", "which job it is was changed"),
     (
         "INSERT INTO jobs (task, blocked_by, available_at) VALUES ('t', 'flow', {far})",
         "a flow that it is not in",
     ),
-    ("UPDATE jobs SET blocked_by = 'flow', available_at = {far} WHERE id = {waiting}", "after it was not"),
-    (
-        f"UPDATE jobs SET blocked_by = NULL, available_at = {{now}}, lease_token = 1, attempts = 1, "
-        f"{RESERVE} WHERE id = {{blocked}}",
-        "while it was blocked",
-    ),
-    (
-        "UPDATE jobs SET blocked_by = NULL, available_at = {now} WHERE id = {blocked}",
-        "without the success",
-    ),
-    ("UPDATE jobs SET blocked_by = NULL, available_at = {now} WHERE id = {alarm}", "without the failure"),
-    ("UPDATE jobs SET blocked_by = NULL, available_at = {now} WHERE id = {delayed}", "before its time"),
     ("INSERT INTO jobs (task, limit_key) VALUES ('t', 'one')", "in no line"),
-    (
-        "UPDATE jobs SET blocked_by = NULL, available_at = {now} WHERE id = {in_line}",
-        "admitted before it is due",
-    ),
-    (f"UPDATE jobs SET {UNRESERVE} WHERE id = {{limited}}", "put back with its place"),
-    ("UPDATE jobs SET on_success = 'null' WHERE id = {waiting}", "what follows on_success was changed"),
-    ("UPDATE jobs SET on_failure = 'null' WHERE id = {running}", "what follows on_failure was changed"),
-    ("UPDATE jobs SET lease_token = 0 WHERE id = {running}", "the token fell"),
-    ("UPDATE jobs SET lease_token = lease_token + 2 WHERE id = {running}", "the token fell or jumped"),
-    (f"UPDATE jobs SET attempts = attempts + 1, {RESERVE} WHERE id = {{waiting}}", "without a new token"),
-    (f"UPDATE jobs SET lease_token = 1, {RESERVE} WHERE id = {{waiting}}", "without counting"),
-    (f"UPDATE jobs SET lease_token = 1, attempts = 1, {RESERVE} WHERE id = {{scheduled}}", "claimed early"),
-    (
-        f"UPDATE jobs SET lease_token = 1, attempts = 1, {RESERVE_IN_THE_PAST} WHERE id = {{waiting}}",
-        "has run out",
-    ),
-    (
-        f"UPDATE jobs SET lease_token = 1, attempts = 1, {RESERVE}, losses = 1 WHERE id = {{waiting}}",
-        "changed the history",
-    ),
-    ("UPDATE jobs SET reserved_by = 'other' WHERE id = {running}", "changed hands"),
-    ("UPDATE jobs SET attempts = 2 WHERE id = {running}", "changed hands or history"),
-    ("UPDATE jobs SET lease_expires_at = created_at WHERE id = {running}", "renewed into the past"),
-    ("UPDATE jobs SET lease_token = lease_token + 1 WHERE id = {running}", "whose lease still runs"),
-    (
-        f"UPDATE jobs SET lease_token = 2, {UNRESERVE}, errors = '[1]' WHERE id = {{running}}",
-        "given up under another token",
-    ),
-    (
-        f"UPDATE jobs SET lease_token = 2, losses = 1, {UNRESERVE}, errors = '[1]' WHERE id = {{running}}",
-        "given up under another token",
-    ),
-    (
-        f"UPDATE jobs SET attempts = 3, {UNRESERVE}, errors = '[1]' WHERE id = {{running}}",
-        "with other attempts",
-    ),
-    (f"UPDATE jobs SET attempts = 0, {UNRESERVE} WHERE id = {{running}}", "without counting the release"),
-    (
-        f"UPDATE jobs SET releases = 1, {UNRESERVE}, errors = '[1]' WHERE id = {{running}}",
-        "for an attempt that counted",
-    ),
-    (f"UPDATE jobs SET {UNRESERVE}, errors = '[1]' WHERE id = {{spent}}", "without attempts left"),
-    (f"UPDATE jobs SET {UNRESERVE} WHERE id = {{running}}", "without recording the error"),
-    (f"UPDATE jobs SET {UNRESERVE}, errors = '[1]', losses = 3 WHERE id = {{running}}", "miscounted"),
-    ("UPDATE jobs SET lease_token = 1 WHERE id = {waiting}", "history of a waiting job"),
     ("DELETE FROM jobs WHERE id = {waiting}", "a job vanished"),
     ("DELETE FROM jobs WHERE id = {running}", "a job vanished"),
-    (
-        f"INSERT INTO finished_jobs ({CARRIED}, outcome) SELECT {CARRIED}, 'finished' FROM jobs WHERE id = "
-        f"{{waiting}}",
-        "did not hold it",
-    ),
-    (
-        f"INSERT INTO failed_jobs ({CARRIED}, reason) SELECT {CARRIED}, 'error' FROM jobs WHERE id = "
-        f"{{waiting}}",
-        "did not hold it",
-    ),
-    (
-        f"INSERT INTO failed_jobs ({CARRIED}, reason) SELECT {CARRIED}, 'worker_lost' FROM jobs WHERE id = "
-        f"{{running}}",
-        "attempts left",
-    ),
-    (
-        f"INSERT INTO failed_jobs ({CARRIED}, reason) SELECT {CARRIED}, 'error' FROM finished_jobs",
-        "ended twice|did not hold it",
-    ),
-    (
-        f"INSERT INTO finished_jobs ({CARRIED}, outcome) SELECT {CARRIED}, 'finished' FROM failed_jobs",
-        "ended twice|did not hold it",
-    ),
+    (moved("jobs WHERE id = {waiting}", "finished_jobs", "outcome", "finished"), "did not hold it"),
+    (moved("jobs WHERE id = {waiting}", "failed_jobs", "reason", "error"), "did not hold it"),
+    (moved("jobs WHERE id = {running}", "failed_jobs", "reason", "worker_lost"), "attempts left"),
+    (moved("finished_jobs", "failed_jobs", "reason", "error"), "ended twice|did not hold it"),
+    (moved("failed_jobs", "finished_jobs", "outcome", "finished"), "ended twice|did not hold it"),
     ("UPDATE finished_jobs SET result = '1'", "an ended job was changed"),
     ("UPDATE failed_jobs SET lease_token = 0", "an ended job was changed"),
 ]
@@ -161,10 +127,7 @@ def scene(app: sqlq.App, engine: Engine) -> dict[str, int]:
     guard.install(engine)
     names = ("finishes", "fails", "running", "spent")
     with app.database.begin() as conn:
-        insert.insert(
-            conn,
-            [NewJob(name, "{}", "default", 1 if name == "spent" else 5) for name in names],
-        )
+        insert.insert(conn, [NewJob(name, "{}", "default", 1 if name == "spent" else 5) for name in names])
         held = {job.task: job for job in claim_on(conn, limit=9, lease_ms=60_000)}
         for name, outcome in (("finishes", Finished()), ("fails", Failed("error", ERROR))):
             settle.settle(conn, [Settlement(held[name].id, held[name].lease_token, 1, outcome)])

@@ -22,6 +22,10 @@ from tests.kit.scenario import Scenario
 
 pytestmark = pytest.mark.integration
 
+SAVEPOINTS = ("savepoint rolled back", "savepoint released", "savepoint released, rolled back")
+WAYS = ("commit", "rollback", *SAVEPOINTS)
+"""How a transaction ends."""
+
 
 @pytest.fixture
 def work(tmp_path: Path, database_url: str) -> Iterator[Scenario]:
@@ -47,15 +51,7 @@ def test_a_thousand_transactions_leave_exactly_the_committed_jobs_done(
     committed: set[int] = set()
     with work.working():
         for n in range(1_000):
-            how = chance.choice(
-                [
-                    "commit",
-                    "rollback",
-                    "savepoint rolled back",
-                    "savepoint released",
-                    "savepoint released, rolled back",
-                ]
-            )
+            how = chance.choice(WAYS)
             with Session(shop_engine) as session:
                 session.execute(text("INSERT INTO orders VALUES (:n)"), {"n": n})
                 job = work.new("quick", n).set(

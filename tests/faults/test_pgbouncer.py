@@ -16,10 +16,7 @@ from tests.kit import needs, wait_until
 from tests.kit.pgbouncer import PgBouncer, pgbouncer
 from tests.kit.scenario import Scenario, readable_log
 
-pytestmark = [
-    pytest.mark.debian,
-    needs("postgresql", empty=True),
-]
+pytestmark = [pytest.mark.debian, needs("postgresql", empty=True)]
 
 
 @pytest.fixture

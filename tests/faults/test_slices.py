@@ -104,8 +104,7 @@ def settings(monkeypatch: pytest.MonkeyPatch, database_url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kills", "sizes"),
-    [(2, [2_000, 20_000, 200_000]), pytest.param(30, [100_000], marks=pytest.mark.slow)],
+    ("kills", "sizes"), [(2, [2_000, 20_000, 200_000]), pytest.param(30, [100_000], marks=pytest.mark.slow)]
 )
 def test_each_merchant_gets_one_coupon_though_the_workers_are_killed(
     app: sqlq.App, engine: Engine, tmp_path: Path, database_url: str, kills: int, sizes: list[int]

@@ -44,13 +44,6 @@ BUSY_SECONDS = 5.0
 """Seconds that a loaded machine may take beyond that."""
 
 
-@pytest.fixture
-def proxy(database_url: str) -> Iterator[Proxy]:
-    """A way to the database, if there is one that leads over a network."""
-    with Proxy(make_url(database_url).port or 1) as proxy:
-        yield proxy
-
-
 Breaks = Callable[[str, Proxy, ExitStack], object]
 
 

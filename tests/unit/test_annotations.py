@@ -46,7 +46,7 @@ from sqlq.payload.codec import MismatchError
 from tests.kit import for_each
 
 if TYPE_CHECKING:
-    from sqlalchemy.orm import Session
+    pass
 
 T = TypeVar("T")
 OrderId = NewType("OrderId", UUID)
@@ -448,21 +448,6 @@ def test_an_unsupported_annotation_takes_json_and_explains_refusals(hint: Any, w
         f"shop.take: value[0] is {ID!r} of type UUID, which is not JSON: its annotation is of no use here: "
     )
     assert why in str(refusal.value)
-
-
-def only_for_checkers(id: UUID, session: Session | None = None) -> None: ...
-
-
-def test_an_unresolvable_annotation_does_not_affect_others() -> None:
-    task = make_task(only_for_checkers)
-    assert task._interface.arguments(task.new(ID).payload) == ([ID], {})
-    assert task._interface.arguments(task.new(ID, None).payload) == ([ID, None], {})
-    with pytest.raises(
-        ArgumentsError, match="its annotation is of no use here: name 'Session' is not defined"
-    ):
-        task.new(ID, session=Mailer())  # type: ignore[arg-type]
-    with pytest.raises(ArgumentsError, match="id is None, but it is annotated as never None"):
-        task.new(None)  # type: ignore[arg-type]
 
 
 LATE = """

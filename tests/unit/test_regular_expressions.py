@@ -39,11 +39,7 @@ KILLERS: dict[str, list[tuple[str, str, str]]] = {
     # beginning, what comes again and again, end
     qualify._NAMES.pattern: [("'", "''", ""), (" ", "<", ""), ("", "a", ""), ("", "SELECT ", "")],
     limit._RATE.pattern: [
-        ("", " ", "x"),
-        ("", "1", ""),
-        ("1", " ", "x"),
-        ("1/", " ", "\n"),
-        ("1/1", " ", ""),
+        *[("", " ", "x"), ("", "1", ""), ("1", " ", "x"), ("1/", " ", "\n"), ("1/1", " ", "")]
     ],
     "{[^{}]*}": [("", "{", ""), ("{", "a", "")],
     r"[.\[]": [("", "a", "")],
@@ -53,11 +49,7 @@ KILLERS: dict[str, list[tuple[str, str, str]]] = {
         ('File "a", line 1, in ', "a", "\n\n"),
     ],
     outcome._VARIES.pattern: [
-        ("0x", "f", "g"),
-        ("", "f", "g"),
-        ("", "'\"", "'"),
-        ("", "0", "x"),
-        ("", "-", ""),
+        *[("0x", "f", "g"), ("", "f", "g"), ("", "'\"", "'"), ("", "0", "x"), ("", "-", "")]
     ],
     r'search_path\s*=\s*"?([a-z_][a-z0-9_]*)"?\s*(-|$)': [
         *[("search_path", " ", ""), ("search_path=", "a", "!"), ("search_path=a", " ", "!")],
@@ -90,11 +82,8 @@ KILLERS: dict[str, list[tuple[str, str, str]]] = {
     r"^(?:from|import) flask\b": [("", "from flask", "x"), ("", "from \n", "")],
     "(?:^|[\"'])flask\\b": [("", "'", ""), ("", "'flask", "x")],
     problems._OF_A_HOST.pattern: [
-        *[
-            ("- host: '", "', port: '", ""),
-            ("- host: 'a', port: '1',", " failed: ", ""),
-            ("", "- host: '\n", ""),
-        ],
+        *[("- host: '", "', port: '", ""), ("- host: 'a', port: '1',", " failed: ", "")],
+        ("", "- host: '\n", ""),
         ("- host: 'a', port: '1', failed: FATAL:", " ", ""),
     ],
     r"(?:FATAL|ERROR):\s+(.+)": [("", "FATAL:", ""), ("FATAL:", " ", ""), ("", "FATAL: ", "")],
