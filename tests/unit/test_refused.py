@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextvars import ContextVar
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import partial, reduce
@@ -22,6 +23,7 @@ from sqlq.model.schedule import read
 from sqlq.model.task import make_task
 from sqlq.payload.codec import decode, encode
 from sqlq.payload.encryption import new_key
+from sqlq.worker.options import WorkerOptions
 
 URL: Any = "sqlite:///never-connected-to.db"
 SHOP: Any = sqlq.App(URL)
@@ -98,6 +100,17 @@ REFUSED: dict[str, Refused] = {
             ({"queues": {"mail": {"queue": "x"}}}, r"queues\['mail'\] has no option 'queue'"),
             ({"queues": {"a,b": {}}}, "queue is 'a,b': a comma separates queues"),
             ({"queues": ["mail"]}, r"queues is \['mail'\]: it maps names of queues"),
+            (
+                {"queues": {"stack": {"order": "random"}}},
+                r"queues\['stack'\]: order is .random.: it is",
+            ),
+            ({"service": "a,b"}, "service is 'a,b': a comma separates queues"),
+            ({"defaults": {"start_within": "0s"}}, "defaults: start_within is zero"),
+            ({"carry": "tenant"}, "carry is 'tenant': it is a list of context variables"),
+            (
+                {"carry": [ContextVar("tenant"), ContextVar("tenant")]},
+                r"carry is \[.*\]: it is a list of context variables with different names",
+            ),
             ({"retention": "soon"}, "retention is 'soon'"),
         ],
     ),
@@ -170,6 +183,22 @@ REFUSED: dict[str, Refused] = {
         [
             ({"delay": "5m", "available_at": SOON}, "both delay and available_at are set: give one of them"),
             ({"delay": 5}, "delay is 5: give a timedelta"),
+            ({"start_within": "0s"}, "start_within is zero: no job could be started or finished in it"),
+            ({"start_within": 90}, "start_within is 90: give a timedelta or text"),
+            ({"start_within": "-1s"}, "start_within is '-1s': write it as in"),
+            (
+                {"start_by": datetime(2040, 1, 1)},  # noqa: DTZ001 - naive on purpose
+                "start_by is 2040-01-01 00:00:00, which has no time zone",
+            ),
+            ({"start_by": SOON, "start_within": "1h"}, "both start_within and start_by are set: give one of"),
+            ({"headers": ["a"]}, r"headers is \['a'\]: headers are a mapping of names to JSON"),
+            ({"headers": {7: "a"}}, "headers has the name 7: a header is named by text"),
+            ({"headers": {"": "a"}}, "headers has the name ''"),
+            ({"headers": {"sqlq.carry": {}}}, "headers has the name 'sqlq.carry': names that begin with"),
+            ({"headers": {"at": SOON}}, r"headers\['at'\] is .* of type datetime, which is not JSON"),
+            ({"headers": {"a": {"b": float("nan")}}}, r"headers\['a'\]\['b'\] is nan"),
+            ({"headers": {"a": "\0"}}, r"headers\['a'\] holds a NUL"),
+            ({"headers": {"a": "x" * 16_384}}, "the headers take 16,393 bytes as JSON, more than the 16,384"),
             ({"delay": "-5m"}, "delay is '-5m': write it as in"),
             ({"delay": timedelta(seconds=-5)}, "delay is .*: it must lie between zero and a hundred years"),
             (
@@ -330,6 +359,30 @@ REFUSED: dict[str, Refused] = {
             (DOUBLED, "more than the 1,048,576 bytes allowed as JSON"),
         ],
     ),
+    "options of a worker": (
+        lambda options: WorkerOptions.of(**options),
+        ConfigurationError,
+        "{}",
+        [
+            ({"queues": "mail"}, "give a list"),
+            ({"queues": []}, "at least one queue"),
+            ({"queues": [""]}, "not blank"),
+            ({"concurrency": 0}, "from 1 to 1,000"),
+            ({"lease": "1ms"}, "between 1 s and 24 h"),
+            ({"lease": "soon"}, "30s"),
+            ({"grace": 5}, "timedelta"),
+            ({"max_jobs": 0}, "from 1 to"),
+        ],
+    ),
+    "a weight of a queue": (
+        lambda weight: WorkerOptions.of({"mail": weight}),
+        ConfigurationError,
+        "{}",
+        [
+            (weight, "^queue 'mail': its weight is .*: it must be a whole number from 1 to 1,000$")
+            for weight in (0, -1, 1_001, True, "3", 1.5, None)
+        ],
+    ),
     "direct_calls": (
         lambda wrong: APP(direct_calls=wrong),
         ConfigurationError,
@@ -421,9 +474,24 @@ REFUSED: dict[str, Refused] = {
                 '^unique_until="pruned" is about a unique key: set unique_key',
             ),
             (lambda: JOB.set(batch="g" * 256), "batch has 256 characters"),
+            (lambda: JOB.set(on_success=max), "^on_success is .*: it is a task, as in"),
+            (lambda: JOB.set(on_failure=make_task(lambda: None, name="t")), r"^on_failure is .*: too many"),
+            (lambda: JOB.set(on_failure=make_task(lambda a, b: None, name="t")), r"a, b\): missing"),
             (lambda: stored(lambda attempts: "5s", "backoff"), "a function, which a job's row cannot hold"),
             (lambda: RETRY(5), r"Retry\(delay\) is 5: give a timedelta"),
             (lambda: SNOOZE(5), r"Snooze\(delay\) is 5: give a timedelta"),
+            (lambda: APP(URL).before_enqueue(7), "before_enqueue is 7, which cannot be called"),
+            (
+                lambda: APP(URL).before_enqueue(lambda: None),
+                "which cannot be called here and now with one argument",
+            ),
+            (lambda: APP(URL).on("failed")(7), "the listener is 7, which cannot be called"),
+            (lambda: APP(URL).on(), r"on\(\) names no event: name some of .*, as in @app.on\('failed'\)"),
+            (
+                lambda: APP(URL).on("failed", "x"),
+                r"on\(\) got 'x', which is no event: name some of enqueued,",
+            ),
+            (lambda: APP(URL).on(max), r"as in @app.on\('failed'\)"),
             (lambda: APP(create_engine(URL)), "not Engine; an engine is given as engine="),
             (lambda: APP(engine=URL), "takes an Engine or AsyncEngine, not str; a URL is given as"),
             (lambda: APP(URL, engine=create_engine(URL)), "both a url and an engine"),

@@ -92,7 +92,9 @@ def test_a_worker_frees_jobs_by_each_blocker_after_a_settle(
         wait_until(lambda: app.jobs.get(waiting).state == "finished")
 
 
-def test_an_operator_frees_jobs_by_each_blocker_after_a_cancel(app: sqlq.App, waiting: sqlq.Job[Any]) -> None:
+def test_an_operator_sees_and_frees_jobs_of_each_blocker(app: sqlq.App, waiting: sqlq.Job[Any]) -> None:
+    assert "it waits for a step of the flow 1" in app.jobs.why(waiting)
+    assert app.jobs.list(state="blocked")[0].blocked_by == "event"
     app.jobs.cancel([enqueue_step(app)])
     assert app.jobs.get(waiting).state == "available"
 
@@ -113,9 +115,3 @@ def test_the_maintenance_sweeps_for_each_blocker(app: sqlq.App, waiting: sqlq.Jo
     Sweep(app.database).run()
     with app.database.read() as conn:
         assert conn.execute(select(waits)).all() == []
-
-
-def test_why_and_listings_name_the_reason_of_each_blocker(app: sqlq.App, waiting: sqlq.Job[Any]) -> None:
-    reasons = app.jobs.why(waiting)
-    assert "it waits for a step of the flow 1" in reasons
-    assert app.jobs.list(state="blocked")[0].blocked_by == "event"

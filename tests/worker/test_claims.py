@@ -6,7 +6,6 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from types import SimpleNamespace
@@ -16,12 +15,9 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.cli.commands import work
 from sqlq.database.dialect import Driver
-from sqlq.errors import ConfigurationError
 from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Released, Settlement
-from sqlq.store.jobs import settle
+from sqlq.model.outcome import Released
 from sqlq.store.limits import admit
 from sqlq.worker import worker
 from sqlq.worker.attempt.attempt import Attempt
@@ -31,7 +27,7 @@ from sqlq.worker.maintain import services
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.run import executor
 from sqlq.worker.run.lease import Leases
-from tests.kit import claim, claim_size_of, deaths, expire, for_each, needs, rescue, span, wait_until, working
+from tests.kit import claim, claim_size_of, deaths, expire, needs, rescue, settle, span, wait_until, working
 
 pytestmark = pytest.mark.each_database
 
@@ -46,14 +42,6 @@ def test_claims_order_queues_by_weight(app: sqlq.App) -> None:
     assert 4_700 < sum(number for order, number in orders.items() if order[0] == "a") < 5_300
     app.enqueue_many([task.new().set(queue=queue) for queue in "abc" for _ in range(2)])
     assert Counter(job.queue for job in claimer.claim(10)) == {"a": 2, "b": 2, "c": 2}
-
-
-@for_each("weight", [0, -1, 1_001, True, "3", 1.5, None])
-def test_a_bad_weight_is_reported_in_one_sentence(weight: Any) -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"queue 'mail': its weight is .*: it must be a whole number from 1 to 1,000"
-    ):
-        WorkerOptions.of({"mail": weight})
 
 
 @pytest.mark.parametrize("dear", [False, True])
@@ -74,74 +62,29 @@ def test_a_worker_serves_a_low_queue_beside_a_full_one(
     assert min(Counter(ran)["high"], Counter(ran)["low"]) >= 5
 
 
-@for_each(
-    ("given", "queues"),
-    [
-        ((), None),
-        (("high,low",), ["high", "low"]),
-        (("high=3", "low=1"), {"high": 3, "low": 1}),
-        (("high=3, low",), {"high": 3, "low": 1}),
-        (("a=b=2",), {"a=b": 2}),
-    ],
-)
-def test_the_command_line_reads_queues_and_weights(given: tuple[str, ...], queues: Any) -> None:
-    assert work._named_queues(given) == queues
-
-
-# -- queues without an order ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def three_queues(app: sqlq.App) -> Callable[[int], list[str]]:
-    """Return a function that claims so many jobs of three queues, and returns their queues.
-
-    Their jobs were enqueued in turn as long as each queue had some.
-    """
+@needs("file")
+def test_a_claim_takes_as_many_of_each_queue(app: sqlq.App) -> None:
+    """They lie together, and SQLite writes whole pages: from 100 queues that were filled in turn it drains
+    half as many a second otherwise."""
     task = app.task(name="t")(lambda: None)
     for many in ("abc", "abc", "ac", "ac", "a", "a", "a"):
         app.enqueue_many([task.new().set(queue=name) for name in many])
     claimer = Claimer(app.database, "me", WorkerOptions(None, 10, 60_000))
-    return lambda limit: [job.queue for job in claimer.claim(limit)]
-
-
-@needs("file")
-def test_a_claim_takes_as_many_of_each_queue(three_queues: Callable[[int], list[str]]) -> None:
-    """They lie together, and SQLite writes whole pages: from 100 queues that were filled in turn it drains
-    half as many a second otherwise."""
-    first = three_queues(6)
-    assert Counter(first) == {"a": 2, "b": 2, "c": 2}
+    first = [job.queue for job in claimer.claim(6)]
     assert sorted(first[:3]) == sorted(first[3:]) == ["a", "b", "c"]
+    assert Counter(job.queue for job in claimer.claim(6)) == {"a": 4, "c": 2}, "it fills turns of empty ones"
+    assert [job.queue for job in claimer.claim(6)] == ["a"]
+    assert claimer.claim(6) == []
 
 
-@needs("cheap")
-def test_a_full_queue_fills_the_turns_of_empty_ones(three_queues: Callable[[int], list[str]]) -> None:
-    assert Counter(three_queues(12)) == {"a": 6, "b": 2, "c": 4}
-    assert three_queues(12) == ["a"]
-    assert three_queues(12) == []
-
-
-# -- the newest first ----------------------------------------------------------------------------------------
-
-
-NEWEST = frozenset({"stack"})
-
-
-@pytest.fixture
-def task(app: sqlq.App) -> Any:
-    return app.task(name="t")(lambda n=0: None)
-
-
-def claimer(app: sqlq.App, queues: list[str] | None = None) -> Claimer:
-    options = WorkerOptions(None if queues is None else tuple(queues), 10, 30_000)
-    return Claimer(app.database.for_loops, "me", options, newest_first=NEWEST)
-
-
-def test_a_lifo_queue_runs_the_newest_of_each_priority_first(app: sqlq.App, task: Any) -> None:
+def test_a_lifo_queue_runs_the_newest_of_each_priority_first(app: sqlq.App) -> None:
+    task = app.task(name="t")(lambda: None)
     stack = [app.enqueue(task.new().set(queue="stack")).id for _ in range(4)]
     urgent = [app.enqueue(task.new().set(queue="stack", priority=5)).id for _ in range(2)]
     later = app.enqueue(task.new().set(queue="stack", delay="1h"))
     queue = [app.enqueue(task.new().set(queue="queue")).id for _ in range(3)]
-    claims = claimer(app, ["queue", "stack"])
+    options = WorkerOptions(("queue", "stack"), 10, 30_000)
+    claims = Claimer(app.database.for_loops, "me", options, newest_first=frozenset({"stack"}))
     assert [job.id for job in claims.claim(4)] == [*queue, urgent[1]]
     assert [job.id for job in claims.claim(3)] == [urgent[0], stack[3], stack[2]]
     newer = app.enqueue(task.new().set(queue="stack"))
@@ -152,9 +95,7 @@ def test_a_lifo_queue_runs_the_newest_of_each_priority_first(app: sqlq.App, task
 
 def test_the_app_sets_the_order_of_a_queue(database_url: str) -> None:
     ran: list[int] = []
-    app = sqlq.App(
-        database_url, queues={"stack": {"order": "lifo", "max_attempts": 2}, "queue": {"order": "fifo"}}
-    )
+    app = sqlq.App(database_url, queues={"stack": {"order": "lifo", "max_attempts": 2}})
     task = app.task(name="t", queue="stack")(ran.append)
     assert task.max_attempts == 2
     for number in range(3):
@@ -162,55 +103,32 @@ def test_the_app_sets_the_order_of_a_queue(database_url: str) -> None:
     app.worker(drain=True, concurrency=1).run()
     assert ran == [2, 1, 0]
     app.close()
-    with pytest.raises(ConfigurationError, match=r"queues\['stack'\]: order is 'random': it is \"fifo\""):
-        sqlq.App(database_url, queues={"stack": {"order": "random"}})
 
 
 # -- claims that go on where the last one ended --------------------------------------------------------------
 
 
-def jobs_of(levels: Sequence[tuple[str, int, float, int]]) -> list[ClaimedJob]:
-    blank: dict[str, Any] = dict.fromkeys(ClaimedJob._fields)
-    return [
-        ClaimedJob(**blank | {"queue": q, "priority": p, "due_ms": due, "id": id}) for q, p, due, id in levels
-    ]
-
-
-def test_the_scan_starts_at_the_head_unless_that_was_slow_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 100.0
-    monkeypatch.setattr(claims, "monotonic", lambda: now)
+def test_the_scan_starts_at_the_head_unless_that_was_slow_twice(clock: SimpleNamespace) -> None:
     cursor = ScanCursor()
-    job = jobs_of([("a", 0, 1.0, 7)])
+    job = [ClaimedJob(7, 1, "a", "t", "{}", 1, 5)]
     cursor.note(job, 0.002)
     assert not cursor.positions(["a"]), "it was quick"
     cursor.note(job, 0.1)
     assert not cursor.positions(["a"]), "once may be a slow disk"
     cursor.note(job, 0.1)
-    now += 1.9
+    clock.now += 1.9
     assert cursor.positions(["a"])
-    now += 0.2
+    clock.now += 0.2
     assert not cursor.positions(["a"]), "a twentieth of the time"
     cursor.note(job, 60.0)
-    now += 4.9
+    clock.now += 4.9
     assert cursor.positions(["a"])
-    now += 0.2
+    clock.now += 0.2
     assert not cursor.positions(["a"]), "one that waited for a standby is no measure"
     cursor.note(job, 0.002)
     for _ in range(2):
-        cursor.note(jobs_of([("a", 0, 1.0, id) for id in range(1_000)]), 0.05)
+        cursor.note(job * 1_000, 0.05)
     assert not cursor.positions(["a"]), "a large claim may take its time"
-
-
-def test_the_cursor_has_the_last_claim_of_each_queue_and_priority() -> None:
-    cursor = ScanCursor()
-    for _ in range(2):
-        cursor.note(jobs_of([("b", 0, 4.0, 0)]), 60.0)
-    cursor.note(jobs_of([("b", 0, 5.0, 1), ("a", 3, 1.5, 2), ("a", 3, 1.5, 3), ("a", 0, 0.001, 4)]))
-    cursor.note(jobs_of([("b", 0, 7.25, 9)]))
-    assert cursor.positions(["a", "b", "c"]) == [("a", 3, 1_500, 3), ("a", 0, 1, 4), ("b", 0, 7_250, 9)]
-    assert cursor.positions(["b"]) == [("b", 0, 7_250, 9)]
-    cursor.note([])
-    assert not cursor.positions(["b"]), "there may be jobs before it"
 
 
 @needs("row_locks")
@@ -325,11 +243,6 @@ def steps(app: sqlq.App) -> Steps:
     return Steps(app)
 
 
-def die(app: sqlq.App, owner: str) -> None:
-    """Release the jobs of a worker that died under its supervisor, and had started none of them."""
-    assert deaths(owner).release(app.database) == float("inf")
-
-
 def test_a_queue_keeps_its_order_through_releases_a_stop_and_deaths(
     steps: Steps, app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -358,7 +271,7 @@ def test_a_queue_keeps_its_order_through_releases_a_stop_and_deaths(
         steps.end("y")
         wait_until(lambda: not steps.reserved(), what="what ran has ended")
     assert [job.id for job in claim(app, owner="died", limit=2)] == [steps.ids["a3"], steps.ids["a4"]]
-    die(app, "died")
+    assert deaths("died").release(app.database) == float("inf")
     steps.enqueue("c2")
     assert [job.id for job in claim(app, owner="away", limit=2)] == [steps.ids["a3"], steps.ids["a4"]]
     expire(engine)
@@ -391,15 +304,11 @@ def test_a_limited_job_that_never_started_keeps_its_place(app: sqlq.App, engine:
     task = app.task(name="call", limit=sqlq.Limit("stripe", running=1))(lambda: None)
     first, second = (app.enqueue(task.new()) for _ in range(2))
     with engine.begin() as conn:  # so that they were due one after the other
-        minute = span(engine, 60)
-        conn.execute(text(f"UPDATE jobs SET due_at = due_at - {minute} WHERE id = {first.id}"))
+        conn.execute(text(f"UPDATE jobs SET due_at = due_at - {span(engine, 60)} WHERE id = {first.id}"))
     admit.look(app.database)
     assert app.jobs.get(first.id).due_at is None
     if how == "released":
-        (held,) = claim(app)
-        settlement = Settlement(held.id, held.lease_token, 1, Released(), limit_key=held.limit_key)
-        with app.database.begin() as conn:
-            settle.settle(conn, [settlement])
+        settle(app, claim(app), Released())
     else:
         app.queues.pause("default")
         admit.sweep(app.database, "")
@@ -421,20 +330,17 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return clock
 
 
-def test_two_long_jobs_that_end_together_are_no_fast_pace(clock: SimpleNamespace) -> None:
+def test_long_jobs_bound_the_pace_until_short_ones_end(clock: SimpleNamespace) -> None:
     pace = Pace(2)
     clock.now += 2.2
     assert pace.measure(0, 0.0) == 0
     clock.now += 0.1
-    assert pace.measure(2, 4.4) == pytest.approx(2 / 2.2)
-
-
-def test_the_pace_of_short_jobs_after_long_ones_is_found_again(clock: SimpleNamespace) -> None:
-    pace, ended, busy_seconds, seen = Pace(2), 2, 4.4, 0.0
+    assert pace.measure(2, 4.4) == pytest.approx(2 / 2.2), "two that end together are no fast pace"
+    seen, ended, busy_seconds = 0.0, 2, 4.4
     for _ in range(20):
         clock.now += 0.1
-        seen = pace.measure(ended, busy_seconds)
         ended, busy_seconds = ended + 50, busy_seconds + 0.1
+        seen = pace.measure(ended, busy_seconds)
     assert seen == pytest.approx(500, rel=0.1)
 
 
@@ -527,8 +433,7 @@ def test_a_released_and_reclaimed_job_does_not_count_as_lost(
     (first,) = (Attempt(job, task, 0.0) for job in claim(app))
     leases.hold([first])
     first.ended = True
-    with app.database.begin() as conn:
-        settle.settle(conn, [Settlement(*first.right, 1, Released())])
+    settle(app, first.claimed, Released())
     claim(app)
     leases.beat()
     assert "lease lost" not in caplog.text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 
 import sqlq
-from sqlq.admin.doctor.doctor import examine
 from sqlq.errors import ConfigurationError
 from sqlq.schema.types import now
 from sqlq.store.workers import workers
@@ -196,19 +194,6 @@ def test_the_last_end_of_a_pause_counts(app: sqlq.App) -> None:
     assert app.queues.resume("mail")
     assert app.queues.pause("mail")
     assert app.queues.pauses().named["mail"].until is None, "an end that was resumed before is forgotten"
-
-
-def test_the_doctor_names_a_pause_of_all_queues(app: sqlq.App) -> None:
-    def about() -> list[tuple[str, str | None]]:
-        return [(each.said, each.remedy) for each in examine(app.database) if each.check == "paused"]
-
-    assert about() == [("no queue and no worker is paused", None)]
-    for options, until in (({"duration": "1h"}, r" until \d.*"), ({}, "")):
-        app.queues.pause(all=True, **options)
-        ((said, remedy),) = about()
-        assert re.fullmatch(rf"all queues are paused{until}, since \d.*", said)
-        assert remedy is not None
-        assert remedy.startswith("sqlq queues resume --all")
 
 
 # -- who is meant --------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from sqlq.store.jobs import settle
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
 from sqlq.worker.maintain import services
-from tests.kit import claim, deaths
+from tests.kit import blocked, claim, deaths
 from tests.kit.hand import fail_before
 
 RHYTHM = 1_000.0
@@ -79,18 +80,23 @@ def is_as_the_contract_says(app: sqlq.App, engine: Engine, ids: list[int]) -> No
     }
 
 
+def rescuing(app: sqlq.App, **options: Any) -> tuple[services.Rescue, list[int]]:
+    """Return a service that rescues jobs, and the list of those that it has."""
+    taken: list[int] = []
+
+    def tell(rescued: Any, why: str) -> None:
+        taken.extend(job.id for job in rescued)
+
+    return services.Rescue(app.database, LEASE_MS, tell, **options), taken
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("somebody_looks", [False, True], ids=["looks itself", "was called"])
 def test_ten_thousand_jobs_of_a_dead_host_are_rescued_without_a_wait(
     app: sqlq.App, engine: Engine, somebody_looks: bool
 ) -> None:
     ids = die(app, engine, MANY)
-    taken: list[int] = []
-
-    def tell(rescued: Any, why: str) -> None:
-        taken.extend(job.id for job in rescued)
-
-    service = services.Rescue(app.database, LEASE_MS, tell, is_watched=lambda: somebody_looks)
+    service, taken = rescuing(app, is_watched=lambda: somebody_looks)
     service.calls += somebody_looks
     waits: list[float] = []
     while not waits or waits[-1] < RHYTHM:
@@ -108,10 +114,7 @@ def test_a_job_whose_end_is_refused_does_not_delay_its_batch(
     monkeypatch.setattr(services, "RESCUE_BATCH", 10)
     ids = die(app, engine, 35)
     fail_before(engine, ids[0])
-    taken: list[int] = []
-    service = services.Rescue(
-        app.database, LEASE_MS, lambda rescued, why: taken.extend(job.id for job in rescued)
-    )
+    service, taken = rescuing(app)
     while service.run() < RHYTHM:
         pass
     assert sorted(taken) == ids[1:]
@@ -119,24 +122,19 @@ def test_a_job_whose_end_is_refused_does_not_delay_its_batch(
 
 def test_concurrent_rescues_take_each_job_once(app: sqlq.App, engine: Engine) -> None:
     ids = die(app, engine, 2_000)
-    taken: list[int] = []
     start = threading.Barrier(3)
 
-    def rescue() -> None:
-        service = services.Rescue(
-            app.database, LEASE_MS, lambda rescued, why: taken.extend(job.id for job in rescued)
-        )
+    def rescue() -> list[int]:
+        service, taken = rescuing(app)
         start.wait(30)
         while service.run() < RHYTHM:
             pass
+        return taken
 
-    threads = [threading.Thread(target=rescue) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
+    with ThreadPoolExecutor(3) as pool:
+        rescued = [pool.submit(rescue) for _ in range(3)]
     # what one found locked, the others were about to take
-    assert sorted(taken) == ids
+    assert sorted(id for each in rescued for id in each.result()) == ids
     is_as_the_contract_says(app, engine, ids)
 
 
@@ -181,8 +179,7 @@ def test_a_paused_queue_releases_all_its_slots_without_a_wait(
     while service.run() < RHYTHM:
         turns += 1
     assert turns == number // 2 + 1
-    with engine.connect() as conn:
-        assert conn.execute(text("SELECT count(*) FROM jobs WHERE blocked_by IS NULL")).scalar_one() == 0
+    assert blocked(app) == number
 
 
 # -- what a supervisor gives back ----------------------------------------------------------------------------
@@ -216,8 +213,6 @@ def test_a_job_that_never_began_frees_its_slot_when_released(app: sqlq.App, engi
     row = app.jobs.get(first.id)
     assert (row.state, row.blocked_by, row.releases, row.attempts) == ("blocked", "limit", 1, 0)
     admit_all(app)
-    with engine.connect() as conn:
-        admitted = conn.execute(text("SELECT id FROM jobs WHERE blocked_by IS NULL")).all()
-    assert len(admitted) == 1, "one of the two holds the slot"
+    assert blocked(app) == 1, "one of the two holds the slot"
     (line,) = row.history
     assert (line.outcome, line.attempt, line.worker) == ("released", 1, "dead")

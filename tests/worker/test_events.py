@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 import os
@@ -25,7 +24,7 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq import JobEvent, events
-from sqlq.events import NAMES, EventName
+from sqlq.events import EventName
 from sqlq.model.job import ClaimedJob
 from sqlq.model.job_options import FailureReason
 from sqlq.testing import drain
@@ -47,74 +46,46 @@ def names(told: list[JobEvent]) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
-def test_a_finished_job_publishes_started_and_finished(app: sqlq.App, kind: str) -> None:
+def test_each_end_of_an_attempt_publishes_its_event(app: sqlq.App, kind: str) -> None:
     told = listening(app)
+    signals: list[Exception] = [sqlq.Snooze("0s"), sqlq.Cancel("not wanted")]
 
-    task = app.task(name="t", queue="mail", max_attempts=3)(handler_of(kind, lambda: None))
-    job = app.enqueue(task.new())
-    drain(app)
-    assert names(told) == ["started", "finished"]
-    for event in told:
-        assert (event.id, event.task, event.queue) == (job.id, "t", "mail")
-        assert (event.attempt, event.max_attempts) == (1, 3)
-        assert abs(event.at - datetime.now(UTC)) < timedelta(seconds=30)
-        assert (event.error, event.reason, event.delay_seconds, event.worker) == (None,) * 4
-    assert told[0].seconds is None
-    assert told[1].seconds is not None
-    assert told[1].seconds < 10
-
-
-def test_a_failing_job_publishes_retried_and_failed(app: sqlq.App) -> None:
-    told = listening(app)
-
-    @app.task(name="t", max_attempts=2, backoff="0s")
     def fails() -> None:
         raise ValueError(f"attempt {sqlq.current_job().attempt}")
 
-    app.enqueue(fails.new())
+    def indecisive() -> None:
+        raise signals.pop(0)
+
+    options: dict[str, Any] = {"queue": "mail", "max_attempts": 2, "backoff": "0s"}
+    handlers: dict[str, Callable[[], None]] = {"good": lambda: None, "bad": fails, "indecisive": indecisive}
+    for name, body in handlers.items():
+        app.enqueue(app.task(name=name, **options)(handler_of(kind, body)).new())
     drain(app)
-    told.sort(key=lambda event: event.attempt)  # the next attempt may start before this one's event arrives
-    assert names(told) == ["started", "retried", "started", "failed"]
-    retried, failed = told[1], told[3]
-    assert (retried.reason, retried.delay_seconds, retried.attempt) == ("error", 0.0, 1)
+    assert Counter((event.task, event.name) for event in told) == {
+        ("good", "started"): 1,
+        ("good", "finished"): 1,
+        ("bad", "started"): 2,
+        ("bad", "retried"): 1,
+        ("bad", "failed"): 1,
+        ("indecisive", "started"): 2,
+        ("indecisive", "snoozed"): 1,
+        ("indecisive", "cancelled"): 1,
+    }
+    for event in told:
+        assert (event.queue, event.max_attempts, event.worker) == ("mail", 2, None)
+        assert abs(event.at - datetime.now(UTC)) < timedelta(seconds=30)
+        assert event.seconds is None if event.name == "started" else 0 <= (event.seconds or 0) < 10
+    of = {event.name: event for event in told if event.name != "started"}
+    assert (of["finished"].error, of["finished"].reason, of["finished"].delay_seconds) == (None, None, None)
+    assert (of["retried"].reason, of["retried"].delay_seconds, of["retried"].attempt) == ("error", 0.0, 1)
+    failed = of["failed"]
     assert (failed.reason, failed.delay_seconds, failed.attempt) == ("error", None, 2)
     assert failed.error is not None
     assert (failed.error.exception, failed.error.message) == ("ValueError", "attempt 2")
     assert "in fails" in (failed.error.traceback or "")
     assert isinstance(failed.exception, ValueError)
     assert failed.exception.__traceback__ is not None
-
-
-def test_a_job_publishes_snoozed_and_cancelled(app: sqlq.App) -> None:
-    told = listening(app)
-
-    signals: list[Exception] = [sqlq.Snooze("0s"), sqlq.Cancel("not wanted")]
-
-    @app.task(name="t")
-    def indecisive() -> None:
-        raise signals.pop(0)
-
-    app.enqueue(indecisive.new())
-    drain(app)
-    assert sorted(names(told)) == ["cancelled", "snoozed", "started", "started"]
-    ends = {event.name: event for event in told}
-    assert (ends["snoozed"].delay_seconds, ends["cancelled"].reason) == (0.0, "not wanted")
-
-
-def test_a_stopped_worker_publishes_released(app: sqlq.App) -> None:
-    told, started = listening(app), threading.Event()
-
-    @app.task(name="t")
-    async def long() -> None:
-        started.set()
-        await asyncio.sleep(60)
-
-    app.enqueue(long.new())
-    worker = app.worker(grace="0s").start()
-    assert started.wait(10)
-    worker.stop()
-    assert worker.join("10s")
-    assert names(told) == ["started", "released"], "what waited was told before run() returned"
+    assert (of["snoozed"].delay_seconds, of["cancelled"].reason) == (0.0, "not wanted")
 
 
 def test_a_job_cancelled_by_force_publishes_one_lost_event_with_the_reason(
@@ -167,40 +138,37 @@ def enqueues():
 """
 
 
-@pytest.fixture
-def play(tmp_path: Path) -> Callable[[], list[str]]:
+def test_events_of_isolated_jobs_and_of_dead_workers_are_published(
+    app: sqlq.App, database_url: str, tmp_path: Path
+) -> None:
     (tmp_path / "play.py").write_text(PLAY)
     file = tmp_path / "told.txt"
-    return lambda: file.read_text().splitlines() if file.exists() else []
 
+    def told() -> list[str]:
+        return sorted(file.read_text().splitlines()) if file.exists() else []
 
-def test_isolated_jobs_publish_their_events(
-    app: sqlq.App, database_url: str, tmp_path: Path, play: Callable[[], list[str]]
-) -> None:
+    def failed() -> list[str]:
+        return [line for line in told() if line.startswith("failed")]
+
     app.enqueue(app.task(name="play.enqueues")(lambda: None).new())
     with worker_process(tmp_path, "play:app", database_url) as worker:
-        wait_until(lambda: len(play()) >= 5, 30, "the events")
+        wait_until(lambda: len(told()) >= 5, 30, "the events")
+        assert told() == [
+            "enqueued play.alone 0 None",
+            "failed play.alone 1 error ExecutionError('ValueError: no')",
+            "finished play.enqueues 1 None",
+            "started play.alone 1 None",
+            "started play.enqueues 1 None",
+        ]
+        app.enqueue(app.task(name="play.dies", max_attempts=2)(lambda: None).new())
+        wait_until(lambda: len(failed()) == 2, 30, "the events")
         assert worker.stop() == 0
-    assert sorted(play()) == [
-        "enqueued play.alone 0 None",
-        "failed play.alone 1 error ExecutionError('ValueError: no')",
-        "finished play.enqueues 1 None",
-        "started play.alone 1 None",
-        "started play.enqueues 1 None",
-    ]
-
-
-def test_the_next_worker_publishes_events_of_a_dead_ones_jobs(
-    app: sqlq.App, database_url: str, tmp_path: Path, play: Callable[[], list[str]]
-) -> None:
-    app.enqueue(app.task(name="play.dies", max_attempts=2)(lambda: None).new())
-    with worker_process(tmp_path, "play:app", database_url) as worker:
-        wait_until(lambda: [line for line in play() if line.startswith("failed")], 30, "the events")
-        assert worker.stop() == 0
-    told = [line for line in play() if not line.startswith("started")]
-    assert len(told) == 2
-    assert told[0].startswith("rescued play.dies 1 died: its process exited with code 3")
-    assert told[1].startswith("failed play.dies 2 worker_lost ExecutionError('sqlq.errors.WorkerLostError:")
+    rescued = [line for line in told() if line.startswith("rescued")]
+    assert len(rescued) == 1
+    assert rescued[0].startswith("rescued play.dies 1 died: its process exited with code 3")
+    assert failed()[1].startswith(
+        "failed play.dies 2 worker_lost ExecutionError('sqlq.errors.WorkerLostError:"
+    )
 
 
 # -- enqueued ------------------------------------------------------------------------------------------------
@@ -216,12 +184,8 @@ def test_enqueued_is_published_after_the_commit(app: sqlq.App, engine: Engine) -
 
     first = app.enqueue(task.new())
     assert flushed() == [first.id]
-    assert (told[0].queue, told[0].attempt, told[0].max_attempts, told[0].delay_seconds) == (
-        "mail",
-        0,
-        7,
-        None,
-    )
+    (event,) = told
+    assert (event.queue, event.attempt, event.max_attempts, event.delay_seconds) == ("mail", 0, 7, None)
     many = app.enqueue_many([task.new().set(unique_key="k", delay="5s"), task.new().set(unique_key="k")])
     assert flushed() == [first.id, many[0].id], "a duplicate is no new job"
     assert told[1].delay_seconds == 5.0
@@ -291,6 +255,10 @@ def test_a_commit_publishes_its_own_events_after_one_that_a_listener_refused(
 # -- never in the way ----------------------------------------------------------------------------------------
 
 
+def lost(id: int = 1, name: EventName = "lost") -> JobEvent:
+    return JobEvent(name=name, id=id, task="t", queue="q", attempt=1)
+
+
 def test_a_listener_that_raises_changes_nothing(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:
     heard = itertools.count()
 
@@ -355,28 +323,14 @@ def test_events_beyond_the_maximum_are_dropped_and_counted(
 
     app = sqlq.App("sqlite://")
     app.on("lost")(slow)
-    event = JobEvent(name="lost", id=1, task="t", queue="q", attempt=1)
-    app._events.publish(event)
+    app._events.publish(lost())
     wait_until(lambda: told)
     for _ in range(5):
-        app._events.publish(event)
+        app._events.publish(lost())
     assert "slow is too slow: 1 events were dropped" in caplog.text, "the first; the others in a minute"
     go_on.set()
     assert app._events.flush(10)
     assert len(told) == 4
-
-
-def test_events_come_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "LARGEST_BATCH", 40)
-    app, sizes = sqlq.App("sqlite://"), []
-    app.on("lost", "failed")(lambda batch: sizes.append(len(batch)))
-    for n in range(100):
-        app._events.publish(JobEvent(name="lost", id=n, task="t", queue="q", attempt=1))
-        app._events.publish(JobEvent(name="started", id=n, task="t", queue="q", attempt=1))
-    assert app._events.flush(10)
-    assert sum(sizes) == 100
-    assert max(sizes) <= 40
-    assert len(sizes) < 50
 
 
 def test_no_event_is_made_without_listener_and_log_line(
@@ -413,7 +367,7 @@ def test_a_process_publishes_its_last_events_at_exit(database_url: str) -> None:
 def test_events_wait_when_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     app = sqlq.App("sqlite://")
     told = listening(app, "lost")
-    event = JobEvent(name="lost", id=1, task="t", queue="q", attempt=1)
+    event = lost()
 
     def fail(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -434,10 +388,10 @@ def test_a_forked_child_publishes_its_own_events(tmp_path: Path) -> None:
         with file.open("a") as lines:
             lines.writelines(f"{event.id} {os.getpid()}\n" for event in batch)
 
-    app._events.publish(JobEvent(name="lost", id=1, task="t", queue="q", attempt=1))
+    app._events.publish(lost(1))
     child = os.fork()
     if not child:
-        app._events.publish(JobEvent(name="lost", id=2, task="t", queue="q", attempt=1))
+        app._events.publish(lost(2))
         app._events.flush(10)
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
@@ -507,25 +461,9 @@ def generator(events: list[JobEvent]) -> Iterator[None]:
 async def coroutine(events: list[JobEvent]) -> None: ...
 
 
-def test_an_unknown_event_is_refused() -> None:
-    app = sqlq.App("sqlite://")
-    known = f"{', '.join(NAMES)}, as in @app.on('failed')"
-    refused: list[tuple[list[Any], str]] = [
-        ([], f"on() names no event: name some of {known}"),
-        (["failed", "finnished"], f"on() got 'finnished', which is no event: name some of {known}"),
-    ]
-    for given, sentence in refused:
-        with pytest.raises(sqlq.errors.ConfigurationError) as caught:
-            app.on(*given)
-        assert str(caught.value) == sentence
-    with pytest.raises(sqlq.errors.ConfigurationError, match=r"as in @app.on\('failed'\)"):
-        app.on(generator)  # type: ignore[arg-type]
-
-
 @for_each(
     ("given", "sentence"),
     [
-        (7, "the listener is 7, which cannot be called"),
         (generator, "generator, which cannot be called here and now"),
         (coroutine, "coroutine, which cannot be called here and now"),
         (lambda: None, r"with one argument: write a plain function, as in def alarm\(events\)"),
@@ -548,9 +486,21 @@ def claimed(task: str = "send", queue: str = "mail") -> ClaimedJob:
     return ClaimedJob(1, 1, queue, task, "{}", 1, 5)
 
 
-def test_counts_are_sent_once() -> None:
-    totals = Totals()
-    counting = Meter(totals.add, KNOWN)
+def died(task: str, queue: str = "mail", name: str = "failed") -> JobEvent:
+    return JobEvent(name=name, id=1, task=task, queue=queue, attempt=1, reason="worker_lost")
+
+
+@pytest.fixture
+def totals() -> Totals:
+    return Totals()
+
+
+@pytest.fixture
+def counting(totals: Totals) -> Meter:
+    return Meter(totals.add, KNOWN)
+
+
+def test_counts_are_sent_once(totals: Totals, counting: Meter) -> None:
     for _ in range(3):
         counting.claimed([claimed(), claimed()], 0.02)
         counting.flush()
@@ -563,10 +513,10 @@ def test_counts_are_sent_once() -> None:
     assert round(seconds, 6) == 0.06
 
 
-def test_counters_begin_at_zero_when_a_worker_has_counted_nothing_of_a_task() -> None:
+def test_counters_begin_at_zero_when_a_worker_has_counted_nothing_of_a_task(
+    totals: Totals, counting: Meter
+) -> None:
     """Prometheus sees no increase in a series that begins at another number."""
-    totals = Totals()
-    counting = Meter(totals.add, KNOWN)
     counting.claimed([], 0.02)
     counting.flush()
     outcomes = {*get_args(EventName)} - {"enqueued", "started"}
@@ -584,14 +534,8 @@ def test_counters_begin_at_zero_when_a_worker_has_counted_nothing_of_a_task() ->
     assert totals.now()[0]["failed", "send", "mail", "worker_lost"] == 1, "once begun it is not begun again"
 
 
-def died(task: str, queue: str = "mail", name: str = "failed") -> JobEvent:
-    return JobEvent(name=name, id=1, task=task, queue=queue, attempt=1, reason="worker_lost")
-
-
-def test_unknown_tasks_and_queues_after_a_bound_count_as_other() -> None:
-    totals = Totals()
+def test_unknown_tasks_and_queues_after_a_bound_count_as_other(totals: Totals, counting: Meter) -> None:
     Meter(totals.add, KNOWN).flush(totals.add)
-    counting = Meter(totals.add, KNOWN)
     counting.claimed([claimed()], 0.0)
     counting.flush()  # the names of tasks come with the first numbers
     for i in range(50):
@@ -609,10 +553,9 @@ def test_unknown_tasks_and_queues_after_a_bound_count_as_other() -> None:
     assert counts["failed", "send", OTHER, "worker_lost"] == 51
 
 
-def test_a_task_that_takes_the_place_of_another_is_named() -> None:
+def test_a_task_that_takes_the_place_of_another_is_named(totals: Totals) -> None:
     """And one that comes between a message and its being sent."""
     tasks: dict[str, Any] = dict(KNOWN)
-    totals = Totals()
     sends: list[Callable[[], None]] = []
 
     def send(numbers: Any) -> bool:

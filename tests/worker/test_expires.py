@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from sqlalchemy import Engine
 
 import sqlq
-from sqlq.config.constants import UNKNOWN_TASK_MS
-from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Released
-from tests.kit import NOW, claim, execute, for_each, settle, span, wait_until, working
+from sqlq.model.outcome import Cancelled, Finished, Released
+from sqlq.worker.attempt import call
+from sqlq.worker.attempt.attempt import Attempt
+from tests.kit import BOOM, NOW, claim, execute, settle, span, wait_until, working
 
 REASON = "expired: it was not started in time"
 
@@ -37,62 +37,25 @@ def task(app: sqlq.App, ran: list[int]) -> sqlq.Task[..., None]:
     return app.task(name="t", backoff="0s")(ran.append)
 
 
-# -- until when ----------------------------------------------------------------------------------------------
-
-
 def test_start_within_counts_from_when_the_job_is_due(app: sqlq.App, task: sqlq.Task[..., None]) -> None:
     moment = datetime(2040, 1, 1, tzinfo=UTC)
-    new = task.new(1)
-    seconds = timedelta(seconds=1)
-    for job, waits in (
+    new, seconds = task.new(1), timedelta(seconds=1)
+    batch = [
+        (new, None),
         (new.set(start_within="90s"), 90 * seconds),
         (new.set(start_within="90s", delay="1h"), 90 * seconds),
         (new.set(start_within=timedelta(days=2), available_at=moment), timedelta(days=2)),
         (new.set(start_within="90s", unique_key="k", label="keyed"), 90 * seconds),
-    ):
-        found = app.jobs.get(app.enqueue(job).id)
-        assert found.start_by is not None
-        assert found.start_by - due(found) == waits
-    assert app.jobs.get(app.enqueue(new.set(start_by=moment)).id).start_by == moment
-    assert app.jobs.get(app.enqueue(new.set(start_by=moment).set(start_within=None)).id).start_by is None
-    batch = [
-        new.set(start_within="1s"),
-        new,
-        new.set(start_by=moment),
-        new.set(delay="1h", start_within="1h"),
+        (new.set(start_by=moment).set(start_within=None), None),
     ]
-    many = [app.jobs.get(job.id) for job in app.enqueue_many(batch)]
-    assert [job.start_by and job.start_by - due(job) for job in many[:2]] == [seconds, None]
-    assert many[2].start_by == moment
-    assert many[3].start_by == due(many[3]) + timedelta(hours=1)
+    alone = [app.jobs.get(app.enqueue(job.set(unique_key=None)).id) for job, _ in batch]
+    together = [app.jobs.get(job.id) for job in app.enqueue_many([job for job, _ in batch])]
+    for made in (alone, together):
+        waits = [job.start_by and job.start_by - due(job) for job in made]
+        assert waits == [expected for _, expected in batch]
+    assert app.jobs.get(app.enqueue(new.set(start_by=moment)).id).start_by == moment
     alike = [app.jobs.get(job.id) for job in app.enqueue_many([new.set(start_within="5s")] * 3)]
     assert {job.start_by - due(job) for job in alike if job.start_by} == {5 * seconds}
-
-
-@for_each(
-    ("start_within", "says"),
-    [
-        ("0s", "start_within is zero: no job could be started or finished in it"),
-        (90, "start_within is 90: give a timedelta or text"),
-        ("-1s", "start_within is '-1s': write it as in"),
-        (datetime(2040, 1, 1, tzinfo=UTC), "give a timedelta or text"),
-    ],
-)
-def test_a_bad_value_of_start_within_is_refused(start_within: Any, says: str) -> None:
-    with pytest.raises(sqlq.EnqueueError) as refused:
-        sqlq.NewJob("t", "{}", "default", 5).set(start_within=start_within)
-    assert says in str(refused.value)
-    with pytest.raises(sqlq.EnqueueError, match="start_by is 2040-01-01 00:00:00, which has no time zone"):
-        sqlq.NewJob("t", "{}", "default", 5).set(start_by=datetime(2040, 1, 1))  # noqa: DTZ001
-    with pytest.raises(sqlq.EnqueueError, match="both start_within and start_by are set: give one of them"):
-        sqlq.NewJob("t", "{}", "default", 5).set(start_by=datetime(2040, 1, 1, tzinfo=UTC), start_within="1h")
-    with pytest.raises(sqlq.errors.ConfigurationError, match="start_within"):
-        sqlq.App("sqlite:///x.db").task(name="t", start_within="0s")(lambda: None)
-    with pytest.raises(sqlq.errors.ConfigurationError, match="defaults: start_within is zero"):
-        sqlq.App("sqlite:///x.db", defaults={"start_within": "0s"})
-
-
-# -- a worker finds it ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("isolate", [False, True])
@@ -101,58 +64,40 @@ def test_a_late_worker_cancels_an_expired_job(
 ) -> None:
     task = app.task(name="t", isolate=isolate)(ran.append)
     late, in_time = (app.enqueue(task.new(n).set(start_within="1h")) for n in (1, 2))
-    make_late(engine, f"id = {late.id}")
+    unknown = app.enqueue(app.named("nobody.knows").new().set(start_within="1h"))
+    make_late(engine, f"id <> {in_time.id}")
+    app.worker(drain=True, queues=["other"]).run()
+    assert app.jobs.get(late.id).state == "available", "until a worker claims it"
     app.worker(drain=True).run()
     assert ran == [2]
-    found = app.jobs.get(late.id)
-    assert (found.state, found.reason, found.error) == ("cancelled", REASON, REASON)
+    for job in (late, unknown):
+        found = app.jobs.get(job.id)
+        assert (found.state, found.reason, found.error) == ("cancelled", REASON, REASON)
     assert app.jobs.get(in_time.id).state == "finished"
-
-
-def test_an_expired_job_waits_until_a_worker_claims_it(app: sqlq.App, engine: Engine, ran: list[int]) -> None:
-    task = app.task(name="t")(ran.append)
-    late = app.enqueue(task.new(1).set(start_within="1h", queue="other"))
-    make_late(engine)
-    app.worker(drain=True, queues=["default"]).run()
-    assert app.jobs.get(late.id).state == "available"
-    app.worker(drain=True, queues=["other"]).run()
-    assert (str(app.jobs.get(late.id).state), ran) == ("cancelled", [])
 
 
 def test_an_operator_may_have_an_expired_job_run(app: sqlq.App, engine: Engine, ran: list[int]) -> None:
     job = app.enqueue(app.task(name="t")(ran.append).new(1).set(start_within="1h"))
     make_late(engine)
     (held,) = claim(app)
-    settle(app, held, Failed("error", ErrorText("ValueError", "no")))
+    settle(app, held, BOOM)
     assert app.jobs.retry([job.id]) == [job.id]
     assert app.jobs.get(job.id).start_by is None
     app.worker(drain=True).run()
     assert ran == [1]
 
 
-def test_an_expired_job_of_an_unknown_task_is_cancelled(app: sqlq.App, engine: Engine) -> None:
-    late = app.enqueue(app.named("nobody.knows").new().set(start_within="1h"))
-    make_late(engine)
-    app.worker(drain=True).run()
-    assert app.jobs.get(late.id).reason == REASON
-    assert UNKNOWN_TASK_MS > 0
-
-
-def test_a_job_may_expire_while_it_waits_for_a_slot(app: sqlq.App, ran: list[int]) -> None:
+def test_a_job_may_expire_while_it_waits_for_a_slot(
+    app: sqlq.App, task: sqlq.Task[..., None], ran: list[int]
+) -> None:
     """The worker judges by what was left when it claimed the job, and by its own clock since."""
-    from sqlq.worker.attempt.attempt import Attempt
-    from sqlq.worker.attempt.call import execute
-
-    task = app.task(name="t")(ran.append)
     app.enqueue(task.new(1).set(start_within="1h"))
     (claimed,) = claim(app)
-    assert claimed.late_ms is not None
     assert -3_600_000 <= claimed.late_ms < -3_500_000
-    for waited_s, runs in ((3_000, True), (3_700, False)):
+    for waited_s, expected in ((3_000, Finished()), (3_700, Cancelled(REASON))):
         running = Attempt(claimed, task, float("inf"))
         running.claimed_at -= waited_s
-        outcome = execute(running)
-        assert outcome == (Finished() if runs else Cancelled(REASON))
+        assert call.execute(running) == expected
     assert ran == [1]
 
 

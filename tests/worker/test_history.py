@@ -17,13 +17,12 @@ import sqlq
 from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES, NOTES_BYTES
 from sqlq.model.history import NOTES, AttemptRecord
 from sqlq.model.job import Progress
-from sqlq.model.outcome import ErrorText, Released, Retried, Settlement
+from sqlq.model.outcome import ErrorText, Outcome, Released, Retried
 from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
 from sqlq.store.jobs.lease import Note
-from sqlq.testing import inline
 from sqlq.worker.attempt import progress as progress_writer
-from tests.kit import claim, claim_on, drain, execute, for_each, handler_of, needs, wait_until, working
+from tests.kit import claim, drain, execute, for_each, handler_of, needs, settle, wait_until, working
 
 
 def acting(app: sqlq.App, *acts: Callable[[], object], **options: Any) -> sqlq.Job[Any]:
@@ -44,22 +43,12 @@ def raising(error: BaseException) -> Callable[[], object]:
     return act
 
 
-def outcomes(app: sqlq.App, id: int) -> list[str]:
-    return [line.outcome for line in app.jobs.get(id).history]
-
-
 def stored(engine: Engine, id: int) -> str | None:
     with engine.connect() as conn:
         tables = ("jobs", "finished_jobs", "failed_jobs")
         union = " UNION ALL ".join(f"SELECT id, errors FROM {table}" for table in tables)
         found: str | None = conn.scalar(text(f"SELECT errors FROM ({union}) AS j WHERE id = :id"), {"id": id})
         return found
-
-
-def take_from_its_worker(app: sqlq.App, why: str = "died") -> None:
-    with app.database.begin() as conn:
-        (job,) = claim_on(conn, limit=1, owner="w1")
-        assert settling.lose(conn, [(job.id, job.lease_token)], why)
 
 
 def test_a_first_attempt_that_finishes_leaves_no_record(app: sqlq.App, engine: Engine) -> None:
@@ -86,7 +75,11 @@ def test_each_attempt_leaves_a_record(app: sqlq.App) -> None:
         raising(KeyError("box")),
         lambda: "sent",
     )
-    take_from_its_worker(app)
+    (held,) = claim(app, "w1")
+    (line,) = app.jobs.get(job.id).history
+    assert (line.outcome, line.attempt, line.ended_at, line.worker) == ("running", 1, None, "w1")
+    with app.database.begin() as conn:
+        assert settling.lose(conn, [(held.id, held.lease_token)], "died")
     drain(app)
     done = app.jobs.get(job.id)
     assert done.state == "finished"
@@ -114,15 +107,16 @@ def test_each_attempt_leaves_a_record(app: sqlq.App) -> None:
     assert [error["attempt"] for error in done.errors] == [1, 2, 3], "a snooze is no error"
 
 
-def test_an_operators_retry_leaves_a_record(app: sqlq.App) -> None:
-    job = acting(app, raising(ValueError("no van")), lambda: None, max_attempts=1)
+def test_an_operators_retry_leaves_a_record_and_so_does_a_cancel(app: sqlq.App) -> None:
+    job = acting(app, raising(ValueError("no van")), max_attempts=1)
     drain(app)
     before = datetime.now(UTC) - timedelta(milliseconds=1)
     assert app.jobs.retry([job.id]) == [job.id]
-    assert outcomes(app, job.id) == ["failed", "put_back"]
-    drain(app)
-    failed, put_back, finished = app.jobs.get(job.id).history
-    assert (failed.attempt, put_back.attempt, finished.attempt) == (1, None, 1)
+    assert [line.outcome for line in app.jobs.get(job.id).history] == ["failed", "put_back"]
+    app.jobs.cancel([job.id])
+    failed, put_back, cancelled = app.jobs.get(job.id).history
+    assert (failed.attempt, put_back.attempt, cancelled.attempt) == (1, None, None)
+    assert (cancelled.claimed_at, cancelled.message) == (None, "cancelled on request")
     assert failed.started_at is not None, "what the failed row knew is kept"
     assert put_back.ended_at is not None
     assert put_back.ended_at >= before.replace(microsecond=0)
@@ -130,45 +124,23 @@ def test_an_operators_retry_leaves_a_record(app: sqlq.App) -> None:
     assert len(app.jobs.get(job.id).errors) == 1
 
 
-def test_a_running_job_has_an_open_record(app: sqlq.App) -> None:
-    job = acting(app, lambda: None)
-    with app.database.begin() as conn:
-        claim_on(conn, limit=1, owner="w1")
-    (line,) = app.jobs.get(job.id).history
-    assert (line.outcome, line.attempt, line.ended_at, line.worker) == ("running", 1, None, "w1")
-
-
-def test_a_cancel_leaves_a_record_with_its_reason(app: sqlq.App) -> None:
-    waiting = acting(app, lambda: None)
-    app.jobs.cancel([waiting.id])
-    (line,) = app.jobs.get(waiting.id).history
-    assert (line.outcome, line.attempt, line.claimed_at) == ("cancelled", None, None)
-    assert line.message == "cancelled on request"
-
-
 def test_a_thousand_snoozes_leave_room_for_errors(app: sqlq.App, engine: Engine) -> None:
-    job = acting(app, lambda: None)
-    with app.database.begin() as conn:
-        conn.execute(text("UPDATE jobs SET max_attempts = 100, queue = 'default'"))
+    job = acting(app, lambda: None, max_attempts=100)
 
-    def settle(outcome: Any) -> None:
-        with app.database.begin() as conn:
-            (claimed,) = claim_on(conn, limit=1, owner="w" * 36)
-            done = Settlement(claimed.id, claimed.lease_token, claimed.attempts, outcome)
-            assert settling.settle(conn, [done])
+    def end(outcome: Outcome, times: int) -> None:
+        for _ in range(times):
+            (claimed,) = claim(app, "w" * 36)
+            assert settle(app, claimed, outcome) == {job.id}
 
-    for _ in range(300):
-        settle(Released(snoozed=True))
+    end(Released(snoozed=True), 300)
     full = stored(engine, job.id) or ""
     assert NOTES_BYTES < len(full) < NOTES_BYTES + 500
-    settle(Retried(0, ErrorText("ValueError", "x" * 500)))
+    end(Retried(0, ErrorText("ValueError", "x" * 500)), 1)
     found = app.jobs.get(job.id)
     assert found.history[-1].outcome == "failed", "an error has its line, also after many snoozes"
     assert found.releases == 300
-    told = sum(line.outcome == "snoozed" for line in found.history)
-    assert 50 < told < 300
-    for _ in range(90):
-        settle(Retried(0, ErrorText("ValueError", "x" * 500)))
+    assert 50 < sum(line.outcome == "snoozed" for line in found.history) < 300
+    end(Retried(0, ErrorText("ValueError", "x" * 500)), 90)
     assert len(stored(engine, job.id) or "") < ERROR_BYTES + 1_000
     assert MAX_RELEASES > 300
 
@@ -193,29 +165,25 @@ def test_records_of_another_program_are_read_as_far_as_possible(app: sqlq.App, e
 @pytest.mark.parametrize("kind", ["def", "async def"])
 def test_progress_is_visible_while_the_job_runs(app: sqlq.App, engine: Engine, kind: str) -> None:
     go_on = threading.Event()
+    note, cut = "\0\ud800" + "ü" * 1_000, "\u2400\ufffd" + "ü" * 253
 
     def say() -> None:
         for done in range(1, 26):
-            sqlq.current_job().progress(done, of=100, note=f"row {done}")
+            sqlq.current_job().progress(done, of=100, note=note)
         go_on.wait(60)
 
     job = app.enqueue(app.task(name="t")(handler_of(kind, say)).new())
+    last = Progress(25, 100, cut)
     with working(app):
         try:
-            found = wait_until(lambda: _if_done(app, job.id, 25), what="the last word in the row")
+            wait_until(lambda: app.jobs.get(job.id).progress == last, what="the last word in the row")
         finally:
             go_on.set()
         wait_until(lambda: app.jobs.get(job.id).ended_at, what="the end")
-    assert found == Progress(25, 100, "row 25")
-    assert app.jobs.get(job.id).progress == found
+    assert app.jobs.get(job.id).progress == last
     with engine.connect() as conn:
         row = conn.execute(text("SELECT progress, progress_of, progress_note FROM job_states")).one()
-    assert tuple(row) == (25, 100, "row 25")
-
-
-def _if_done(app: sqlq.App, id: int, done: float) -> Progress | None:
-    found = app.jobs.get(id).progress
-    return found if found is not None and found.done == done else None
+    assert tuple(row) == (25, 100, cut)
 
 
 @pytest.mark.parametrize("ending", ["returns", "fails", "is retried", "is cancelled", "completes itself"])
@@ -275,18 +243,6 @@ def test_progress_that_is_no_number_is_ignored_with_a_warning(
     assert warning in line.getMessage()
 
 
-def test_a_note_is_scrubbed_and_cut(app: sqlq.App) -> None:
-    @app.task(name="t")
-    def handler() -> None:
-        sqlq.current_job().progress(1, note="\0\ud800" + "ü" * 1_000)
-
-    id = app.enqueue(handler.new()).id
-    assert drain(app).finished == 1
-    found = app.jobs.get(id).progress
-    assert found is not None
-    assert found.note == "\u2400\ufffd" + "ü" * 253
-
-
 def test_a_tight_loop_writes_once_a_second_at_most(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[list[Note]] = []
     write = lease.note
@@ -339,13 +295,6 @@ def test_progress_that_the_database_refuses_fails_no_job(
     assert drain(app).finished == 1
     assert (app.jobs.get(id).state, app.jobs.get(id).progress) == ("finished", None)
     assert "no progress here" in caplog.text
-
-
-def test_progress_is_accepted_inline(app: sqlq.App) -> None:
-    task = app.task(name="t")(lambda: sqlq.current_job().progress(1, of=2))
-    with inline(app) as ran:
-        app.enqueue(task.new())
-    assert ran.jobs[0].state == "finished"
 
 
 @for_each(

@@ -1,21 +1,31 @@
-"""Middleware of attempts: its order, in every kind of process, and its influence on outcomes."""
+"""Middleware of attempts and of enqueues, and what travels with a job: headers, label, context variables.
+
+Middleware runs around attempts in each kind of process, and changes outcomes.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.testing import drain
-from tests.kit import for_each, handler_of, needs, wait_until
+from sqlq.errors import ConfigurationError, EnqueueError
+from sqlq.testing import drain, inline
+from sqlq.worker.ipc.pipe import packed
+from sqlq.worker.report.reporter import Reporter
+from tests.kit import execute, for_each, handler_of, needs, rescue, wait_until
 from tests.kit.processes import worker_process
 
 SETTING: ContextVar[str] = ContextVar("SETTING", default="unset")
@@ -48,13 +58,15 @@ def noting(told: list[Any], name: str) -> Any:
 def test_middleware_runs_around_each_attempt_in_order_of_registration(
     app: sqlq.App, kind: str, told: list[Any]
 ) -> None:
-    app.middleware(noting(told, "first"))
-
-    @app.task(name="own", middleware=[noting(told, "own"), noting(told, "inner")])
-    def own() -> None:
+    def handler() -> None:
         told.append("handler")
 
-    task = app.task(name="t", max_attempts=2, backoff="0s")(handler_of(kind, lambda: told.append("handler")))
+    app.middleware(noting(told, "first"))
+    inner = [noting(told, "own"), noting(told, "inner")]
+    task, own, declines = (
+        app.task(name=name, **options)(handler_of(kind, handler))
+        for name, options in (("t", {}), ("own", {"middleware": inner}), ("declines", {"middleware": None}))
+    )
 
     @app.middleware
     def second(running: sqlq.JobContext) -> Iterator[None]:
@@ -63,21 +75,20 @@ def test_middleware_runs_around_each_attempt_in_order_of_registration(
         yield
         told.append("second after")
 
-    app.enqueue(task.new())
-    assert drain(app).finished == 1
-    assert told == [
-        "first before", "second before t 1", "handler", "second after", "first after",
-    ]  # fmt: skip
-    told.clear()
-    app.enqueue(own.new())
-    assert drain(app).finished == 1
-    assert told == [
-        "first before", "second before own 1", "own before", "inner before",
-        "handler", "inner after", "own after", "second after", "first after",
-    ]  # fmt: skip
+    for each, expected in (
+        (task, ["first before", "second before t 1", "handler", "second after", "first after"]),
+        (own, [
+            "first before", "second before own 1", "own before", "inner before",
+            "handler", "inner after", "own after", "second after", "first after",
+        ]),
+        (declines, ["handler"]),
+    ):  # fmt: skip
+        told.clear()
+        app.enqueue(each.new())
+        assert drain(app).finished == 1
+        assert told == expected
 
 
-@needs("cheap")
 def test_every_kind_of_middleware_is_accepted(app: sqlq.App, kind: str, told: list[Any]) -> None:
     class Tracing:
         def __init__(self, running: sqlq.JobContext) -> None:
@@ -96,15 +107,11 @@ def test_every_kind_of_middleware_is_accepted(app: sqlq.App, kind: str, told: li
 
     app.middleware(Tracing)
     app.middleware(lambda running: noting(told, f"lambda {running.task}")(running))
-    app.middleware(noting(told, "contextmanager"))
     app.middleware(Calling())
-    task = app.task(name="t")(handler_of(kind, lambda: told.append("handler")))
-    job = app.enqueue(task.new())
+    job = app.enqueue(app.task(name="t")(handler_of(kind, lambda: told.append("handler"))).new())
     assert drain(app).finished == 1
-    assert told == [
-        ("class", job.id), "lambda t before", "contextmanager before", "object",
-        "handler", "contextmanager after", "lambda t after", "class after",
-    ]  # fmt: skip
+    before = [("class", job.id), "lambda t before", "object"]
+    assert told == [*before, "handler", "lambda t after", "class after"]
 
 
 def test_asynchronous_middleware_runs_around_async_def_handlers(app: sqlq.App, told: list[Any]) -> None:
@@ -117,12 +124,6 @@ def test_asynchronous_middleware_runs_around_async_def_handlers(app: sqlq.App, t
         told.append("after")
 
     @app.middleware
-    @asynccontextmanager
-    async def decorated(running: sqlq.JobContext) -> AsyncIterator[None]:
-        told.append("decorated")
-        yield
-
-    @app.middleware
     class Entered:
         def __init__(self, running: sqlq.JobContext) -> None: ...
 
@@ -131,11 +132,13 @@ def test_asynchronous_middleware_runs_around_async_def_handlers(app: sqlq.App, t
 
         async def __aexit__(self, *error: object) -> None: ...
 
+    app.middleware(asynccontextmanager(asynchronous))
     app.enqueue(app.task(name="a")(handler_of("async def", lambda: told.append("handler"))).new())
     assert drain(app).finished == 1
-    assert told == ["sqlq-loop", "decorated", "class", "handler", "after"]
+    assert told == ["sqlq-loop", "class", "handler", "after"]
 
 
+@pytest.mark.parametrize("kind", ["def", "async def", "a coroutine of def"])
 def test_context_set_by_middleware_reaches_its_handler_alone(app: sqlq.App, kind: str) -> None:
     @app.middleware
     def setting(running: sqlq.JobContext) -> Iterator[None]:
@@ -144,99 +147,14 @@ def test_context_set_by_middleware_reaches_its_handler_alone(app: sqlq.App, kind
         yield
         assert SETTING.get() == f"job {running.id}"
 
-    task = app.task(name="t")(handler_of(kind, SETTING.get))
+    async def later() -> str:
+        await asyncio.sleep(0)
+        return SETTING.get()
+
+    task = app.task(name="t")(handler_of(kind, later if kind == "a coroutine of def" else SETTING.get))
     jobs = app.enqueue_many([task.new() for _ in range(3)])
     assert app.worker(drain=True, concurrency=1).run().finished == 3
     assert [app.jobs.get(job.id).result for job in jobs] == [f"job {job.id}" for job in jobs]
-
-
-def test_middleware_runs_around_a_coroutine_of_a_def_handler(app: sqlq.App, told: list[Any]) -> None:
-    @app.middleware
-    def setting(running: sqlq.JobContext) -> Iterator[None]:
-        SETTING.set("seen")
-        told.append("before")
-        yield
-        told.append("after")
-
-    async def later() -> str:
-        await asyncio.sleep(0)
-        told.append("awaited")
-        return SETTING.get()
-
-    job = app.enqueue(app.task(name="t")(handler_of("def", later)).new())
-    assert drain(app).finished == 1
-    assert app.jobs.get(job.id).result == "seen"
-    assert told == ["before", "awaited", "after"]
-
-
-def test_a_task_may_decline_middleware(app: sqlq.App, told: list[Any]) -> None:
-    app.middleware(noting(told, "app"))
-    app.enqueue(app.task(name="t", middleware=None)(lambda: told.append("handler")).new())
-    assert drain(app).finished == 1
-    assert told == ["handler"]
-
-
-PLAY = """
-import os, sqlq
-
-app = sqlq.App()
-
-def note(what):
-    fd = os.open("ran.txt", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(fd, f"{what} {os.getpid()}\\n".encode())
-    os.close(fd)
-
-@app.middleware
-def around(running):
-    note(f"before-{running.task}-{running.attempt}")
-    try:
-        yield
-    except ZeroDivisionError as error:
-        raise sqlq.Cancel("translated") from error
-    finally:
-        note(f"after-{running.task}-{running.attempt}")
-
-async def asynchronous(running):
-    note(f"async-{running.task}")
-    yield
-
-@app.task(isolate=True)
-def alone():
-    note("handler")
-    1 / 0
-
-@app.task(isolate=True, middleware=[asynchronous])
-async def aalone():
-    note("handler")
-    1 / 0
-
-@app.task(backoff="0s")
-def dies():
-    note("handler")
-    if sqlq.current_job().attempt == 1:
-        os._exit(1)
-"""
-
-
-def test_middleware_runs_in_isolated_processes(app: sqlq.App, database_url: str, tmp_path: Path) -> None:
-    (tmp_path / "play.py").write_text(PLAY)
-    new = [app.task(name=f"play.{name}")(lambda: None).new() for name in ("alone", "aalone", "dies")]
-    states = []
-    with worker_process(tmp_path, "play:app", database_url, "-c", "1") as worker:
-        for job in new:
-            id = app.enqueue(job).id
-            wait_until(lambda id=id: app.jobs.get(id).ended_at, timeout=30, what="the job's end")  # type: ignore[misc]
-            states.append(app.jobs.get(id).state)
-        assert worker.stop() == 0
-    assert states == ["cancelled", "cancelled", "finished"]
-    lines = [line.split() for line in (tmp_path / "ran.txt").read_text().splitlines()]
-    assert [what for what, _ in lines] == [
-        "before-play.alone-1", "handler", "after-play.alone-1",
-        "before-play.aalone-1", "async-play.aalone", "handler", "after-play.aalone-1",
-        "before-play.dies-1", "handler",  # its process ends here
-        "before-play.dies-2", "handler", "after-play.dies-2",
-    ]  # fmt: skip
-    assert lines[8][1] != lines[10][1], "the next attempt ran in a process of its own"
 
 
 # -- outcomes ------------------------------------------------------------------------------------------------
@@ -244,26 +162,6 @@ def test_middleware_runs_in_isolated_processes(app: sqlq.App, database_url: str,
 
 class BusyError(Exception):
     pass
-
-
-def test_middleware_changes_the_outcome(app: sqlq.App, kind: str) -> None:
-    @app.middleware
-    def translating(running: sqlq.JobContext) -> Iterator[None]:
-        try:
-            yield
-        except BusyError as error:
-            raise sqlq.Retry("0s") from error
-
-    def busy() -> str:
-        if sqlq.current_job().attempt == 1:
-            raise BusyError("too many requests")
-        return "done"
-
-    job = app.enqueue(app.task(name="t", fail_on=BusyError)(handler_of(kind, busy)).new())
-    counts = drain(app)
-    assert (counts.retried, counts.finished) == (1, 1)
-    done = app.jobs.get(job.id)
-    assert (done.state, done.result, done.attempts) == ("finished", "done", 2)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -329,10 +227,23 @@ def test_a_timeout_cancels_asynchronous_middleware(app: sqlq.App, where: str, to
     assert told == ([] if where == "before" else ["handler"])
 
 
+def test_middleware_that_does_not_yield_is_named_by_the_failed_attempt(app: sqlq.App) -> None:
+    app.middleware(cast("Any", lambda running: None))
+    job = app.enqueue(app.task(name="shop.send", max_attempts=1)(lambda: None).new())
+    drain(app)
+    message = app.jobs.get(job).message or ""
+    assert re.fullmatch(
+        r"the middleware tests\..*lambda> returned None, which is no context manager: let it yield once",
+        message,
+    )
+
+
 # -- refused -------------------------------------------------------------------------------------------------
 
 
 async def coroutine(running: sqlq.JobContext) -> None: ...
+
+
 async def asynchronous(running: sqlq.JobContext) -> AsyncIterator[None]:
     yield
 
@@ -341,44 +252,23 @@ def nothing() -> Iterator[None]:
     yield
 
 
-def two(running: sqlq.JobContext, more: int) -> Iterator[None]:
-    yield
-
-
 @for_each(
     ("given", "sentence"),
     [
         (7, "middleware is 7: it is a function that takes one argument, the running job"),
         (nullcontext(), "it is a function that.*each time it is called"),
-        (noting([], "x")(None), "it is a function that"),
         (coroutine, "coroutine: it is a function that takes one argument"),
-        (nothing, r"nothing\(\) -> .* cannot be called: middleware takes one argument"),
-        (two, "cannot be called: middleware takes one argument, the running job"),
+        (nothing, r"nothing\(\) -> .* cannot be called: middleware takes one argument, the running job"),
         (int, "middleware is builtins.int: it is a function that"),
     ],
 )
 def test_wrong_middleware_is_refused(given: Any, sentence: str) -> None:
     app = sqlq.App("sqlite://")
-    with pytest.raises(sqlq.errors.ConfigurationError, match=sentence):
+    with pytest.raises(ConfigurationError, match=sentence):
         app.middleware(given)
-    with pytest.raises(sqlq.errors.ConfigurationError, match=sentence):
+    with pytest.raises(ConfigurationError, match=sentence):
         app.task(name="t", middleware=[given])(lambda: None)
     assert not app.tasks
-
-
-@for_each(
-    ("given", "sentence"),
-    [
-        (two, "middleware of t is .*: it is a list of functions"),
-        ("two", "middleware of t is 'two': it is a list of functions"),
-        (False, "middleware of t is False: .*or None for nothing around this task"),
-        ([asynchronous], r"middleware .*\.asynchronous cannot run around t, which is a def: make"),
-    ],
-)
-def test_wrong_middleware_of_a_task_is_refused(given: Any, sentence: str) -> None:
-    app = sqlq.App("sqlite://")
-    with pytest.raises(sqlq.errors.ConfigurationError, match=sentence):
-        app.task(name="t", middleware=given)(lambda: None)
 
 
 @pytest.mark.parametrize("first", ["task", "middleware"])
@@ -394,21 +284,290 @@ def test_asynchronous_middleware_is_refused_beside_a_def_task(first: str) -> Non
     with pytest.raises(sqlq.errors.ConfigurationError, match="cannot run around t, which is a def: make"):
         other()
     assert [*app.tasks] == (["without", "t"] if first == "task" else ["without"])
+    with pytest.raises(ConfigurationError, match="cannot run around own, which is a def: make"):
+        app.task(name="own", middleware=[asynchronous])(lambda: None)
 
 
-def test_middleware_that_does_not_yield_is_named_by_the_failed_attempt(app: sqlq.App) -> None:
-    app.middleware(cast("Any", lambda running: None))
-    job = app.enqueue(app.task(name="shop.send", max_attempts=1)(lambda: None).new())
-    drain(app)
-    message = app.jobs.get(job).message or ""
-    assert re.fullmatch(
-        r"the middleware tests\..*lambda> returned None, which is no context manager: let it yield once",
-        message,
-    )
+# -- headers and label ---------------------------------------------------------------------------------------
 
 
-def test_middleware_cannot_be_registered_twice() -> None:
-    app = sqlq.App("sqlite://")
-    assert app.middleware(asynchronous) is asynchronous
-    with pytest.raises(sqlq.errors.ConfigurationError, match=r"asynchronous a second time: register it once"):
-        app.middleware(asynchronous)
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_handler_gets_headers_and_label(app: sqlq.App, kind: str) -> None:
+    seen: list[tuple[Mapping[str, Any], str | None]] = []
+
+    def look() -> None:
+        seen.append((sqlq.current_job().headers, sqlq.current_job().label))
+
+    task = app.task(name="t")(handler_of(kind, look))
+    headers = {"request_id": "r-7", "tags": ["a", "b"]}
+    job = app.enqueue(task.new().set(headers=headers, label="export of May"))
+    plainly = app.enqueue(task.new())
+    assert drain(app).finished == 2
+    (got, label), (nothing, none) = sorted(seen, key=lambda each: each[1] is None)  # they run at once
+    assert (got, label, nothing, none) == (headers, "export of May", {}, None)
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        got["request_id"] = "another"  # type: ignore[index]
+    found = app.jobs.get(job.id)
+    assert (found.headers, found.label, found.state) == (headers, "export of May", "finished")
+    assert (app.jobs.get(plainly.id).headers, app.jobs.get(plainly.id).label) == ({}, None)
+
+
+def test_set_adds_headers_to_those_before(app: sqlq.App) -> None:
+    job = app.task(name="t")(lambda: None).new().set(headers={"a": 1, "b": 1})
+    assert job.set(headers={"b": 2}).headers == {"a": 1, "b": 2}
+    assert job.headers == {"a": 1, "b": 1}
+    passed = {"list": [1]}
+    job = job.set(headers=passed)
+    passed["list"].append(2)
+    assert job.headers["list"] == [1], "a copy"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "the headers are not JSON"),
+        ("[1]", "the headers are not a JSON object"),
+        ('{"sqlq.carry": 7}', "in the headers 'sqlq.carry' is not a JSON object"),
+    ],
+)
+def test_wrong_headers_of_sql_fail_the_attempt_before_it_begins(
+    app: sqlq.App, engine: Engine, text: str, message: str
+) -> None:
+    ran: list[int] = []
+    app.task(name="t")(lambda: ran.append(1))
+    execute(engine, "INSERT INTO jobs (task, headers) VALUES ('t', :headers)", headers=text)
+    execute(engine, """INSERT INTO jobs (task, headers, label) VALUES ('t', '{"a": 1}', 'by SQL')""")
+    assert drain(app).failed == 1
+    finished, failed = app.jobs.list()
+    assert (failed.reason, finished.headers, finished.label) == ("bad_payload", {"a": 1}, "by SQL")
+    assert message in str(failed.message)
+    assert ran == [1]
+
+
+@needs("cheap")
+def test_bytes_in_a_row_stop_no_worker(
+    app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "sqlq.worker")
+    told: list[sqlq.JobOutcome] = []
+
+    @app.task(name="told")
+    def tell(ended: sqlq.JobOutcome) -> None:
+        told.append(ended)
+
+    app.task(name="t")(lambda: None)
+    app.task(name="followed", on_success=tell)(lambda: None)
+    execute(engine, "INSERT INTO jobs (task, label) VALUES ('t', x'ff')")
+    execute(engine, "INSERT INTO jobs (task, headers, progress) VALUES ('t', x'ff', 'far')")
+    execute(engine, "INSERT INTO jobs (task, label, queue) VALUES ('followed', x'fe', x'fd')")
+    assert drain(app).finished == 3
+    follower, followed, failed, finished = app.jobs.list()
+    assert (finished.label, finished.state) == (r"b'\xff'", "finished")
+    assert (failed.message, failed.progress) == ("the headers are not text", None)
+    assert r"b'\xff'" in caplog.text
+    assert (followed.state, follower.task, follower.state) == ("finished", "told", "finished")
+    assert [(ended.queue, ended.label) for ended in told] == [(r"b'\xfd'", r"b'\xfe'")]
+
+
+@needs("cheap")
+@pytest.mark.parametrize("spent", [True, False])
+def test_bytes_in_a_row_do_not_block_the_rescue_of_others(
+    app: sqlq.App, engine: Engine, *, spent: bool
+) -> None:
+    other = app.enqueue(app.task(name="t", max_attempts=1)(lambda: None).new())
+    columns = "(task, queue, label, on_failure, max_attempts)"
+    row = f"""(x'fa', x'fb', x'fc', '{{"task": "alarm"}}', {1 if spent else 2})"""
+    execute(engine, f"INSERT INTO jobs {columns} VALUES {row}")
+    held = "attempts = 1, reserved_at = 1, reserved_by = x'fe', lease_expires_at = 1"
+    execute(engine, f"UPDATE jobs SET {held}")
+    rescued = rescue(app)
+    assert sorted((job.id, job.failed) for job in rescued) == [(other.id, True), (other.id + 1, spent)]
+    events = Reporter().rescued(rescued, "is gone")
+    json.dumps([packed(replace(event, exception=None)) for event in events])  # as its supervisor sends them
+    details = app.jobs.get(other.id + 1)
+    if not spent:
+        assert [(line.outcome, line.worker) for line in details.history] == [("lost", r"b'\xfe'")]
+        return
+    (alarm,) = app.jobs.list(task="alarm")
+    ended = alarm.payload["args"][0]
+    assert [ended[name] for name in ("task", "queue", "label")] == [r"b'\xfa'", r"b'\xfb'", r"b'\xfc'"]
+
+
+# -- before_enqueue ------------------------------------------------------------------------------------------
+
+
+def test_enqueue_middleware_adds_headers_and_those_of_the_job_win(app: sqlq.App, engine: Engine) -> None:
+    asked: list[sqlq.NewJob] = []
+
+    @app.before_enqueue
+    def origin(job: sqlq.NewJob) -> Mapping[str, Any]:
+        asked.append(job)
+        return {"origin": "web", "of": job.task, "a": "first"}
+
+    @app.before_enqueue
+    def nothing(job: sqlq.NewJob) -> None:
+        pass
+
+    app.before_enqueue(lambda job: {"a": "second"})
+    task = app.task(name="t", headers={"service": "shop", "a": "task"})(lambda: None)
+    job = task.new().set(headers={"origin": "mine"})
+    with Session(engine) as session, session.begin():
+        ids = [app.enqueue(job, session).id]
+    ids += [one.id for one in app.enqueue_many([task.new(), task.new()])]
+    ids.append(asyncio.run(app.aenqueue(task.new())).id)
+    found = [app.jobs.get(id).headers for id in ids]
+    assert found[0] == {"service": "shop", "a": "second", "origin": "mine", "of": "t"}
+    assert {one["origin"] for one in found[1:]} == {"web"}
+    assert asked[0] is job
+    with inline(app) as ran:
+        app.enqueue(job)
+    assert ran.jobs[0].new.headers == found[0]
+
+
+def test_a_wrong_return_of_enqueue_middleware_is_refused(app: sqlq.App) -> None:
+    app.before_enqueue(lambda job: ["a"])  # type: ignore[type-var]
+    with pytest.raises(EnqueueError, match=r"what the function .*<lambda> returned is \['a'\]"):
+        app.enqueue(app.task(name="t")(lambda: None).new())
+    assert app.jobs.list() == []
+
+
+# -- carry ---------------------------------------------------------------------------------------------------
+
+
+TENANT: ContextVar[str] = ContextVar("tenant")
+
+
+REQUEST: ContextVar[Any] = ContextVar("request", default="no request")
+
+
+@contextmanager
+def being(tenant: str) -> Iterator[None]:
+    token = TENANT.set(tenant)
+    try:
+        yield
+    finally:
+        TENANT.reset(token)
+
+
+@pytest.fixture
+def carrying(database_url: str) -> Iterator[sqlq.App]:
+    app = sqlq.App(database_url, carry=[TENANT, REQUEST])
+    yield app
+    app.close()
+
+
+@pytest.mark.parametrize("kind", ["def", "async def", "a coroutine of def", "middleware=None"])
+def test_context_variables_travel_and_are_gone_for_the_next_job(carrying: sqlq.App, kind: str) -> None:
+    seen: list[tuple[Any, Any]] = []
+
+    def plain(follow: bool = False) -> None:
+        seen.append((TENANT.get(None), REQUEST.get()))
+        if follow:
+            carrying.enqueue(task.new())
+
+    async def asynchronous(follow: bool = False) -> None:
+        await asyncio.sleep(0)
+        plain(follow)
+
+    options: dict[str, Any] = {"middleware": None} if kind == "middleware=None" else {}
+    handler: Any = {
+        "async def": asynchronous,
+        "a coroutine of def": lambda follow=False: asynchronous(follow),
+    }.get(kind, plain)
+    task = carrying.task(name="t", **options)(handler)
+    token = REQUEST.set({"id": 7})
+    with being("blue"):
+        carrying.enqueue(task.new(follow=True))
+    REQUEST.reset(token)
+    carrying.enqueue(task.new())
+    counts = carrying.worker(drain=True, concurrency=1).run()
+    assert counts.finished == 3
+    # the job that a handler enqueued carries on what its own job had
+    assert seen == [("blue", {"id": 7}), (None, "no request"), ("blue", {"id": 7})]
+    assert carrying.jobs.list()[-1].headers == {"sqlq.carry": {"tenant": "blue", "request": {"id": 7}}}
+
+
+def test_a_default_of_a_variable_is_not_carried(carrying: sqlq.App) -> None:
+    task = carrying.task(name="t")(lambda: None)
+
+    async def enqueue() -> int:  # in a context of its own
+        return (await carrying.aenqueue(task.new())).id
+
+    assert carrying.jobs.get(asyncio.run(enqueue())).headers == {}
+
+
+def test_a_value_that_is_not_json_is_refused(carrying: sqlq.App) -> None:
+    task = carrying.task(name="t")(lambda: None)
+    token = REQUEST.set(object())
+    with pytest.raises(EnqueueError, match="the context variable 'request', which the App carries, is <"):
+        carrying.enqueue(task.new())
+    REQUEST.reset(token)
+
+
+# -- in processes of their own -------------------------------------------------------------------------------
+
+
+PLAY = """
+from contextvars import ContextVar
+import sqlq
+
+tenant = ContextVar("tenant")
+app = sqlq.App(carry=[tenant])
+
+def note(what):
+    job = sqlq.current_job()
+    with open("ran.txt", "a") as file:
+        print(what, job.task, tenant.get("nobody's"), job.headers.get("a"), job.label, file=file)
+
+@app.middleware
+def around(running):
+    note("before")
+    try:
+        yield
+    except ZeroDivisionError as error:
+        raise sqlq.Cancel("translated") from error
+    finally:
+        note("after")
+
+async def asynchronous(running):
+    note("async")
+    yield
+
+@app.task(isolate=True)
+def alone():
+    note("handler")
+    sqlq.current_job().progress(1, of=4, note="begun")
+    sqlq.current_job().progress(3, of=4, note="nearly")
+    1 / 0
+
+@app.task(isolate=True, middleware=[asynchronous])
+async def aalone():
+    note("handler")
+    tenant.set("another's")
+    1 / 0
+"""
+
+
+def test_middleware_and_context_variables_reach_isolated_processes(
+    carrying: sqlq.App, database_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "play.py").write_text(PLAY)
+    alone, aalone = (carrying.task(name=f"play.{name}")(lambda: None).new() for name in ("alone", "aalone"))
+    with being("blue"):
+        new = [alone.set(headers={"a": 1}, label="l"), aalone]
+        ids = [carrying.enqueue(job).id for job in new]
+    ids += [carrying.enqueue(job).id for job in (alone, aalone)]
+    with worker_process(tmp_path, "play:app", database_url, "-c", "1") as worker:
+        wait_until(lambda: all(carrying.jobs.get(id).ended_at for id in ids), what="all ended")
+        assert worker.stop() == 0
+    assert {carrying.jobs.get(id).state for id in ids} == {"cancelled"}
+    assert (tmp_path / "ran.txt").read_text().splitlines() == [
+        *(f"{where} play.alone blue 1 l" for where in ("before", "handler", "after")),
+        *(f"{where} play.aalone blue None None" for where in ("before", "async", "handler")),
+        "after play.aalone another's None None",
+        *(f"{where} play.alone nobody's None None" for where in ("before", "handler", "after")),
+        *(f"{where} play.aalone nobody's None None" for where in ("before", "async", "handler")),
+        "after play.aalone another's None None",
+    ]
+    assert str(carrying.jobs.get(ids[0]).progress) == "3 of 4 (75%): nearly"
+    assert carrying.jobs.get(ids[1]).progress is None

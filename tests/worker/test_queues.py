@@ -8,11 +8,10 @@ from contextvars import ContextVar
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 import sqlq
 from sqlq.config.durations import milliseconds
-from sqlq.errors import ConfigurationError
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Released
 from sqlq.worker.attempt import call
@@ -23,7 +22,7 @@ from sqlq.worker.options import OPTIONS
 from sqlq.worker.settle.settle import Counts
 from sqlq.worker.wait import wake
 from sqlq.worker.worker import Worker
-from tests.kit import drain, execute, for_each, handler_of, needs, span, wait_until, worker_of, working
+from tests.kit import drain, execute, handler_of, needs, span, wait_until, worker_of, working
 from tests.kit.isolated import DEAF, Spawned
 from tests.kit.workers import listening
 
@@ -84,26 +83,19 @@ def test_coroutines_run_side_by_side(app: sqlq.App) -> None:
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
-def test_a_handler_does_not_see_the_context_of_the_worker(app: sqlq.App, kind: str) -> None:
-    tenant: ContextVar[str] = ContextVar("tenant", default="nobody's")
-
-    job = app.enqueue(app.task(name="t")(handler_of(kind, tenant.get)).new())
-    tenant.set("the caller's")
-    assert drain(app).finished == 1
-    assert app.result(job) == "nobody's"
-
-
-def test_the_context_of_a_coroutine_does_not_reach_the_next_job(app: sqlq.App) -> None:
+def test_a_handler_has_a_context_of_its_own(app: sqlq.App, kind: str) -> None:
+    """It is not that of the worker's caller, nor that of the coroutine before."""
     setting: ContextVar[str] = ContextVar("setting", default="unset")
     seen: list[str] = []
 
-    @app.task(name="sets")
-    async def sets() -> None:
+    def sets() -> None:
         seen.append(setting.get())
-        setting.set("left behind")
+        if kind == "async def":
+            setting.set("left behind")
 
-    app.enqueue_many([sets.new()] * 5)
-    app.worker(drain=True, concurrency=1).run()
+    app.enqueue_many([app.task(name="t")(handler_of(kind, sets)).new()] * 5)
+    setting.set("the caller's")
+    assert drain(app, concurrency=1).finished == 5
     assert seen == ["unset"] * 5
 
 
@@ -124,94 +116,61 @@ def test_a_cancelled_coroutine_affects_no_other_job(app: sqlq.App) -> None:
     assert counts.finished == 5
 
 
+def wait_for(app: sqlq.App, number: int, state: str) -> None:
+    wait_until(
+        lambda: len(app.jobs.list(state=state, limit=2_000)) == number, what=f"{number} jobs being {state}"
+    )
+
+
 def test_a_second_worker_finds_its_share(app: sqlq.App, database_url: str) -> None:
     """A worker does not hold jobs without a slot: with long jobs, no more are reserved than run."""
     release = threading.Event()
-    task = app.task(name="t")(lambda: release.wait(30))
-    app.enqueue_many([task.new() for _ in range(10)])
+    other = sqlq.App(database_url)
+    for each in (app, other):
+        each.task(name="t")(lambda: release.wait(30))
+    app.enqueue_many([app.tasks["t"].new() for _ in range(10)])
     with working(app, concurrency=5):
-        wait_until(lambda: len(app.jobs.list(state="running")) == 5, what="one worker's slots being full")
-        assert len(app.jobs.list(state="available")) == 5
-        other = sqlq.App(database_url)
-        other.task(name="t")(lambda: release.wait(30))
+        wait_for(app, 5, "running")
+        wait_for(app, 5, "available")
         with working(other, concurrency=5):
-            wait_until(
-                lambda: len(app.jobs.list(state="running")) == 10, what="the second worker taking its share"
-            )
+            wait_for(app, 10, "running")
             release.set()
-            wait_until(lambda: len(app.jobs.list(state="finished")) == 10, what="all jobs finished")
-        other.close()
+            wait_for(app, 10, "finished")
+    other.close()
 
 
-def test_a_busy_worker_releases_jobs_that_it_cannot_start(app: sqlq.App) -> None:
-    """After a run of short jobs a worker claims ahead. When the jobs turn long it releases some."""
+@pytest.fixture
+def release(app: sqlq.App) -> threading.Event:
+    """The event for which the task `slow` waits; `quick` waits for nothing."""
     release = threading.Event()
-    quick = app.task(name="quick")(lambda: None)
-    slow = app.task(name="slow")(lambda: release.wait(120))
-    app.enqueue_many([quick.new() for _ in range(1_000)] + [slow.new() for _ in range(300)])
+    app.task(name="quick")(lambda: None)
+    app.task(name="slow")(lambda: release.wait(120))
+    return release
+
+
+def test_a_busy_worker_releases_jobs_that_it_cannot_start(app: sqlq.App, release: threading.Event) -> None:
+    """After a run of short jobs a worker claims ahead. When the jobs turn long it releases some."""
+    app.enqueue_many([app.tasks["quick"].new()] * 1_000 + [app.tasks["slow"].new()] * 300)
     with working(app, concurrency=2):
-        wait_until(
-            lambda: len(app.jobs.list(state="finished", limit=2_000)) == 1_000,
-            timeout=120,
-            what="the quick jobs finished",
-        )
-        wait_until(
-            lambda: len(app.jobs.list(state="running", limit=2_000)) == 2, what="only what runs being held"
-        )
+        wait_for(app, 1_000, "finished")
+        wait_for(app, 2, "running")
         given_back = [job for job in app.jobs.list(state="available", limit=2_000) if job.releases]
         assert all(job.attempts == 0 for job in given_back)
         release.set()
-        wait_until(
-            lambda: len(app.jobs.list(state="finished", limit=2_000)) == 1_300,
-            timeout=120,
-            what="all jobs finished",
-        )
+        wait_for(app, 1_300, "finished")
 
 
 def test_a_resting_worker_releases_jobs_that_it_cannot_start(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+    app: sqlq.App, release: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It held all jobs there were, found no more, and rested: nothing called it."""
     monkeypatch.setitem(OPTIONS, "ahead", OPTIONS["ahead"]._replace(check=milliseconds))
-    release = threading.Event()
-    quick = app.task(name="quick")(lambda: None)
-    slow = app.task(name="slow")(lambda: release.wait(120))
-    app.enqueue_many([quick.new() for _ in range(300)] + [slow.new() for _ in range(10)])
+    app.enqueue_many([app.tasks["quick"].new()] * 300 + [app.tasks["slow"].new()] * 10)
     with working(app, concurrency=2, ahead="60s"):
-        wait_until(
-            lambda: len(app.jobs.list(state="running", limit=400)) == 10, what="all of them being held"
-        )
-        wait_until(lambda: len(app.jobs.list(state="running")) == 2, what="only what runs being held")
+        wait_for(app, 10, "running")
+        wait_for(app, 2, "running")
         release.set()
-        wait_until(lambda: len(app.jobs.list(state="finished", limit=400)) == 310, what="all jobs finished")
-
-
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_job_that_outlasts_the_grace_time_is_released_uncounted(
-    app: sqlq.App, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not asynchronous:
-        monkeypatch.setattr("sqlq.worker.run.executor.CANCELLED_SECONDS", 0.1)
-    release, began = threading.Event(), threading.Event()
-
-    async def sleeps() -> None:
-        began.set()
-        await asyncio.Event().wait()
-
-    def waits() -> None:
-        began.set()
-        release.wait(30)
-
-    task = app.task(name="t")(sleeps if asynchronous else waits)
-    job = app.enqueue(task.new())
-    worker = app.worker(grace="0s").start()
-    assert began.wait(10)
-    worker.stop()
-    assert worker.join("10s")
-    row = app.jobs.get(job.id)
-    assert (row.state, row.attempts, row.releases) == ("available", 0, 1)
-    assert worker.left_running is not asynchronous
-    release.set()
+        wait_for(app, 310, "finished")
 
 
 def test_a_job_that_completed_itself_is_finished_after_the_grace_time(app: sqlq.App, engine: Engine) -> None:
@@ -235,36 +194,12 @@ def test_a_job_that_completed_itself_is_finished_after_the_grace_time(app: sqlq.
     assert [event.name for event in told] == ["started", "finished"]
 
 
-@for_each(
-    ("options", "message"),
-    [
-        ({"queues": "mail"}, "give a list"),
-        ({"queues": []}, "at least one queue"),
-        ({"queues": [""]}, "not blank"),
-        ({"concurrency": 0}, "from 1 to 1,000"),
-        ({"lease": "1ms"}, "between 1 s and 24 h"),
-        ({"lease": "soon"}, "30s"),
-        ({"grace": 5}, "timedelta"),
-        ({"max_jobs": 0}, "from 1 to"),
-    ],
-)
-def test_bad_options_are_reported_in_one_sentence(
-    app: sqlq.App, options: dict[str, Any], message: str
+def test_an_idle_worker_starts_a_new_job_before_its_next_poll(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(sqlq.errors.ConfigurationError, match=message):
-        app.worker(**options)
-
-
-@pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a worker look again only when it is notified."""
+    """A transaction of the caller's own notifies: on PostgreSQL by NOTIFY, on SQLite by data_version."""
     for name in ("FIRST_LOOK_SECONDS", "LOOK_AFTER_HINT_SECONDS", "POLL_SECONDS"):
         monkeypatch.setattr(wake, name, 3600.0)
-
-
-@pytest.mark.usefixtures("patient")
-def test_an_idle_worker_starts_a_new_job_before_its_next_poll(app: sqlq.App, engine: Engine) -> None:
-    """A transaction of the caller's own notifies: on PostgreSQL by NOTIFY, on SQLite by data_version."""
     started: list[int] = []
     task = app.task(name="t")(started.append)
     with working(app):
@@ -277,33 +212,22 @@ def test_an_idle_worker_starts_a_new_job_before_its_next_poll(app: sqlq.App, eng
 
 
 def test_finished_jobs_past_their_retention_are_pruned(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(services, "SEEN_MS", 1)
-    app = sqlq.App(database_url, retention="1ms")
-    task = app.task(name="t")(lambda: None)
-    app.enqueue_many([task.new() for _ in range(5)])
+    app.enqueue_many([app.task(name="t")(lambda: None).new()] * 5)
     drain(app)
-    prune = Prune(app.database, retention_ms=1)
+    prune = Prune(app.database, retention_ms=0)
+    prune.run()
+    prune.run()
+    assert len(app.jobs.list(state="finished")) == 5, "who waits for one sees its end"
+    assert services.SEEN_MS / 1000 + (2 - services.MIN_RHYTHM_SHARE) * services.PRUNE_SECONDS < 60
+    monkeypatch.setattr(services, "SEEN_MS", 1)
 
     def pruned() -> bool:
         prune.run()
         return not app.jobs.list()
 
     wait_until(pruned, what="the finished jobs gone")
-    app.close()
-
-
-def test_a_job_that_has_just_ended_is_not_pruned(database_url: str) -> None:
-    app = sqlq.App(database_url, retention="0s")
-    app.enqueue(app.task(name="t")(lambda: None).new())
-    drain(app)
-    prune = Prune(app.database, retention_ms=0)
-    prune.run()
-    prune.run()
-    assert [job.state for job in app.jobs.list()] == ["finished"]
-    assert services.SEEN_MS / 1000 + (2 - services.MIN_RHYTHM_SHARE) * services.PRUNE_SECONDS < 60
-    app.close()
 
 
 # -- services on one database --------------------------------------------------------------------------------
@@ -333,21 +257,13 @@ def test_a_worker_of_a_service_serves_the_queues_that_its_app_names(database_url
     assert app.jobs.get(jobs[3].id).state == "available"
     assert drain(app, queues=["elsewhere"]).finished == 1
     app.close()
+    named = sqlq.App(database_url, service="shop", defaults={"queue": "jobs-of-shop"})
+    job = named.enqueue(named.task(name="t")(lambda: None).new())
+    assert (job.queue, drain(named).finished) == ("jobs-of-shop", 1)
+    named.close()
 
 
-def test_a_default_queue_comes_before_the_service(database_url: str) -> None:
-    app = sqlq.App(database_url, service="shop", defaults={"queue": "jobs-of-shop"})
-    job = app.enqueue(app.task(name="t")(lambda: None).new())
-    assert (job.queue, drain(app).finished) == ("jobs-of-shop", 1)
-    app.close()
-
-
-def test_a_service_that_could_be_no_queue_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"^service is 'a,b': a comma separates queues"):
-        sqlq.App("sqlite:///x.db", service="a,b")
-
-
-# -- jobs that start only once -------------------------------------------------------------------------------
+# -- jobs that outlast a stop --------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -393,6 +309,24 @@ HANDLERS = ["is_cancelled", "goes_on_in_its_thread", "looks_and_returns"]
 
 
 @pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("handler", HANDLERS)
+def test_a_job_that_outlasts_the_grace_time_is_released_uncounted(
+    app: sqlq.App, engine: Engine, handler: str
+) -> None:
+    """Also in the last of its attempts."""
+    charge = Charge()
+    job = app.enqueue(app.task(name="t", max_attempts=2)(getattr(charge, handler)).new())
+    execute(engine, "UPDATE jobs SET attempts = 1")
+    told = listening(app)
+    worker = outlast(app, charge)
+    assert worker.left_running is (handler == "goes_on_in_its_thread")
+    charge.goes_on.set()
+    row = app.jobs.get(job.id)
+    assert (row.state, row.attempts, row.releases) == ("available", 1, 1)
+    assert [event.name for event in told] == ["started", "released"]
+
+
+@pytest.mark.usefixtures("soon")
 @pytest.mark.parametrize(
     ("handler", "by_sql"), [*((handler, False) for handler in HANDLERS), (HANDLERS[0], True)]
 )
@@ -404,9 +338,8 @@ def test_a_job_with_one_attempt_fails_when_it_outlasts_the_grace_time(
     given: dict[str, Any] = {} if by_sql else {"max_attempts": 1}
     task = app.task(name="t", on_failure=alarm, **given)(getattr(charge, handler))
     if by_sql:
-        with engine.begin() as conn:
-            row = "INSERT INTO jobs (queue, task, payload, max_attempts) VALUES ('default', 't', '{}', 1)"
-            conn.execute(text(row))
+        columns = "(queue, task, payload, max_attempts)"
+        execute(engine, f"INSERT INTO jobs {columns} VALUES ('default', 't', '{{}}', 1)")
     else:
         app.enqueue(task.new())
     worker = outlast(app, charge, queues=["default"])
@@ -433,19 +366,6 @@ def test_a_process_of_its_own_that_is_killed_at_a_stop_ran_once(app: sqlq.App) -
         assert worker.counts == Counts(failed=1)
     finally:
         spawned.isolates.close()
-
-
-@pytest.mark.usefixtures("soon")
-@pytest.mark.parametrize("handler", HANDLERS)
-def test_the_last_of_several_attempts_is_released_at_a_stop(app: sqlq.App, handler: str) -> None:
-    charge = Charge()
-    job = app.enqueue(app.task(name="t", max_attempts=2)(getattr(charge, handler)).new())
-    with app.database.begin() as conn:
-        conn.execute(text("UPDATE jobs SET attempts = 1"))
-    outlast(app, charge)
-    charge.goes_on.set()
-    row = app.jobs.get(job.id)
-    assert (row.state, row.attempts, row.releases) == ("available", 1, 1)
 
 
 @needs("cheap")
