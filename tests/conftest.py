@@ -9,7 +9,6 @@ pytest_plugins = [
     "tests.fixtures.run",  # environment, processes, reports
     "tests.fixtures.choice",  # which tests run by default
     "tests.fixtures.databases",  # servers, `database_url`, `engine`, `app`
-    "tests.fixtures.django",  # `connection`: one of Django's
     "tests.fixtures.worker",  # no worker outlives its test
     "tests.fixtures.command",  # `sqlq_`, `desk`: the command line, and the pages of the documentation
 ]

@@ -66,15 +66,7 @@ WORDS = {
 """Ours, as a pattern, and the field's."""
 
 _SAID = (
-    "heeds?",
-    "hears?",
-    "lookout",
-    "look so",
-    "patience",
-    "pinned",
-    "tells? ",
-    "told",
-    "sealed?",
+    *("heeds?", "hears?", "lookout", "look so", "patience", "pinned", "tells? ", "told", "sealed?"),
     "unseal(?:ed)?",
 )
 """Words that no message has."""

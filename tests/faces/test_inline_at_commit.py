@@ -17,7 +17,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scop
 from sqlalchemy.pool import QueuePool
 
 import sqlq
-from sqlq.testing import InlineJob, assert_enqueued, assert_not_enqueued, inline
+from sqlq.testing import InlineJob, assert_enqueued, inline
 from tests.kit import execute, needs
 from tests.kit.callers import Caller, common_sessions
 from tests.kit.flows import OrderShop
@@ -59,18 +59,6 @@ class TestEveryWay:
             caller.enqueue(shop.app, shop.note.new("in the next transaction"))
             caller.commit()
             assert shop.done == ["in the next transaction"]
-
-    @common_sessions
-    def test_a_rolled_back_job_does_not_run(self, shop: OrderShop, caller: Caller) -> None:
-        with inline(shop.app, at="commit") as ran:
-            caller.enqueue(shop.app, shop.note.new("rolled back"))
-            assert_enqueued(shop.note)
-            caller.rollback()
-            assert_not_enqueued(shop.note)
-            caller.enqueue(shop.app, shop.note.new("committed"))
-            caller.commit()
-        assert shop.done == ["committed"]
-        assert [job.state for job in ran.jobs] == ["finished"]
 
     @common_sessions
     def test_a_rolled_back_savepoint_removes_its_jobs(self, shop: OrderShop, caller: Caller) -> None:
@@ -182,21 +170,6 @@ class TestSession:
             transaction.rollback() if transaction.is_active else None
         assert shop.done == ["committed"]
 
-    def test_the_handler_may_use_the_very_session(self, shop: OrderShop, session: Session) -> None:
-        """It has no transaction then, and its connection is back in the pool."""
-
-        @shop.app.task(name="shop.ship")
-        def ship(order_id: int) -> None:
-            assert session.get(Order, order_id) is not None
-            session.add(Order(id=order_id + 1))
-            session.commit()
-
-        with inline(shop.app, at="commit"):
-            session.add(Order(id=1))
-            shop.app.enqueue(ship.new(1), session=session)
-            session.commit()
-            assert session.get(Order, 2) is not None
-
     def test_a_handler_gets_its_own_session_of_a_scoped_session(
         self, shop: OrderShop, database_url: str
     ) -> None:
@@ -220,66 +193,6 @@ class TestSession:
             assert scope.get(Order, 2) is not None
         scope.remove()
         engine.dispose()
-
-    def test_handlers_enqueue_in_transactions_of_their_own(self, shop: OrderShop, engine: Engine) -> None:
-        @shop.app.task(name="shop.chain")
-        def chain(left: int) -> None:
-            with Session(engine) as session:
-                shop.app.enqueue(shop.note.new(f"rolled back {left}"), session=session)
-                session.rollback()
-                if left:
-                    shop.app.enqueue(chain.new(left - 1), session=session)
-                shop.done.append(f"{left} begins")
-                session.commit()
-                shop.done.append(f"{left} ends")
-
-        with inline(shop.app, at="commit"), Session(engine) as session:
-            shop.app.enqueue(chain.new(1), session=session)
-            session.commit()
-        assert shop.done == ["1 begins", "0 begins", "0 ends", "1 ends"]
-
-    def test_complete_in_the_handlers_transaction(
-        self, shop: OrderShop, session: Session, engine: Engine
-    ) -> None:
-        @shop.app.task(name="shop.pay")
-        def pay(order_id: int) -> None:
-            with sqlq.current_job().completing(engine) as own:
-                own.add(Order(id=order_id))
-
-        with inline(shop.app, at="commit") as ran:
-            shop.app.enqueue(pay.new(7), session=session)
-            session.commit()
-        assert [job.state for job in ran.jobs] == ["finished"]
-        assert session.get(Order, 7) is not None
-
-    @needs("postgresql")
-    def test_two_phase_commit(self, shop: OrderShop, engine: Engine) -> None:
-        with inline(shop.app, at="commit"):
-            with Session(engine, twophase=True) as session:
-                session.add(Order(id=1))
-                shop.app.enqueue(shop.count.new("session"), session=session)
-                session.commit()
-            with engine.connect() as conn:
-                transaction = conn.begin_twophase()
-                conn.execute(text("INSERT INTO orders (id) VALUES (2)"))
-                shop.app.enqueue(shop.count.new("connection"), session=conn)
-                transaction.prepare()
-                assert len(shop.done) == 1
-                transaction.commit()
-                transaction = conn.begin_twophase()
-                shop.app.enqueue(shop.count.new("rolled back"), session=conn)
-                transaction.prepare()
-                transaction.rollback()
-        assert shop.done == [("session", 1), ("connection", 2)]
-
-
-class TestConnection:
-    def test_the_transaction_is_begun_as_the_insert_would(self, shop: OrderShop, engine: Engine) -> None:
-        with inline(shop.app, at="commit"), engine.connect() as conn:
-            shop.app.enqueue(shop.note.new("a"), session=conn)
-            assert conn.in_transaction()
-            conn.close()
-        assert shop.done == []
 
 
 @needs("postgresql")
@@ -372,35 +285,6 @@ def test_a_job_without_a_session_runs_and_raises_at_once(shop: OrderShop) -> Non
     assert shop.done == ["now", "1"]
 
 
-def test_a_unique_key_holds_while_its_job_waits_for_the_commit(shop: OrderShop, session: Session) -> None:
-    def enqueue(name: str, until: Any = "finish") -> sqlq.Job:
-        job = shop.note.new(name).set(unique_key="one", unique_until=until)
-        return shop.app.enqueue(job, session=session)
-
-    with inline(shop.app, at="commit"):
-        first = enqueue("first", "start")
-        again = enqueue("again", "start")
-        assert (again.id, again.created) == (first.id, False)
-        session.rollback()
-        assert enqueue("after the rollback").created
-        session.commit()
-        assert enqueue("after the commit").created
-        session.commit()
-    assert shop.done == ["after the rollback", "after the commit"]
-
-
-def test_an_exception_of_the_blocks_own_names_the_jobs_that_failed(shop: OrderShop, session: Session) -> None:
-    def unconfirmed() -> None:
-        with inline(shop.app, at="commit"):
-            shop.app.enqueue(shop.bad.new("1"), session=session)
-            session.commit()
-            raise AssertionError("the order was not confirmed")
-
-    with pytest.raises(AssertionError) as raised:
-        unconfirmed()
-    assert raised.value.__notes__ == ["a job that ran inline failed, too: LookupError: no order 1"]
-
-
 def test_blocks_in_blocks_each_keep_to_their_own(shop: OrderShop, engine: Engine) -> None:
     with inline(shop.app, at="commit") as outer, engine.connect() as conn:
         shop.app.enqueue(shop.note.new("outer"), session=conn)
@@ -409,14 +293,3 @@ def test_blocks_in_blocks_each_keep_to_their_own(shop: OrderShop, engine: Engine
         conn.commit()
         assert shop.done == ["outer"]
     assert [job.state for job in (*outer.jobs, *inner.jobs)] == ["finished", "available"]
-
-
-def test_inline_refuses_an_unknown_value_of_at(shop: OrderShop) -> None:
-    with (
-        pytest.raises(sqlq.errors.ConfigurationError, match=r'at is .*: it is "enqueue" or "commit"'),
-        inline(
-            shop.app,
-            at="flush",  # type: ignore[arg-type]
-        ),
-    ):
-        raise AssertionError("unreachable")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,8 +19,9 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq import otel
 from sqlq.errors import ConfigurationError
-from sqlq.testing import drain, inline
+from sqlq.testing import drain
 from tests.kit.command import Command
+from tests.kit.preloaded import preloaded
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -78,6 +77,8 @@ def test_a_trace_goes_from_the_request_through_the_queue_into_the_handler(traced
         await asyncio.sleep(0)
         plain()
 
+    events: list[sqlq.JobEvent] = []
+    traced.app.on("finished")(events.extend)
     task = traced.app.task(name="send", queue="mail")(asynchronous if kind == "async def" else plain)
     with traced.tracer.start_as_current_span("request"):
         job = traced.app.enqueue(task.new())
@@ -110,6 +111,8 @@ def test_a_trace_goes_from_the_request_through_the_queue_into_the_handler(traced
         "sqlq.max_attempts": 5,
     }
     assert process.status.status_code is StatusCode.UNSET
+    (event,) = events
+    assert (event.trace_id, event.span_id) == (f"{trace_of(process):032x}", f"{id_of(process):016x}")
 
 
 def test_many_jobs_have_a_span_each(traced: Traced, engine: Engine) -> None:
@@ -194,24 +197,6 @@ def test_the_span_of_one_attempt_is_not_that_of_the_next_job(traced: Traced) -> 
     assert not any(span.get_span_context().is_valid for span in seen)
 
 
-def test_inline_jobs_are_traced(traced: Traced) -> None:
-    task = traced.app.task(name="t")(lambda: None)
-    with inline(traced.app), traced.tracer.start_as_current_span("request"):
-        traced.app.enqueue(task.new())
-    assert parent_of(traced.span("process default")) == id_of(traced.span("create default"))
-
-
-def test_an_event_names_the_trace(traced: Traced) -> None:
-    heard: list[sqlq.JobEvent] = []
-    traced.app.on("finished")(heard.extend)
-    traced.app.enqueue(traced.app.task(name="t")(lambda: None).new())
-    traced.app.worker(drain=True).run()
-    (event,) = heard
-    span = traced.span("process default")
-    assert event.trace_id == f"{trace_of(span):032x}"
-    assert event.span_id == f"{id_of(span):016x}"
-
-
 def test_a_second_instrument_of_an_app_is_refused(traced: Traced) -> None:
     with pytest.raises(ConfigurationError, match="second time"):
         otel.instrument(traced.app)
@@ -272,13 +257,6 @@ def test_log_lines_have_the_trace_id(sqlq_: Command, app: sqlq.App) -> None:
 
 def test_a_missing_package_is_reported_in_one_sentence(bare: Command) -> None:
     (bare.directory / "opentelemetry.py").write_text("raise ImportError('not here')")
-    done = subprocess.run(
-        [sys.executable, "-c", "import sqlq.otel"],
-        cwd=bare.directory,
-        env={**bare.environment, "PYTHONPATH": f"{bare.directory}:{bare.environment['PYTHONPATH']}"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = preloaded().run(["python", "-c", "import sqlq.otel"], bare.directory, bare.environment, timeout=60)
     assert done.returncode == 1
     assert "pip install 'sqlq-jobs[otel]'" in done.stderr.splitlines()[-1]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.database.database import Database
 from sqlq.testing import Counts, assert_enqueued, drain, inline, on_database
-from tests.kit import needs
 from tests.kit.beside import Shop, rows
 from tests.kit.databases import sqlite_url
 from tests.kit.postgresql import PostgreSQL, async_database_url
@@ -91,9 +90,7 @@ WAYS_TO_LEAVE: dict[str, Callable[[sqlq.App, str], object]] = {
     "url": lambda app, url: app.use(url),
     "engine": lambda app, url: app.use(engine=create_engine(url)),
     "async engine": lambda app, url: app.use(engine=create_async_engine(async_database_url(url))),
-    "twice": lambda app, url: [app.use(each) for each in ("sqlite:///nowhere/x.db", url)],  # type: ignore[func-returns-value]
     "a thread": lambda app, url: _in_a_thread(lambda: app.use(url)),
-    "while inline": lambda app, url: _while_inline(app, lambda: app.use(url)),
 }
 
 
@@ -101,11 +98,6 @@ def _in_a_thread(work: Callable[[], object]) -> None:
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-
-
-def _while_inline(app: sqlq.App, work: Callable[[], object]) -> None:
-    with inline(app):
-        work()
 
 
 @pytest.mark.parametrize("way", WAYS_TO_LEAVE)
@@ -120,17 +112,6 @@ def test_the_app_stays_on_the_tests_database(
     assert available(shop.app) == [REAL]
 
 
-@needs("schemas")
-def test_a_schema_that_the_code_under_test_names(
-    shop: Shop, database_url: str, place: dict[str, Any]
-) -> None:
-    with on_database(shop.app, **place):
-        shop.app.use(database_url, schema="elsewhere")
-        do_everything(shop)
-    assert shop.app._connected.address.schema == "elsewhere"
-    shop.app.use(database_url)
-
-
 def test_the_app_is_on_the_used_database_after_the_block(
     shop: Shop, database_url: str, place: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -142,16 +123,6 @@ def test_the_app_is_on_the_used_database_after_the_block(
     assert "the App goes to another one when it is closed" in caplog.text
     assert available(app) == [REAL]
     engine.dispose()
-
-
-def test_a_wrong_use_is_refused_at_once_and_changes_nothing(shop: Shop, place: dict[str, Any]) -> None:
-    own = shop.app._connected.address
-    with on_database(shop.app, **place) as app:
-        with pytest.raises(sqlq.errors.ConfigurationError, match="both a url and an engine"):
-            app.use("sqlite:///x.db", engine=create_engine("sqlite:///x.db"))
-        with pytest.raises(sqlq.errors.UnsupportedDatabaseError, match="mysql"):
-            app.use("mysql://h/d")
-    assert shop.app._connected.address == own
 
 
 def test_blocks_in_blocks(shop: Shop, database_url: str, place: dict[str, Any], tmp_path: Path) -> None:
@@ -179,17 +150,6 @@ def test_a_block_that_fails_to_begin_keeps_the_apps_database(shop: Shop, tmp_pat
     assert len(shop.app.jobs.list(state="available")) == 1
 
 
-def test_on_database_restores_the_apps_address(database_url: str, place: dict[str, Any]) -> None:
-    schema = "public" if database_url.startswith("postgresql") else None
-    app = sqlq.App(database_url, listen_url="postgresql://direct/d", schema=schema)
-    before = app._connected.address
-    assert before.listen_url is not None
-    with on_database(app, **place):
-        assert app._connected.address.listen_url is None
-    assert app._connected.address is before
-    app.close()
-
-
 def test_on_database_refuses_a_url_of_none(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, database_url: str
 ) -> None:
@@ -202,46 +162,38 @@ def test_on_database_refuses_a_url_of_none(
         do_everything(shop)
 
 
-class TestWhatWasMadeBefore:
-    """Objects of the real database that a test keeps: a worker, or parts of the App."""
-
-    def test_a_worker_refuses_to_run(self, shop: Shop, place: dict[str, Any]) -> None:
-        workers = [shop.app.worker(drain=True), shop.app.worker(["default"], drain=True)]
-        shop.app.use(place["url"], schema=place.get("schema"))
-        with on_database(shop.app, **place):
-            for worker in workers:
-                with pytest.raises(
-                    sqlq.errors.ConfigurationError, match="a test database is open, and this worker"
-                ):
-                    worker.run()
-            do_everything(shop)
-        assert shop.done == []
-
-    def test_kept_connections_refuse_writes(self, shop: Shop, place: dict[str, Any]) -> None:
-        app = shop.app
-        database, jobs, queues = app.database, app.jobs, app.queues
-        enqueue = app._connected.enqueuer.enqueue
-        enqueue([])
-        uses: list[Callable[[Database], object]] = [
-            lambda database: database.begin().__enter__(),
-            lambda database: database.read().__enter__(),
-            lambda database: database.single_statements().__enter__(),
-            lambda database: database.run(lambda conn: None),
-            lambda database: database.run_statement("SELECT 1", ()),
-        ]
-        with on_database(app, **place):
-            for kept in (database, database.for_loops, database.for_claims):
-                for use in uses:
-                    with pytest.raises(sqlq.errors.ConfigurationError, match="a test database is open"):
-                        use(kept)
-            for change in (
-                lambda: jobs.cancel(queue="default"),
-                lambda: queues.pause("default"),
-                lambda: enqueue([shop.note.new("x")]),
-                lambda: enqueue([shop.note.new("x").set(unique_key="x")]),
+def test_a_worker_refuses_to_run(shop: Shop, place: dict[str, Any]) -> None:
+    workers = [shop.app.worker(drain=True), shop.app.worker(["default"], drain=True)]
+    shop.app.use(place["url"], schema=place.get("schema"))
+    with on_database(shop.app, **place):
+        for worker in workers:
+            with pytest.raises(
+                sqlq.errors.ConfigurationError, match="a test database is open, and this worker"
             ):
-                with pytest.raises(sqlq.errors.ConfigurationError, match="a test database is open"):
-                    change()
+                worker.run()
+        do_everything(shop)
+    assert shop.done == []
+
+
+def test_kept_connections_refuse_writes(shop: Shop, place: dict[str, Any]) -> None:
+    app, database = shop.app, shop.app.database
+    kept = (database, database.for_loops, database.for_claims)
+    enqueue = app._connected.enqueuer.enqueue
+    enqueue([])
+    changes: list[Callable[[], object]] = [
+        partial(app.jobs.cancel, queue="default"),
+        partial(app.queues.pause, "default"),
+        *(partial(enqueue, [shop.note.new("x").set(unique_key=key)]) for key in (None, "x")),
+        *(partial(each.run, lambda conn: None) for each in kept),
+        *(partial(each.run_statement, "SELECT 1", ()) for each in kept),
+        *(each.begin().__enter__ for each in kept),
+        *(each.read().__enter__ for each in kept),
+        *(each.single_statements().__enter__ for each in kept),
+    ]
+    with on_database(app, **place):
+        for change in changes:
+            with pytest.raises(sqlq.errors.ConfigurationError, match="a test database is open"):
+                change()
 
 
 class TestSessions:
@@ -288,31 +240,27 @@ class TestSessions:
         engine.dispose()
 
 
-class TestDrain:
-    def test_the_jobs_of_an_app_that_no_test_has_placed_are_not_run(
-        self, shop: Shop, place: dict[str, Any], database_url: str
-    ) -> None:
-        """An application factory may well make a second App, on the real database."""
-        second = Shop(sqlq.App(database_url))
-        with on_database(shop.app, **place):
-            with pytest.raises(
-                sqlq.errors.ConfigurationError, match=r"drain\(\) would run the jobs of .*sqlq"
-            ):
-                drain(second.app)
-            with on_database(second.app, **place):
-                second.app.enqueue(second.note.new("test"))
-                assert drain(second.app) == Counts(finished=1)
-        assert second.done == ["test"]
-        second.app.close()
+def test_the_jobs_of_an_app_that_no_test_has_placed_are_not_run(
+    shop: Shop, place: dict[str, Any], database_url: str
+) -> None:
+    """An application factory may well make a second App, on the real database."""
+    second = Shop(sqlq.App(database_url))
+    with on_database(shop.app, **place):
+        with pytest.raises(sqlq.errors.ConfigurationError, match=r"drain\(\) would run the jobs of .*sqlq"):
+            drain(second.app)
+        with on_database(second.app, **place):
+            second.app.enqueue(second.note.new("test"))
+            assert drain(second.app) == Counts(finished=1)
+    assert second.done == ["test"]
+    second.app.close()
 
 
-class TestInline:
-    def test_on_database_does_not_end_inline(self, shop: Shop, place: dict[str, Any]) -> None:
-        with inline(shop.app):
-            with on_database(shop.app, **place) as app:
-                app.enqueue(shop.note.new("1"))
-            shop.app.enqueue(shop.note.new("2"))
-        with on_database(shop.app, **place), inline(shop.app):
-            shop.app.use("sqlite:///nowhere/x.db")
-            shop.app.enqueue(shop.note.new("3"))
-        assert shop.done == ["1", "2", "3"]
+def test_on_database_does_not_end_inline(shop: Shop, place: dict[str, Any]) -> None:
+    with inline(shop.app):
+        with on_database(shop.app, **place) as app:
+            app.enqueue(shop.note.new("1"))
+        shop.app.enqueue(shop.note.new("2"))
+    with on_database(shop.app, **place), inline(shop.app):
+        shop.app.use("sqlite:///nowhere/x.db")
+        shop.app.enqueue(shop.note.new("3"))
+    assert shop.done == ["1", "2", "3"]

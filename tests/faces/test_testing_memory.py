@@ -4,7 +4,8 @@ can be done with them."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -42,16 +43,19 @@ OURS = [
 ]
 
 
-@pytest.mark.parametrize("made", ["App(url)", "use(url)", "App(engine)", "use(engine)", "on_database"])
-def test_jobs_are_enqueued_through_a_session_on_memory(memory: Engine, made: str) -> None:
-    app = {"App(url)": lambda: sqlq.App("sqlite://"), "App(engine)": lambda: sqlq.App(engine=memory)}.get(
-        made, sqlq.App
-    )()
-    if made.startswith("use"):
-        app.use(**({"url": "sqlite://"} if "url" in made else {"engine": memory}))
-    shop = Shop(app)
+PLACES: dict[str, Callable[[sqlq.App, Engine], Any]] = {
+    "url": lambda app, engine: app.use("sqlite://"),
+    "engine": lambda app, engine: app.use(engine=engine),
+    "on_database": lambda app, engine: on_database(app, "sqlite://"),
+}
 
-    def place_order() -> None:
+
+@pytest.mark.parametrize("place", PLACES)
+def test_jobs_are_enqueued_through_a_session_on_memory(memory: Engine, place: str) -> None:
+    app = sqlq.App()
+    shop = Shop(app)
+    placed = PLACES[place](app, memory)
+    with placed if place == "on_database" else nullcontext():
         with memory.begin() as conn:
             create_tables(conn)
         with Session(memory) as session:
@@ -63,12 +67,6 @@ def test_jobs_are_enqueued_through_a_session_on_memory(memory: Engine, made: str
             session.commit()
             assert not app.enqueue(shop.note.new("b").set(unique_key="b"), session=session).created
             assert assert_enqueued(shop.note, args=["b"], session=session, app=app).unique_key == "b"
-
-    if made == "on_database":
-        with on_database(app, "sqlite://"):
-            place_order()
-    else:
-        place_order()
     app.close()
 
 
@@ -128,17 +126,6 @@ class TestCreateTables:
         app = sqlq.App(empty.url)
         assert app.migrate() == "0001", "as after `sqlq migrate`"
         app.close()
-
-    @pytest.mark.parametrize("configured", [False, True])
-    def test_create_tables_does_not_commit(self, empty: Engine, configured: bool) -> None:
-        if configured and empty.dialect.name == "sqlite":
-            sqlq.configure_sqlite(empty)
-        with empty.connect() as conn:
-            create_tables(conn)
-            assert tables(conn) == OURS
-            conn.rollback()
-        with empty.connect() as conn:
-            assert tables(conn) == left(empty)
 
     def test_create_tables_joins_a_test_that_is_rolled_back(self, empty: Engine) -> None:
         """The session joins the test's transaction, by savepoints."""

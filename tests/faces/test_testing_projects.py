@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +17,7 @@ from sqlq.testing.database import _into
 from tests.kit import execute, needs
 from tests.kit.beside import Shop, rows
 from tests.kit.databases import sqlite_url
-from tests.kit.preloaded import preloaded
-
-ROOT = Path(__file__).parents[2]
+from tests.kit.preloaded import ROOT, environment, preloaded
 
 PROJECT = {
     "pyproject.toml": '[tool.pytest.ini_options]\npythonpath = ["."]\nfilterwarnings = ["error"]\n{ini}\n',
@@ -80,13 +78,12 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run_pytest(project: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    own = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "COLUMNS"))}
-    names = own | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(ROOT)} | environment
+def run_pytest(project: Path, **settings: str) -> subprocess.CompletedProcess[str]:
     # the plugin is named, so that this works in a checkout that is not installed, and other plugins of this
     # environment are left out
     command = ["python", "-m", "pytest", "-p", "sqlq.testing.fixtures", "-p", "no:cacheprovider", "-q"]
-    return preloaded("pytest").run(command, project, names, timeout=120)
+    own = environment(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", **settings)
+    return preloaded("pytest").run(command, project, own, timeout=120)
 
 
 @pytest.fixture
@@ -109,13 +106,11 @@ def test_the_fixture_beside_a_real_database(project: Path, real: str) -> None:
 
 OWN_TABLES = """
 import os
-import re
 import pytest
 import shop
-from sqlalchemy import create_engine, func, inspect, select
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy import create_engine, func, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
-from sqlq.testing import assert_enqueued, assert_not_enqueued, drain
+from sqlq.testing import assert_enqueued, drain
 
 class Base(DeclarativeBase): ...
 
@@ -140,29 +135,6 @@ def test_they_live_beside_sqlqs(sqlq_app, engine, again):
         session.commit()
     assert_enqueued(shop.send_receipt, args=[5])
     assert drain(sqlq_app).finished == 1
-
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-def test_with_an_asynchronous_engine(sqlq_app, engine, driver):
-    import asyncio
-
-    async def main():
-        url = sqlq_app.database.engine.url
-        if driver == "psycopg":
-            engine = create_async_engine(url)
-        else:
-            engine = create_async_engine(
-                url.set(drivername="postgresql+asyncpg").difference_update_query(["options"]),
-                connect_args={"server_settings": {"search_path": sqlq_app.schema}},
-            )
-        async with AsyncSession(engine) as session, session.begin():
-            session.add(Order(id=6))
-            await sqlq_app.aenqueue(shop.send_receipt.new(6), session=session)
-        await engine.dispose()
-
-    asyncio.run(main())
-    assert_enqueued(shop.send_receipt, args=[6])
-    with Session(engine) as session:
-        assert session.get(Order, 6)
 
 def test_those_made_beforehand_are_seen_by_the_servers_own_url(sqlq_app):
     engine = create_engine(os.environ["SQLQ_TEST_DATABASE_URL"])
@@ -258,17 +230,19 @@ def test_an_app_that_cannot_be_found_is_reported_in_one_sentence(project: Path, 
     assert said in done.stdout
 
 
-def test_the_plugin_is_light_and_registered(project: Path) -> None:
-    def loaded_with(module: str) -> str:
-        program = (
-            f"import sys, {module}; print([m for m in ('alembic', 'asyncio', 'sqlalchemy', "
-            "'sqlq.app') if m in sys.modules])"
-        )
-        return subprocess.run(
-            [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout
+LIGHT = """
+import sys, pytest
+before = {*sys.modules}
+import sqlq.testing.fixtures
+print(({*sys.modules} - before) & {"alembic", "asyncio", "sqlalchemy", "sqlq.app"})
+"""
 
-    assert loaded_with("sqlq.testing.fixtures") == loaded_with("pytest")
+
+def test_the_plugin_is_light_and_registered(project: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", LIGHT], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
     (project / "test_shop.py").write_text("def test_without_sqlq(): pass")
     (project / "pyproject.toml").unlink()
     assert run_pytest(project).returncode == 0
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
+    assert declared == {"sqlq": "sqlq.testing.fixtures"}

@@ -95,7 +95,7 @@ GUARDS = [
     Guard("counters-begin-at-zero", None, "pass", "test_counters_begin_at_zero_when_a_worker_has_counted_nothing_of_a_task"),
     Guard("strangers-query-once-a-second", None, "if True:", "test_health_queries_the_database_once_a_second_at_most[sqlite]"),
     Guard("labels-are-bounded", None, "if False:", "test_unknown_tasks_and_queues_after_a_bound_count_as_other"),
-    Guard("deaths-are-counted", None, "pass", "test_a_worker_process_that_dies_loses_and_doubles_nothing[sqlite]"),
+    Guard("deaths-are-counted", None, "pass", "test_the_worker_endpoint_counts_as_the_database_does[sqlite]"),
     Guard("traced-jobs-need-records", "job.trace_id is None", "True", "test_log_lines_have_the_trace_id[sqlite]"),
     Guard("isolates-tell-their-trace", None, "pass", "test_log_lines_have_the_trace_id[sqlite]"),
     Guard("isolates-call-what-is-called-at-exit", None, "pass", "test_log_lines_have_the_trace_id[sqlite]"),
@@ -598,7 +598,7 @@ GUARDS = [
     # in a Django project
     Guard("jobs-join-djangos-transaction", None, "return None", "test_inside[postgresql-test_enqueue]"),
     Guard("follows-into-the-test-database", None, "pass", "test_inside[sqlite-test_enqueue]"),
-    Guard("idle-connections-are-looked-at", "True", "False", "test_no_attempt_meets_a_connection_that_was_lost[pay-connections that stay-postgresql]"),
+    Guard("idle-connections-are-looked-at", "True", "False", "test_no_attempt_meets_a_connection_that_was_lost[pay-postgresql]"),
     Guard("jobs-are-flushed-in-tests-alone", "is_testing() and ", "", "test_a_flush_leaves_jobs_alone[sqlite]"),
     # middleware and lifespans
     Guard("middleware-nests-in-order", "(*common, *self._middleware)", "(*self._middleware, *common)", "test_middleware_runs_around_each_attempt_in_order_of_registration[sqlite-def]"),

@@ -1,11 +1,11 @@
 """The kit of all tests. Most need only names of this package, which stand in these modules:
 
-    abilities  `needs`: the mark by which a test names what it needs of a database
+    abilities  `needs`: the mark by which a test names what it needs of a database; `for_each`: a table of
+               values as one case
     hand       claims, renews and settles jobs as a worker does, without running anything
     workers    runs a worker, or a part of one, while a test goes on
     sql        runs a statement; the clock of each kind of database, the rows it read, the locks it waits for
     waiting    waits for a condition until a deadline, never for a time to pass
-    each       tries a table of values as one case
 
 The other modules are imported by their names:
 
@@ -29,8 +29,7 @@ or in a module beside them.
 
 from __future__ import annotations
 
-from tests.kit.abilities import needs
-from tests.kit.each import for_each
+from tests.kit.abilities import for_each, needs
 from tests.kit.hand import (
     BOOM,
     Hand,

@@ -24,6 +24,7 @@ from sqlq.model.outcome import Outcome
 from sqlq.store.workers import workers
 from tests.kit import end
 from tests.kit.preloaded import INTERPRETERS, Forked, preloaded
+from tests.kit.preloaded import environment as own_environment
 from tests.kit.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -95,18 +96,7 @@ class Command:
 
     def __init__(self, directory: Path, **environment: str) -> None:
         self.directory = directory
-        own = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("SQLQ_", "COLUMNS", "FORCE_COLOR", "TTY_"))
-        }
-        self.environment = {
-            **own,
-            "PYTHONPATH": str(ROOT),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONUTF8": "1",
-            **environment,
-        }
+        self.environment = own_environment(**environment)
         (directory / "shop.py").write_text(SHOP)
 
     def __call__(self, *args: str, env: Mapping[str, str] | None = None, timeout: float = 60) -> Done:

@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlq
-from tests.kit.preloaded import DJANGO, preloaded
+from tests.kit.preloaded import DJANGO, environment, preloaded
 
 ROOT = Path(__file__).parents[2]
 README, COOKBOOK = ROOT / "README.md", ROOT / "docs" / "cookbook.md"
@@ -90,23 +90,18 @@ class Desk:
         for name, command in (("python", ""), ("sqlq", " -m sqlq")):
             (programs / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)}{command} "$@"\n')
             (programs / name).chmod(0o755)
-        own = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
-        self.environment = own | {
-            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONUNBUFFERED": "1",
-        }
+        path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+        self.environment = environment(PATH=path, PYTHONUNBUFFERED="1")
         (directory / "shop.py").write_text(block("quickstart", "shop.py"))
 
-    def run(self, script: str, ends_with: int = 0, **environment: str) -> str:
+    def run(self, script: str, ends_with: int = 0, **more: str) -> str:
         """Return the standard output of a script, or of commands that stand one a line."""
         script = re.sub(r"\\\n\s*", "", script)
         lines = [line for line in script.splitlines() if not line.startswith("#")]
         if len(lines) > 1 and all(line.startswith("sqlq ") for line in lines):
-            return "".join(self.run(line, ends_with, **environment) for line in lines)
+            return "".join(self.run(line, ends_with, **more) for line in lines)
         words = shlex.split(script, comments=True)
-        names = self.environment | environment
+        names = self.environment | more
         # a lone command that no shell has to read is forked, which takes a tenth of the time
         is_plain = not SHELL.search(re.sub("'[^']*'", "", script))
         if words[:1] == ["sqlq"] and is_plain:

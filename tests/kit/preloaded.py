@@ -34,34 +34,21 @@ from sqlq.worker.ipc import forkserver
 
 ROOT = Path(__file__).parents[2]
 IMPORTED = (
-    *(
-        "sqlq.app.app",
-        "sqlq.admin.jobs",
-        "sqlq.admin.doctor.doctor",
-        "sqlq.tables",
-        "sqlq.database.migrate",
-        "sqlq.worker.worker",
-    ),
+    *("sqlq.app.app", "sqlq.admin.jobs", "sqlq.admin.doctor.doctor", "sqlq.tables", "sqlq.database.migrate"),
     *("sqlq.cli.root", "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.dialects.sqlite.pysqlite"),
     *("sqlq.cli.commands.work", "sqlq.cli.worker_process", "sqlq.worker.supervise.supervisor"),
-    *(
-        "sqlq.cli.terminal.logs",
-        "sqlq.cli.processes",
-        "sqlq.cli.terminal.progress",
-        "sqlq.cli.terminal.output",
-        "msgspec",
-    ),
-    *("alembic.command", "psycopg", "rich.console", "rich.table", "rich.live"),
+    *("sqlq.worker.worker", "sqlq.cli.terminal.logs", "sqlq.cli.processes", "sqlq.cli.terminal.progress"),
+    *("sqlq.cli.terminal.output", "msgspec", "alembic.command", "psycopg"),
+    *("rich.console", "rich.table", "rich.live"),
 )
 DJANGO = (
-    *(
-        "django.core.management.commands.migrate",
-        "django.test.runner",
-        "django.contrib.contenttypes.management",
-    ),
+    *("django.core.management.commands.migrate", "django.test.runner"),
+    "django.contrib.contenttypes.management",
     *("django.db.backends.sqlite3.base", "django.db.backends.postgresql.base"),
 )
 """The modules that a process imports besides, which forks for a project's manage.py."""
+SILENT = ("SQLQ_", "DJANGO_", "SHOP_", "PYTEST_", "COLUMNS", "FORCE_COLOR", "TTY_")
+"""Variables that begin so would change what a process does or prints."""
 INTERPRETERS = ("PYTHON", "LC_", "LANG")
 """Variables that begin so are read when Python starts."""
 Stream = int | IO[Any]
@@ -82,6 +69,12 @@ class Forked(forkserver.Forked):
         self.send_signal(signal.SIGTERM)
 
 
+def environment(**more: str) -> dict[str, str]:
+    """Return the environment of a process: that of this one, with no settings but the test's own."""
+    names = {name: value for name, value in os.environ.items() if not name.startswith(SILENT)}
+    return {**names, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1", **more}
+
+
 @cache
 def preloaded(*more: str) -> Preloaded:
     """Return the one of this test process that has imported these modules, besides."""
@@ -92,11 +85,10 @@ class Preloaded:
     def __init__(self, more: Sequence[str] = ()) -> None:
         self._door, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         ends, self._alive = os.pipe()
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("SQLQ_")}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.kit.preloaded", str(inside.fileno()), str(ends), *more],
             cwd=ROOT,
-            env={**environment, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+            env=environment(),
             pass_fds=[inside.fileno(), ends],
         )
         inside.close()

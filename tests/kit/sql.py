@@ -82,7 +82,7 @@ def waiting_for_locks(engine: Engine) -> Any:
 
 
 @contextmanager
-def received(by: Connection | Engine) -> Iterator[list[tuple[str, Any]]]:
+def received(by: Connection | Engine | type[Engine]) -> Iterator[list[tuple[str, Any]]]:
     """Collect the statements that a connection, or each of an engine, sends, with their parameters."""
     got: list[tuple[str, Any]] = []
 

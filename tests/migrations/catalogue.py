@@ -8,12 +8,16 @@ from __future__ import annotations
 import re
 import sqlite3
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import psycopg
-from sqlalchemy import Connection, Engine, inspect, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, inspect, make_url, text
 
 from sqlq.database import standing
 from sqlq.schema import tables
+from tests.kit import execute
 from tests.kit.mariadb import found as program
 
 Catalogue = dict[str, list[tuple[object, ...]]]
@@ -40,11 +44,9 @@ def catalogue(engine: Engine, schema: str | None = None) -> Catalogue:
     with engine.connect() as connection:
         if engine.dialect.name == "mariadb":
             return _mariadb(connection, schema or str(engine.url.database))
-        return (
-            _sqlite(connection)
-            if engine.dialect.name == "sqlite"
-            else _postgresql(connection, schema or "public")
-        )
+        if engine.dialect.name == "sqlite":
+            return _sqlite(connection)
+        return _postgresql(connection, schema or "public")
 
 
 def _postgresql(connection: Connection, schema: str) -> Catalogue:
@@ -161,12 +163,8 @@ def _one_line(sql: str | None) -> str:
 def own_names(engine: Engine) -> set[str]:
     """Return which tables and views of sqlq's are in the default schema."""
     found = catalogue(engine)
-    names = (
-        {str(row[0]) for row in found["relations"]}
-        if "relations" in found
-        else {str(row[1]) for row in found["objects"]}
-    )
-    return names & standing.OWN_NAMES
+    names = [row[0] for row in found.get("relations", ())] + [row[1] for row in found.get("objects", ())]
+    return standing.OWN_NAMES & {str(name) for name in names}
 
 
 def run_script(engine: Engine, script: str) -> None:
@@ -183,3 +181,18 @@ def run_script(engine: Engine, script: str) -> None:
         url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute(script.encode())
+
+
+@contextmanager
+def another_database(like: Engine, file: Path) -> Iterator[Engine]:
+    """An empty database beside another one."""
+    name = f"{like.url.database}_{file.stem}"
+    in_a_file = like.dialect.name == "sqlite"
+    outside = like.execution_options(isolation_level="AUTOCOMMIT")
+    if not in_a_file:
+        execute(outside, f"CREATE DATABASE {name}")
+    engine = create_engine(f"sqlite:///{file}" if in_a_file else like.url.set(database=name))
+    yield engine
+    engine.dispose()
+    if not in_a_file:
+        execute(outside, f"DROP DATABASE {name}")

@@ -3,22 +3,21 @@ beside today's."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
-from queue import SimpleQueue
+from uuid import uuid4
 
 import pytest
 
 from sqlq.database import migrate
 from sqlq.schema import version
+from tests.kit import wait_until
+from tests.kit.preloaded import environment
 
 HEAD = "0003"
-CHECKOUT = Path(version.__file__).parents[2]
 
 PROGRAM = """
 import logging, sys
@@ -60,34 +59,20 @@ class Migrator:
     def __init__(
         self, url: str, directory: Path, *, lock_timeout_ms: int = 300, command: Sequence[str] = ("migrate",)
     ) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, url, str(directory), HEAD, str(lock_timeout_ms), *command],
-            cwd=directory,
-            env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        self._lines: SimpleQueue[str | None] = SimpleQueue()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout
-        with self.process.stdout:
-            for line in self.process.stdout:
-                self._lines.put(line.strip())
-        self._lines.put(None)
+        self.log = directory / f"{uuid4().hex}.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, url, str(directory), HEAD, str(lock_timeout_ms), *command],
+                cwd=directory,
+                env=environment(PYTHONUNBUFFERED="1"),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
 
     def says(self, words: str) -> bool:
-        """Wait for a line with these words, and return whether one came before the end.
-
-        A minute without a line fails the test.
-        """
-        while (line := self._lines.get(timeout=60)) is not None:
-            if words in line:
-                return True
-        return False
+        """Wait for these words in its log, and return whether they came before its end."""
+        wait_until(lambda: words in self.log.read_text() or self.process.poll() is not None, what=words)
+        return words in self.log.read_text()
 
     def migrated_from(self, revision: str) -> bool:
         """Wait for the line that names this revision as the one before the migration."""
@@ -98,4 +83,3 @@ class Migrator:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
-        self._reader.join()

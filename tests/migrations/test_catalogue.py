@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
+import hashlib
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine
 
 from sqlq.database import migrate, standing
 from sqlq.database.dialects import dialect_of
+from sqlq.schema import version
 from sqlq.schema.tables import TOKEN_SCHEMA, metadata
 from tests.kit import execute, needs
-from tests.migrations.catalogue import NULLABLE, Catalogue, catalogue, columns, indexes, nullable, run_script
+from tests.kit.preloaded import ROOT, environment, preloaded
+from tests.migrations.catalogue import (
+    NULLABLE,
+    Catalogue,
+    another_database,
+    catalogue,
+    columns,
+    indexes,
+    nullable,
+    run_script,
+)
 
 pytestmark = pytest.mark.each_database
 
 
 @pytest.fixture
-def migrated(empty: Engine, request: pytest.FixtureRequest) -> Iterator[Catalogue]:
+def migrated(empty: Engine, tmp_path: Path) -> Catalogue:
     """The catalogue of another database of the same kind, made by a migration."""
-    name = empty.dialect.name
-    server = None if name == "sqlite" else request.getfixturevalue(name)
-    url = server.create_database() if server else "sqlite://"
-    engine = create_engine(url)
-    migrate.upgrade(engine, None)
-    found = catalogue(engine)
+    with another_database(empty, tmp_path / "migrated.db") as engine:
+        migrate.upgrade(engine, None)
+        found = catalogue(engine)
     assert all(found.values()), "an empty part of the catalogue compares nothing"
-    yield found
-    engine.dispose()
-    if server:
-        server.drop_database(url)
+    return found
 
 
 @pytest.mark.parametrize("empty_database_url", ["sqlite", "postgresql", "mariadb"], indirect=True)
@@ -55,13 +66,6 @@ def test_down_and_up_again_changes_nothing(empty: Engine, migrated: Catalogue) -
     assert catalogue(empty) == migrated
 
 
-def test_sql_builds_the_same(empty: Engine, migrated: Catalogue) -> None:
-    run_script(empty, migrate.render_sql(empty.dialect.name, None))
-    assert catalogue(empty) == migrated
-    assert standing.check(empty, None).standing == "up to date"
-    assert migrate.upgrade(empty, None) == "0001"
-
-
 @needs("server", empty=True)
 def test_tables_in_a_named_schema_equal_those_of_the_default(empty: Engine, migrated: Catalogue) -> None:
     queueing, scripted = (f"sqlq_test_{uuid4().hex[:12]}" for _ in range(2))
@@ -75,11 +79,67 @@ def test_tables_in_a_named_schema_equal_those_of_the_default(empty: Engine, migr
         execute(empty, f"DROP SCHEMA {scripted}")
 
 
-def test_a_catalogue_differs_after_a_changed_index_or_check(empty: Engine, migrated: Catalogue) -> None:
-    migrate.upgrade(empty, None)
-    if empty.dialect.name == "mariadb":
-        execute(empty, "ALTER TABLE jobs MODIFY priority SMALLINT NOT NULL DEFAULT 0")  # without its CHECK
-    else:
-        execute(empty, "DROP INDEX jobs_rescue")
-        execute(empty, "CREATE INDEX jobs_rescue ON jobs (id) WHERE reserved_by IS NOT NULL")
-    assert catalogue(empty) != migrated
+# ── The history ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_history_is_one_line_without_gaps() -> None:
+    revisions = list(ScriptDirectory(str(migrate.location())).walk_revisions())[::-1]
+    assert [r.revision for r in revisions] == [f"{n:04}" for n in range(1, len(revisions) + 1)]
+    assert revisions[0].down_revision is None
+    assert all(later.down_revision == earlier.revision for earlier, later in pairwise(revisions))
+    assert ScriptDirectory(str(migrate.location())).get_heads() == [version.HEAD]
+    assert len(revisions) == len(list(migrate.location().glob("versions/*.py")))
+
+
+def test_no_revision_imports_sqlq() -> None:
+    for file in migrate.location().glob("versions/*.py"):
+        nodes = [
+            node
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
+        modules = {
+            node.module if isinstance(node, ast.ImportFrom) else alias.name
+            for node in nodes
+            for alias in node.names
+        }
+        assert not [module for module in modules if module and module.partition(".")[0] == "sqlq"], file
+
+
+def test_the_version_is_read_without_alembic() -> None:
+    program = "import sys, sqlq.schema.version; print('alembic' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", program], cwd=ROOT) == b"False\n"
+
+
+@pytest.mark.integration
+@needs("file", empty=True)
+def test_alembics_own_command_works_in_a_checkout(empty: Engine, empty_database_url: str) -> None:
+    def alembic(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command, settings = ["python", "-m", "alembic", *arguments], {"SQLQ_DATABASE_URL": empty_database_url}
+        done = preloaded().run(command, ROOT, environment(**settings), timeout=60)
+        assert done.returncode == 0, done.stderr
+        return done
+
+    for _ in range(2):
+        assert "Warning" not in alembic("upgrade", "head").stderr
+    assert standing.check(empty, None).standing == "up to date"
+    assert alembic("current").stdout.split() == [version.HEAD, "(head)"]
+    alembic("downgrade", "base")
+    assert standing.check(empty, None).standing == "missing"
+
+
+PUBLISHED = {"0001": "8b31260d37bd8ec83cc2f3465d0680c5fc4323c91c1b5d8520e0467576d5b245"}
+"""The SHA-256 of each published revision, with its scripts.
+
+Its tables exist in many databases, so it cannot change.
+"""
+
+
+def test_no_published_revision_changes() -> None:
+    versions = migrate.location() / "versions"
+    found = {file.name[:4]: hashlib.sha256(file.read_bytes()) for file in versions.glob("*.py")}
+    for script in sorted(versions.glob("*/*.sql")):
+        found[script.parent.name].update(script.read_bytes())
+    assert {number: each.hexdigest() for number, each in found.items()} == PUBLISHED, (
+        "write what changes as a new revision, and note it here once it is published"
+    )

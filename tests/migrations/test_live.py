@@ -8,27 +8,25 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Connection, Engine, create_engine, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import Engine, create_engine, text
 
 import sqlq
 import sqlq.alembic
 from sqlq.database import migrate, standing
 from sqlq.database.postgresql import online
 from sqlq.errors import ConfigurationError
-from tests.kit import execute, needs, wait_until
+from tests.kit import execute, needs, wait_until, waiting_for_locks, working
+from tests.kit.preloaded import ROOT
 from tests.migrations import later_release
-from tests.migrations.catalogue import catalogue, run_script
+from tests.migrations.catalogue import another_database, catalogue, run_script
 from tests.migrations.later_release import Migrator
 
 pytestmark = pytest.mark.each_database
-
-Builder = TypeVar("Builder")
 
 
 @pytest.fixture
@@ -103,16 +101,8 @@ def test_every_way_to_migrate_makes_the_same_tables(
         with another_database(later, tmp_path / f"{number}.db") as other:
             build(other)
             assert catalogue(other) == beside_traffic, f"way {number}"
+            assert standing.check(other, None).standing == "up to date"
     assert "CONCURRENTLY" not in migrate.render_sql("postgresql", None)
-
-
-def test_a_users_view_survives_an_unrelated_migration(later: Engine) -> None:
-    execute(later, "CREATE VIEW shop_jobs AS SELECT id, state FROM job_states WHERE task LIKE 'shop.%'")
-    migrate.upgrade(later, None)
-    assert execute(later, "SELECT count(note) FROM jobs") == 0
-    assert execute(later, "SELECT count(*) FROM shop_jobs WHERE state = 'available'") == 2
-    migrate.downgrade(later, None, "0001", force=True)
-    assert execute(later, "SELECT count(*) FROM shop_jobs") == 2
 
 
 SHOP = """
@@ -162,38 +152,31 @@ def test_traffic_goes_on_while_a_migration_cannot_get_its_lock(
         while not ended.is_set():
             enqueued.append(app.enqueue(task.new(len(enqueued))).id)
 
-    worker = app.worker()
-    threads = [threading.Thread(target=enqueue), threading.Thread(target=worker.run)]
-    for thread in threads:
-        thread.start()
-    try:
-        with migrated.connect() as long_transaction:
-            long_transaction.execute(text("SELECT count(*) FROM jobs"))
-            migrator = start()
-            assert migrator.says("waiting for a moment in which no session uses the tables in")
-            # All this while the migrator tries; behind a lock that it waited for without end nothing would
-            # get through.
-            so_far, done = len(enqueued), finished(migrated)
-            wait_until(
-                lambda: len(enqueued) > so_far + 50 and finished(migrated) > done + 50,
-                timeout=60,
-                what="jobs enqueued and done",
-            )
-            assert execute(migrated, "SELECT version_num FROM sqlq_version") == "0001"
-        assert migrator.migrated_from("0001")
+    def goes_on(number: int) -> None:
         so_far, done = len(enqueued), finished(migrated)
         wait_until(
-            lambda: len(enqueued) > so_far + 20 and finished(migrated) > done + 20,
-            timeout=60,
-            what="today's code on later tables",
+            lambda: len(enqueued) > so_far + number and finished(migrated) > done + number,
+            what="jobs enqueued and done",
         )
-    finally:
-        ended.set()
-        threads[0].join()
-        wait_until(lambda: finished(migrated) == len(enqueued), timeout=60, what="all jobs done")
-        worker.stop()
-        threads[1].join()
-        app.close()
+
+    with working(app):
+        thread = threading.Thread(target=enqueue)
+        thread.start()
+        try:
+            with migrated.connect() as long_transaction:
+                long_transaction.execute(text("SELECT count(*) FROM jobs"))
+                migrator = start()
+                assert migrator.says("waiting for a moment in which no session uses the tables in")
+                # behind a lock that it waited for without end nothing would get through
+                goes_on(50)
+                assert execute(migrated, "SELECT version_num FROM sqlq_version") == "0001"
+            assert migrator.migrated_from("0001")
+            goes_on(20)
+        finally:
+            ended.set()
+            thread.join()
+        wait_until(lambda: finished(migrated) == len(enqueued), what="all jobs done")
+    app.close()
     assert (execute(migrated, "SELECT version_num FROM sqlq_version"), table_file(migrated)) == ("0003", file)
     assert live_index(migrated) is True
 
@@ -214,20 +197,6 @@ def test_a_lock_timeout_is_one_sentence_and_changes_nothing(
         assert catalogue(later) == before
     migrate.upgrade(later, None)
     assert live_index(later) is True
-
-
-@pytest.mark.integration
-@needs("server", empty=True)
-def test_a_migrator_killed_while_it_waits_for_a_lock_leaves_nothing(
-    migrated: Engine, start: Callable[..., Migrator]
-) -> None:
-    with migrated.connect() as long_transaction:
-        long_transaction.execute(text("SELECT count(*) FROM jobs"))
-        killed = start(lock_timeout_ms=60_000)
-        wait_until(lambda: waiting(migrated, "ALTER TABLE"), timeout=120, what="the migrator waiting")
-        killed.kill()
-    assert start().migrated_from("0001")
-    assert live_index(migrated) is True
 
 
 KILLED = """
@@ -269,9 +238,7 @@ def test_a_migration_killed_at_each_statement_goes_on(empty: Engine, when: str) 
 
     def killed(way: str) -> int:
         command = [sys.executable, "-c", KILLED, empty.url.render_as_string(), f"{when}_cursor_execute", way]
-        done = subprocess.run(
-            command, cwd=later_release.CHECKOUT, capture_output=True, text=True, timeout=100, check=False
-        )
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
         assert done.returncode == 0, done.stderr
         return int(done.stdout)
 
@@ -288,16 +255,14 @@ def test_a_migration_killed_at_each_statement_goes_on(empty: Engine, when: str) 
 
 
 @contextmanager
-def building(engine: Engine, start: Callable[[], Builder]) -> Iterator[Builder]:
+def building(engine: Engine, start: Callable[[], Migrator]) -> Iterator[Migrator]:
     """A builder in the middle of its build, which waits for a transaction that wrote to jobs before."""
     execute(engine, "UPDATE sqlq_version SET version_num = '0002'")  # as if the step before had been made
     execute(engine, "ALTER TABLE jobs ADD COLUMN note TEXT")
     with engine.connect() as long_transaction:
         long_transaction.execute(text("INSERT INTO jobs (task) VALUES ('shop.c')"))
         builder = start()
-        wait_until(
-            lambda: waiting(engine, "CREATE INDEX CONCURRENTLY"), timeout=120, what="the build waiting"
-        )
+        wait_until(lambda: waiting_for_locks(engine), what="the build waiting")
         assert live_index(engine) is False
         yield builder
         long_transaction.commit()
@@ -316,20 +281,6 @@ def test_an_index_build_blocks_no_job(
     assert migrator.migrated_from("0002")
     assert live_index(migrated) is True
     app.close()
-
-
-@pytest.mark.integration
-@needs("postgresql", empty=True)
-def test_a_second_migrator_does_not_touch_an_index_build(
-    migrated: Engine, start: Callable[..., Migrator]
-) -> None:
-    with building(migrated, start) as migrator:
-        second = start()
-        assert second.says("waiting for another migration")
-        index = index_oid(migrated)
-    assert migrator.migrated_from("0002")
-    assert second.migrated_from("0003")
-    assert (live_index(migrated), index_oid(migrated)) == (True, index)
 
 
 @pytest.mark.integration
@@ -356,32 +307,6 @@ def test_an_index_of_an_aborted_build_is_built_again(
     assert index_oid(migrated) != broken
 
 
-@pytest.mark.integration
-@needs("postgresql", empty=True)
-def test_the_index_build_of_another_session_is_taken_over(
-    migrated: Engine, start: Callable[..., Migrator]
-) -> None:
-    """As a server leaves it that does not end the statements of a killed client."""
-
-    def build() -> None:
-        with migrated.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-            connection.exec_driver_sql("CREATE INDEX CONCURRENTLY jobs_by_task ON jobs (task, id)")
-
-    def start_build() -> threading.Thread:
-        thread = threading.Thread(target=build)
-        thread.start()
-        return thread
-
-    with building(migrated, start_build) as thread:
-        migrator = start()
-        assert migrator.says("waiting for another build or a vacuum of public.jobs")
-        index = index_oid(migrated)
-    assert migrator.migrated_from("0002")
-    thread.join()
-    assert (live_index(migrated), index_oid(migrated)) == (True, index)
-    assert execute(migrated, "SELECT version_num FROM sqlq_version") == "0003"
-
-
 @needs("sessions", empty=True)
 def test_an_index_build_ignores_statement_timeouts(migrated: Engine, start: Callable[..., Migrator]) -> None:
     database = execute(migrated, "SELECT current_database()")
@@ -403,46 +328,6 @@ def test_an_index_build_ignores_statement_timeouts(migrated: Engine, start: Call
 
 
 @needs("sessions", empty=True)
-def test_an_index_build_that_waits_too_long_is_reported_in_one_sentence(
-    later: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(online, "INDEX_TIMEOUT_MS", 100)
-    monkeypatch.setattr(online, "LOCK_TIMEOUT_MS", 100)
-    execute(later, "UPDATE sqlq_version SET version_num = '0002'")
-    with later.connect() as long_transaction:
-        long_transaction.execute(text("INSERT INTO jobs (task) VALUES ('shop.c')"))
-        with pytest.raises(
-            ConfigurationError, match=r"index jobs_by_task in postgresql.* was not built.*end the oldest ones"
-        ):
-            migrate.upgrade(later, None)
-    assert execute(later, "SELECT version_num FROM sqlq_version") == "0002"
-    migrate.upgrade(later, None)
-    assert live_index(later) is True
-
-
-@needs("postgresql", empty=True)
-def test_a_failed_unique_index_leaves_nothing_behind(migrated: Engine) -> None:
-    def unique(connection: Connection) -> None:
-        connection.exec_driver_sql(
-            "CREATE UNIQUE INDEX CONCURRENTLY IF NOT EXISTS one_queue ON public.jobs (queue)"
-        )
-
-    with pytest.raises(IntegrityError):
-        online.build_index(migrated, "public", "jobs", "one_queue", unique)
-    assert live_index(migrated, "one_queue") is None
-    # what a killed build with duplicates leaves
-    with (
-        migrated.connect() as connection,
-        pytest.raises(IntegrityError),
-    ):
-        unique(connection.execution_options(isolation_level="AUTOCOMMIT"))
-    assert live_index(migrated, "one_queue") is False
-    execute(migrated, "DELETE FROM jobs WHERE task = 'shop.a'")
-    online.build_index(migrated, "public", "jobs", "one_queue", unique)
-    assert live_index(migrated, "one_queue") is True
-
-
-@needs("sessions", empty=True)
 def test_a_pool_of_one_connection_suffices(later: Engine) -> None:
     engine = create_engine(later.url, pool_size=1, max_overflow=0, pool_timeout=1)
     assert migrate.upgrade(engine, None) == "0001"
@@ -457,38 +342,16 @@ def test_a_pool_of_one_connection_suffices(later: Engine) -> None:
 # ── What the tests look at ──────────────────────────────────────────────────────────────────────────────────
 
 
-@contextmanager
-def another_database(like: Engine, file: Path) -> Iterator[Engine]:
-    """An empty database beside another one."""
-    name = f"{like.url.database}_{file.stem}"
-    in_a_file = like.dialect.name == "sqlite"
-    if not in_a_file:
-        outside_transactions(like, f"CREATE DATABASE {name}")
-    engine = create_engine(f"sqlite:///{file}" if in_a_file else like.url.set(database=name))
-    yield engine
-    engine.dispose()
-    if not in_a_file:
-        outside_transactions(like, f"DROP DATABASE {name}")
-
-
-def outside_transactions(engine: Engine, statement: str) -> None:
-    with engine.connect() as connection:
-        connection.execution_options(isolation_level="AUTOCOMMIT").execute(text(statement))
-
-
 def table_file(engine: Engine) -> int | None:
     """The number of the file that holds jobs; a rewrite makes another."""
     if engine.dialect.name == "sqlite":
         return None
-    if engine.dialect.name == "mariadb":
-        return int(
-            execute(
-                engine,
-                "SELECT table_id FROM information_schema.innodb_sys_tables "
-                "WHERE name = CONCAT(DATABASE(), '/jobs')",
-            )
-        )
-    return int(execute(engine, "SELECT pg_relation_filenode('jobs')"))
+    query = {
+        "postgresql": "SELECT pg_relation_filenode('jobs')",
+        "mariadb": "SELECT table_id FROM information_schema.innodb_sys_tables "
+        "WHERE name = CONCAT(DATABASE(), '/jobs')",
+    }
+    return int(execute(engine, query[engine.dialect.name]))
 
 
 def finished(engine: Engine) -> int:
@@ -504,20 +367,3 @@ def live_index(engine: Engine, name: str = "jobs_by_task") -> bool | None:
 
 def index_oid(engine: Engine) -> int:
     return int(execute(engine, "SELECT 'jobs_by_task'::regclass::oid"))
-
-
-def waiting(engine: Engine, statement: str) -> bool:
-    """Whether a statement that begins so waits for a lock."""
-    if engine.dialect.name == "mariadb":
-        return bool(
-            execute(
-                engine,
-                "SELECT count(*) FROM information_schema.processlist WHERE db = DATABASE() "
-                f"AND state LIKE 'Waiting for table metadata lock%' AND info LIKE '{statement}%'",
-            )
-        )
-    query = (
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = "
-        "'Lock' AND query LIKE"
-    )
-    return bool(execute(engine, f"{query} '{statement}%'"))

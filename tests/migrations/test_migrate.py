@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,18 @@ import pytest
 from sqlalchemy import Engine, create_engine, event, text
 
 import sqlq
+from sqlq.admin.doctor.doctor import examine
+from sqlq.admin.doctor.finding import Verdict
 from sqlq.database import migrate, standing
 from sqlq.database.dialects import dialect_of
 from sqlq.database.postgresql import online
 from sqlq.errors import ConfigurationError, SchemaVersionError
-from sqlq.schema import version
+from sqlq.schema import tables, version
 from tests.kit import execute, needs
+from tests.kit.preloaded import environment
 from tests.migrations.catalogue import catalogue, own_names
 
 pytestmark = pytest.mark.each_database
-
-CHECKOUT = Path(version.__file__).parents[2]
 
 
 @pytest.fixture
@@ -38,16 +37,20 @@ def migrated(empty: Engine) -> Engine:
 # ── Up ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_upgrade_returns_the_revision_before(empty: Engine) -> None:
-    assert migrate.upgrade(empty, None) is None
-    assert own_names(empty) == standing.OWN_NAMES
-    assert migrate.upgrade(empty, None) == version.HEAD
-
-
-def test_alembic_writes_no_log_lines(empty: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_upgrade_makes_the_tables_once(empty: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    found = standing.check(empty, None)
+    assert (found.standing, found.revision) == ("missing", None)
+    assert f"create them with `sqlq migrate -d {empty.url.render_as_string()}`" in found.message
+    with pytest.raises(SchemaVersionError, match="does not hold sqlq's tables"):
+        migrate.downgrade(empty, None, "base")
+    if empty.dialect.name == "sqlite":
+        assert not Path(empty.url.database or "").exists()
     with caplog.at_level(logging.DEBUG):
-        migrate.upgrade(empty, None)
+        assert migrate.upgrade(empty, None) is None
     assert [record.message for record in caplog.records if record.name.startswith("alembic")] == []
+    assert own_names(empty) == standing.OWN_NAMES
+    assert standing.check(empty, None)[:2] == ("up to date", version.HEAD)
+    assert migrate.upgrade(empty, None) == version.HEAD
 
 
 def test_a_failing_revision_leaves_nothing_but_steps_that_can_be_repeated(empty: Engine) -> None:
@@ -63,12 +66,6 @@ def test_a_failing_revision_leaves_nothing_but_steps_that_can_be_repeated(empty:
     assert own_names(empty) == left
     assert standing.check(empty, None).standing == "missing"
     assert migrate.upgrade(empty, None) is None
-
-
-@needs("file", empty=True)
-def test_upgrade_creates_the_file(empty: Engine) -> None:
-    migrate.upgrade(empty, None)
-    assert Path(empty.url.database or "").is_file()
 
 
 @needs("one_writer", empty=True)
@@ -98,53 +95,30 @@ def test_upgrade_is_one_transaction_whatever_the_engine_does(empty_database_url:
     engine.dispose()
 
 
-# ── Check ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_check_distinguishes_missing_from_up_to_date(empty: Engine) -> None:
-    found = standing.check(empty, None)
-    assert (found.standing, found.revision) == ("missing", None)
-    assert f"create them with `sqlq migrate -d {empty.url.render_as_string()}`" in found.message
-    if empty.dialect.name == "sqlite":
-        assert not Path(empty.url.database or "").exists()
-    migrate.upgrade(empty, None)
-    assert standing.check(empty, None)[:2] == ("up to date", version.HEAD)
-
-
-def test_check_distinguishes_behind_from_newer(migrated: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    execute(migrated, "UPDATE sqlq_version SET version_num = '0099'")
-    ahead = standing.check(migrated, None)
-    assert (ahead.standing, ahead.revision) == ("ahead", "0099")
-    execute(migrated, "UPDATE sqlq_version SET oldest_code = '0099'")
-    assert standing.check(migrated, None).standing == "newer"
-    monkeypatch.setattr(version, "HEAD", "0100")
-    assert standing.check(migrated, None).standing == "behind"
-
-
 # ── Refused ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_newer_database_that_works_is_up_to_date_but_does_not_go_down(migrated: Engine) -> None:
-    """An older release that starts again after a newer one has migrated: `sqlq migrate && sqlq work` goes
-    on."""
-    execute(migrated, "UPDATE sqlq_version SET version_num = '0099'")
-    before = catalogue(migrated)
-    assert migrate.upgrade(migrated, None) == "0099"
-    with pytest.raises(SchemaVersionError, match=r"revision 0099, newer than the \d{4} this sqlq knows"):
+@pytest.mark.parametrize("works", [True, False])
+def test_a_newer_database_is_left_alone(
+    migrated: Engine, works: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older release that starts again after a newer one has migrated goes on, where the newer one lets
+    it: `sqlq migrate && sqlq work`."""
+    oldest = "0001" if works else "0099"
+    execute(migrated, f"UPDATE sqlq_version SET version_num = '0099', oldest_code = '{oldest}'")
+    before, newer = catalogue(migrated), r"revision 0099, newer than the \d{4} this sqlq knows"
+    assert standing.check(migrated, None)[:2] == ("ahead" if works else "newer", "0099")
+    if works:
+        assert migrate.upgrade(migrated, None) == "0099"
+    else:
+        with pytest.raises(SchemaVersionError, match=newer):
+            migrate.upgrade(migrated, None)
+    with pytest.raises(SchemaVersionError, match=newer):
         migrate.downgrade(migrated, None, "base", force=True)
     assert catalogue(migrated) == before
     assert execute(migrated, "SELECT version_num FROM sqlq_version") == "0099"
-
-
-def test_a_database_too_new_is_left_alone(migrated: Engine) -> None:
-    execute(migrated, "UPDATE sqlq_version SET version_num = '0099', oldest_code = '0099'")
-    before = catalogue(migrated)
-    with pytest.raises(SchemaVersionError, match=r"revision 0099, newer than the \d{4} this sqlq knows"):
-        migrate.upgrade(migrated, None)
-    with pytest.raises(SchemaVersionError, match=r"revision 0099, newer than the \d{4} this sqlq knows"):
-        migrate.downgrade(migrated, None, "base", force=True)
-    assert catalogue(migrated) == before
-    assert execute(migrated, "SELECT version_num FROM sqlq_version") == "0099"
+    monkeypatch.setattr(version, "HEAD", "0100")
+    assert standing.check(migrated, None).standing == "behind"
 
 
 @pytest.mark.parametrize(
@@ -167,17 +141,6 @@ def test_a_foreign_table_is_refused_and_left_alone(empty: Engine, foreign: str) 
     check = standing.check(empty, None)
     assert (check.standing, check.message) == ("foreign", str(refusal.value))
     assert execute(empty, version_tables(empty)) == 0
-
-
-@needs("schemas", empty=True)
-def test_a_schema_of_its_own_avoids_a_foreign_table(empty: Engine) -> None:
-    execute(empty, "CREATE TABLE jobs (id INTEGER PRIMARY KEY, queue TEXT)")
-    before = catalogue(empty)
-    migrate.upgrade(empty, "sqlq")
-    assert standing.check(empty, "sqlq").standing == "up to date"
-    assert catalogue(empty) == before
-    migrate.downgrade(empty, "sqlq", "base")
-    assert catalogue(empty) == before
 
 
 @needs("roles", empty=True)
@@ -217,38 +180,17 @@ def test_downgrade_refuses_to_lose_jobs(migrated: Engine, table: str) -> None:
     assert own_names(migrated) == set()
 
 
-def test_downgrade_without_tables_is_refused(empty: Engine) -> None:
-    with pytest.raises(SchemaVersionError, match="does not hold sqlq's tables"):
-        migrate.downgrade(empty, None, "base")
-    if empty.dialect.name == "sqlite":
-        assert not Path(empty.url.database or "").exists()
-
-
-def test_tables_at_a_revision_that_no_release_has_are_left_alone(migrated: Engine) -> None:
-    with migrated.begin() as connection:
-        connection.execute(text("UPDATE sqlq_version SET version_num = '0000'"))
-    with pytest.raises(
-        SchemaVersionError, match=r"at revision '0000', which no release has: correct the number"
-    ):
-        migrate.upgrade(migrated, None)
-    with migrated.begin() as connection:
-        assert version.read(connection, None) == "0000"
-
-
-def test_a_revision_that_is_no_number_is_refused_in_one_sentence(migrated: Engine) -> None:
+@pytest.mark.parametrize("number", ["0000", "ae1027a6acf"])
+def test_tables_at_a_revision_that_no_release_has_are_left_alone(migrated: Engine, number: str) -> None:
     """As the history of the host's own Alembic has them."""
-    execute(migrated, "UPDATE sqlq_version SET version_num = 'ae1027a6acf'")
-    said = "at revision 'ae1027a6acf', which no release has: correct the number in sqlq_version"
-    with closing(sqlq.App(migrated.url)) as app:
-        doing: list[Callable[[], object]] = [
-            lambda: migrate.upgrade(migrated, None),
-            lambda: migrate.downgrade(migrated, None, "base", force=True),
-            app.jobs.list,
-        ]
-        for work in doing:
-            with pytest.raises(SchemaVersionError, match=said):
-                work()
-    assert said in standing.check(migrated, None).message
+    execute(migrated, f"UPDATE sqlq_version SET version_num = '{number}'")
+    said = f"at revision '{number}', which no release has: correct the number in sqlq_version"
+    with pytest.raises(SchemaVersionError, match=said):
+        migrate.upgrade(migrated, None)
+    if not number.isdigit():
+        with pytest.raises(SchemaVersionError, match=said):
+            migrate.downgrade(migrated, None, "base", force=True)
+    assert execute(migrated, "SELECT version_num FROM sqlq_version") == number
 
 
 def test_downgrade_to_an_unknown_revision_is_refused(migrated: Engine) -> None:
@@ -290,42 +232,16 @@ engine.dispose()
 """
 
 
-@contextmanager
-def migrating(empty_database_url: str, number: int) -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that migrate the same empty database, each as soon as it reads a line."""
-    environment = os.environ | {"PYTHONPATH": str(CHECKOUT)}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", MIGRATOR, empty_database_url],
-            env=environment,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        for _ in range(number)
-    ]
-    try:
-        for process in processes:
-            assert line(process) == "ready"
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-
-
-@pytest.mark.integration
-def test_one_of_several_processes_migrates(empty_database_url: str, empty: Engine) -> None:
-    with migrating(empty_database_url, 4) as processes:
-        for process in processes:
-            start(process)
-        said = [process.communicate(timeout=60)[0].splitlines()[-1] for process in processes]
-    assert sorted(said) == [f"before: {version.HEAD}"] * 3 + ["before: None"]
-    assert standing.check(empty, None).standing == "up to date"
-
-
 def test_a_second_process_waits_for_the_first(empty_database_url: str, empty: Engine) -> None:
-    with migrating(empty_database_url, 1) as (second,):
+    second = subprocess.Popen(
+        [sys.executable, "-c", MIGRATOR, empty_database_url],
+        env=environment(),
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with second:
+        assert line(second) == "ready"
         with migrate.transaction(empty, None) as connection:
             start(second)
             if empty.dialect.name != "sqlite":  # which waits in silence first, for its driver's timeout
@@ -390,3 +306,127 @@ def version_tables(engine: Engine) -> str:
     if engine.dialect.name == "sqlite":
         return "SELECT count(*) FROM sqlite_master WHERE name = 'sqlq_version'"
     return "SELECT count(*) FROM pg_class WHERE relname = 'sqlq_version'"
+
+
+# ── Reading the revision ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_read_returns_none_or_the_revision(empty: Engine) -> None:
+    with empty.connect() as connection:
+        assert version.read(connection, None) is None
+    migrate.upgrade(empty, None)
+    with empty.connect() as connection:
+        assert version.read(connection, None) == version.HEAD
+        version.require(connection, None)
+
+
+def test_each_schema_has_a_revision_of_its_own(empty: Engine) -> None:
+    if empty.dialect.name == "sqlite":
+        migrate.upgrade(empty, "queueing")  # SQLite has no schemas: the setting means nothing there
+        with empty.connect() as connection:
+            assert version.read(connection, "queueing") == version.read(connection, None) == version.HEAD
+    else:
+        migrate.upgrade(empty, "queueing")
+        with empty.connect() as connection:
+            assert version.read(connection, "queueing") == version.HEAD
+            assert version.read(connection, None) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "sentence"),
+    [
+        ("0099", "newer than the 0001 this sqlq knows: install the newer sqlq here"),
+        ("0000", "older than the 0001 this sqlq needs: run `sqlq migrate -d {url}`"),
+        (None, "does not hold sqlq's tables yet: create them with `sqlq migrate -d {url}`"),
+    ],
+)
+def test_require_names_the_fault_and_its_remedy(
+    empty: Engine, monkeypatch: pytest.MonkeyPatch, found: str | None, sentence: str
+) -> None:
+    monkeypatch.setattr(version, "HEAD", "0001")
+    migrate.upgrade(empty, None)
+    with empty.begin() as connection:
+        connection.execute(text("DELETE FROM sqlq_version"))
+        if found:
+            connection.execute(
+                text("INSERT INTO sqlq_version (version_num, oldest_code) VALUES (:found, :found)"),
+                {"found": found},
+            )
+    with empty.begin() as connection, pytest.raises(SchemaVersionError) as complaint:
+        version.require(connection, None)
+    assert sentence.format(url=empty.url.render_as_string()) in str(complaint.value)
+    assert str(complaint.value).startswith(empty.url.render_as_string())
+
+
+@pytest.mark.parametrize(
+    ("oldest_code", "usable"), [("0001", True), ("0002", True), ("0003", False), ("0004", False)]
+)
+def test_newer_tables_are_usable_by_their_oldest_code(
+    migrated: Engine, monkeypatch: pytest.MonkeyPatch, oldest_code: str, usable: bool
+) -> None:
+    with migrated.begin() as connection:
+        connection.execute(
+            text("UPDATE sqlq_version SET version_num = '0004', oldest_code = :oldest"),
+            {"oldest": oldest_code},
+        )
+    monkeypatch.setattr(version, "HEAD", "0002")
+    with migrated.begin() as connection:
+        if usable:
+            assert version.require(connection, None) == "0004"
+        else:
+            with pytest.raises(SchemaVersionError, match="newer than the 0002 this sqlq knows"):
+                version.require(connection, None)
+        assert connection.execute(text("SELECT count(*) FROM jobs")).scalar() == 0, (
+            "the transaction is still usable"
+        )
+
+
+def test_a_version_table_without_oldest_code_is_read(empty: Engine) -> None:
+    """As an old sqlq_version that nobody has dropped; nothing may fail in a caller's transaction."""
+    with empty.begin() as connection:
+        connection.execute(text("CREATE TABLE sqlq_version (version_num VARCHAR(32) NOT NULL)"))
+        assert version.find(connection, None) is None
+        connection.execute(text("INSERT INTO sqlq_version VALUES ('0099')"))
+        assert version.find(connection, None) == ("0099", "0099")
+
+
+@needs("schemas", empty=True)
+def test_the_search_path_of_a_session_does_not_hide_the_version(migrated: Engine) -> None:
+    with migrated.connect() as connection:
+        connection.execute(text("SET search_path = pg_catalog"))
+        version.require(connection, None)
+        assert version.read(connection, None) == version.HEAD
+
+
+@needs("roles", empty=True)
+@pytest.mark.parametrize("granted", [[], ["USAGE ON SCHEMA queueing"], ["SELECT ON queueing.sqlq_version"]])
+def test_a_missing_grant_does_not_abort_the_transaction(empty: Engine, granted: list[str]) -> None:
+    migrate.upgrade(empty, "queueing")
+    with empty.connect() as connection:
+        connection.execute(text("CREATE ROLE sqlq_producer"))
+        for grant in granted:
+            connection.execute(text(f"GRANT {grant} TO sqlq_producer"))
+        connection.execute(text("SET ROLE sqlq_producer"))
+        with pytest.raises(
+            SchemaVersionError,
+            match=r"SQLQ_SCHEMA=queueing sqlq grants sqlq_producer --as producer -d postgresql\S+` prints$",
+        ):
+            version.require(connection, "queueing")
+        connection.execute(text("RESET ROLE"))
+        connection.execute(text("GRANT USAGE ON SCHEMA queueing TO sqlq_producer"))
+        connection.execute(text("GRANT SELECT ON queueing.sqlq_version TO sqlq_producer"))
+        connection.execute(text("SET ROLE sqlq_producer"))
+        version.require(connection, "queueing")
+
+
+def test_older_tables_are_reported_as_older_whatever_they_lack(migrated: Engine) -> None:
+    """The next revision may add a column, and who has not migrated yet has no other sqlq to go on with."""
+    with migrated.begin() as connection:
+        for view in tables.VIEWS:
+            connection.execute(text(f"DROP VIEW {view}"))
+        connection.execute(text("ALTER TABLE jobs DROP COLUMN label"))
+        connection.execute(text("UPDATE sqlq_version SET version_num = '0000'"))
+    with closing(sqlq.App(migrated.url)) as app:
+        said = examine(app.database)[0]
+    assert (said.check, said.verdict) == ("migrations", Verdict.TO_DO)
+    assert "at revision 0000, older than the 0001 this sqlq needs: run `sqlq migrate" in said.said

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, text
 
 from sqlq.database import dialects
+from sqlq.database.database import Database
 from sqlq.database.schemas import execute_on
 from sqlq.database.values import Claimant, ClaimRequest, LookRequest
 from sqlq.model.checks import Rule
@@ -24,12 +27,42 @@ from sqlq.store.workers import workers
 from tests.kit import claim_on
 
 FOLLOWER = '{"task": "shop.thank", "queue": "mail"}'
-
-
 ERROR = ErrorText("ValueError", "no", "Traceback")
-
-
+CARRIED = """queue, task, payload, priority, attempts, max_attempts, available_at, lease_token, unique_until,
+    releases, created_at"""
+"""The columns that an ended job must keep."""
 RULE = Rule(max_running=5)
+
+
+def compare_with_golden(name: str, database: Database, got: list[tuple[str, Any]]) -> None:
+    """Compare what a database has received with the golden file of this name, or write that again."""
+    kind = database.engine.dialect.name
+    actual = "".join(f"{statement.strip()};\n\n" for statement, _ in got)
+    if kind == "mariadb":
+        actual = actual.replace(str(database.schema), "shop")  # each test's database has a name of its own
+    golden = Path(__file__).parent / kind / f"{name}.sql"
+    if os.environ.get("SQLQ_TEST_WRITE_GOLDEN"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(actual)
+    assert actual == golden.read_text(), (
+        f"{golden.name} is not what the database receives: SQLQ_TEST_WRITE_GOLDEN=1 writes it again"
+    )
+
+
+def insert_many(conn: Connection, rows: int, into: str, values: str) -> None:
+    """Insert so many rows into a table, as in "jobs (task)". Their values are SQL about `i`, their number."""
+    numbers = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :rows)"
+    conn.execute(text(f"INSERT INTO {into} {numbers} SELECT {values} FROM n"), {"rows": rows})
+
+
+def end_many(
+    conn: Connection, table: str, id: str, at: str, retention: str = "NULL", where: str = "1 = 1"
+) -> None:
+    """Copy jobs to the finished or failed ones, with this id, end and retention, as SQL."""
+    column, end = {"finished": ("outcome", "finished"), "failed": ("reason", "error")}[table]
+    into = f"{table}_jobs (id, {CARRIED}, {column}, {table}_at, retention_ms)"
+    values = f"{id}, {CARRIED}, '{end}', {at}, {retention}"
+    conn.execute(text(f"INSERT INTO {into} SELECT {values} FROM jobs WHERE {where}"))
 
 
 def new(**options: Any) -> NewJob:

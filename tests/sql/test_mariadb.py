@@ -34,7 +34,7 @@ from sqlq.store.workers import workers
 from tests.kit import claim_on, for_each
 from tests.kit.databases import fresh_database
 from tests.kit.mariadb import MariaDB
-from tests.sql.statements import STATEMENTS, claim_two, limited, new
+from tests.sql.statements import STATEMENTS, claim_two, end_many, limited, new
 
 pytestmark = pytest.mark.integration
 
@@ -161,10 +161,6 @@ def database(request: pytest.FixtureRequest, mariadb: MariaDB) -> Iterator[Datab
 def fill(database: Database, number: int) -> None:
     if not number:
         return
-    carried = (
-        "id, queue, task, payload, priority, attempts, max_attempts, available_at, lease_token, "
-        "unique_until, releases, created_at"
-    )
     with database.begin() as conn:
         conn.execute(
             text(
@@ -174,16 +170,8 @@ def fill(database: Database, number: int) -> None:
                 f"FROM seq_1_to_{number}"
             )
         )
-        ended = (("finished", "outcome", "finished"), ("failed", "reason", "error"))
-        for place, (table, column, end) in enumerate(ended, 1):
-            conn.execute(
-                text(
-                    f"INSERT INTO {table}_jobs ({carried}, {column}, {table}_at) "
-                    f"SELECT {carried}, '{end}', UTC_TIMESTAMP(6) + INTERVAL 1 DAY FROM jobs"
-                )
-            )
-            # their ids are those of other jobs
-            conn.execute(text(f"UPDATE {table}_jobs SET id = id + {place}000000 ORDER BY id DESC"))
+        for place, table in enumerate(("finished", "failed"), 1):  # with the ids of other jobs
+            end_many(conn, table, f"id + {place}000000", "UTC_TIMESTAMP(6) + INTERVAL 1 DAY")
         claim_on(conn, ["other"], limit=HELD_BY_OTHERS, owner="somebody")
     with database.engine.connect() as conn:
         conn.exec_driver_sql("ANALYZE TABLE jobs, finished_jobs, failed_jobs")

@@ -8,7 +8,7 @@ committing it.
 from __future__ import annotations
 
 import json
-import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
@@ -16,14 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from psycopg import sql
 from psycopg._queries import PostgresQuery
 from psycopg.adapt import Transformer
 from sqlalchemy import Connection, Engine, text
 
 import sqlq
 from sqlq.database.database import Database
+from sqlq.model.job import NewJob
+from sqlq.model.outcome import Finished, Settlement
+from sqlq.store.flows import unblock
 from sqlq.store.jobs import insert as inserting
-from sqlq.store.jobs import lease
+from sqlq.store.jobs import lease, settle
 from sqlq.store.workers import workers
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.options import WorkerOptions
@@ -31,7 +35,7 @@ from tests.kit import claim_on, for_each, needs, received
 from tests.kit.databases import DATABASES, fresh_database, sqlite_url
 from tests.kit.plans import explained, pages, scans, walk
 from tests.kit.postgresql import PostgreSQL
-from tests.sql.statements import STATEMENTS, claim_two, new
+from tests.sql.statements import STATEMENTS, claim_two, compare_with_golden, end_many, insert_many, new
 
 pytestmark = pytest.mark.each_database
 
@@ -55,16 +59,7 @@ def test_the_database_receives_the_golden_statement(database: Database, name: st
         with received(conn) as got:
             STATEMENTS[name](conn, held)
         transaction.rollback()
-        actual = "".join(f"{statement.strip()};\n\n" for statement, _ in got)
-    if database.engine.dialect.name == "mariadb":
-        actual = actual.replace(str(database.schema), "shop")  # each test's database has a name of its own
-    golden = Path(__file__).parent / database.engine.dialect.name / f"{name}.sql"
-    if os.environ.get("SQLQ_TEST_WRITE_GOLDEN"):
-        golden.parent.mkdir(exist_ok=True)
-        golden.write_text(actual)
-    assert actual == golden.read_text(), (
-        f"{golden.name} is not what the database receives: SQLQ_TEST_WRITE_GOLDEN=1 writes it again"
-    )
+    compare_with_golden(name, database, got)
 
 
 # ── How they are run ────────────────────────────────────────────────────────────────────────────────────────
@@ -106,50 +101,27 @@ def crowd(url: str) -> None:
 
 
 def fill(database: Database) -> None:
+    postgresql = not database.dialect.in_a_file
+    later, soon = ("now() + interval '1 day'", "now()") if postgresql else ("10000000000000", "1")
+    past = "now() - interval '1 day'" if postgresql else "1000"
     with database.begin() as conn:
-        prefix = f"{database.schema}." if database.schema else ""
-        later, soon = ("now() + interval '1 day'", "now()") if database.schema else ("10000000000000", "1")
-        numbers = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :rows)"
-        columns = "(queue, task, payload, priority, available_at)"
-        for rows, priority, due in ((SCHEDULED_AT_A_HIGHER_PRIORITY, 5, later), (AVAILABLE, 0, soon)):
-            insert = (
-                f"INSERT INTO {prefix}jobs {columns} {numbers} SELECT 'mail', 't', '{{}}', {priority}, "
-                f"{due} FROM n"
-            )
-            conn.execute(text(insert), {"rows": rows})
-        for queue in ("other", "third"):
-            conn.execute(
-                text(
-                    f"INSERT INTO {prefix}jobs {columns} {numbers} SELECT '{queue}', 't', '{{}}', 0, {due} "
-                    "FROM n"
-                ),
-                {"rows": 2_000},
-            )
-        carried = (
-            "queue, task, payload, priority, attempts, max_attempts, available_at, lease_token, "
-            "unique_until, releases, created_at"
-        )
+        into = "jobs (queue, task, payload, priority, available_at)"
+        insert_many(conn, SCHEDULED_AT_A_HIGHER_PRIORITY, into, f"'mail', 't', '{{}}', 5, {later}")
+        for queue, rows in (("mail", AVAILABLE), ("other", 2_000), ("third", 2_000)):
+            insert_many(conn, rows, into, f"'{queue}', 't', '{{}}', 0, {soon}")
         # which of them are old does not depend on how long this takes
-        past = "now() - interval '1 day'" if database.schema else "1000"
-        source = (
-            f"SELECT -id, {carried}, 'finished', CASE WHEN id <= {OLD} THEN {past} ELSE {later} END "
-            f"FROM {prefix}jobs WHERE queue = 'mail'"
-        )
-        conn.execute(
-            text(f"INSERT INTO {prefix}finished_jobs (id, {carried}, outcome, finished_at) {source}")
-        )
-        # and as many with a retention of their own
-        for table, column, ending in (("finished", "outcome", "finished"), ("failed", "reason", "error")):
-            source = (
-                f"SELECT -100000 - id, {carried}, '{ending}', CASE WHEN id <= {OLD} THEN {past} ELSE {later} "
-                f"END, 1000 FROM {prefix}jobs WHERE queue = 'mail'"
-            )
-            columns = f"(id, {carried}, {column}, {table}_at, retention_ms)"
-            conn.execute(text(f"INSERT INTO {prefix}{table}_jobs {columns} {source}"))
+        at = f"CASE WHEN id <= {OLD} THEN {past} ELSE {later} END"
+        end_many(conn, "finished", "-id", at, where="queue = 'mail'")
+        for table in ("finished", "failed"):  # and as many with a retention of their own
+            end_many(conn, table, "-100000 - id", at, "1000", "queue = 'mail'")
         claim_on(conn, ["other"], limit=RUNNING, owner="somebody")
+    analyze(database)
+
+
+def analyze(database: Database) -> None:
+    """Not when autovacuum gets to it: what it has not seen yet is planned, and read, otherwise."""
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
-        # not when autovacuum gets to it: what it has not seen yet is planned, and read, otherwise
-        conn.exec_driver_sql("VACUUM (ANALYZE)" if database.schema else "ANALYZE")
+        conn.exec_driver_sql("ANALYZE" if database.dialect.in_a_file else "VACUUM (ANALYZE)")
 
 
 BUFFERS = {
@@ -205,8 +177,7 @@ def hold_many(database: Database) -> None:
         for number in range(10):
             claim_on(conn, ["mail"], limit=OTHERS // 10, owner=f"other {number}")
         claim_two(conn)
-    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
-        conn.exec_driver_sql("VACUUM (ANALYZE)" if database.schema else "ANALYZE")
+    analyze(database)
 
 
 @pytest.mark.parametrize("crowded", ["postgresql"], indirect=True)
@@ -224,23 +195,6 @@ def test_a_worker_reads_no_job_that_others_hold(crowded: Database) -> None:
                 assert max(read, default=0) <= 2, f"{name}\n{json.dumps(plan, indent=1)}"
                 assert pages(plan) <= 60, name
             transaction.rollback()
-
-
-@pytest.mark.parametrize("crowded", ["sqlite"], indirect=True)
-def test_a_worker_finds_its_jobs_by_their_owner_on_sqlite(crowded: Database) -> None:
-    hold_many(crowded)
-    for name, run in OWNED.items():
-        with crowded.connect() as conn, conn.begin() as transaction:
-            with received(conn) as got:
-                run(conn)
-            plans = [
-                row[3]
-                for statement, parameters in got
-                if "reserved_by" in statement
-                for row in conn.exec_driver_sql("EXPLAIN QUERY PLAN " + statement, parameters)
-            ]
-            transaction.rollback()
-        assert any("jobs_rescue (reserved_by=?" in step for step in plans), f"{name}\n" + "\n".join(plans)
 
 
 @pytest.mark.parametrize("crowded", ["postgresql"], indirect=True)
@@ -336,3 +290,126 @@ def test_a_claim_planned_on_an_empty_table_is_fast_on_a_full_one(app: sqlq.App, 
             assert pages(plan) < 60 + 25 * limit, json.dumps(plan, indent=1)
         transaction.rollback()
     assert [job.priority for job in claimer.claim(10)] == [0] * 10
+
+
+# ── An unblock and the sweeps ───────────────────────────────────────────────────────────────────────────────
+
+
+CALLS: dict[str, Callable[[Database], Any]] = {
+    "unblock": lambda database: unblock.after(database, [1, 2]),
+    "unblock_steps": lambda database: unblock._unblock(database, [3]),
+    "waiting_for_recent": lambda database: unblock.sweep_recent(database, 21_000),
+}
+WAITING = 30_000
+
+
+def job(task: str = "t") -> NewJob:
+    return NewJob(task, "{}", "default", 5)
+
+
+def asked(database: Database, call: Callable[[Database], Any]) -> list[tuple[str, Any]]:
+    """Return the statements that a call sends, with their parameters."""
+    with received(database.engine) as got:
+        call(database)
+    return got
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_database_receives_the_golden_statement_of_an_unblock(app: sqlq.App, name: str) -> None:
+    """One of two waiting steps becomes free, and one is cancelled."""
+    flow = sqlq.Flow()
+    first, second = flow.add(job()), flow.add(job())
+    flow.add(job(), after=[first])
+    flow.add(job(), after=[second], when="failure")
+    app.enqueue(flow)
+    with app.database.begin() as conn:
+        held = claim_on(conn, limit=9, lease_ms=60_000)
+        done = [Settlement(each.id, each.lease_token, 1, Finished()) for each in held]
+        assert len(settle.settle(conn, done)) == 2
+    compare_with_golden(name, app.database, asked(app.database, CALLS[name]))
+
+
+def let_steps_wait(engine: Engine) -> None:
+    """Let many steps wait for job 1, which has failed, and one for job 2."""
+    postgresql = engine.dialect.name == "postgresql"
+    far, now = ("'9998-01-01 00:00+00'", "now()") if postgresql else ("253339228800000", "1")
+    carried = "id, queue, task, payload, priority, attempts, available_at, lease_token, unique_until"
+    carried += ", releases, created_at, flow_id"
+    ended = f"'default', 't', '{{}}', 0, 1, {now}, 1, 'finish', 0, {now}, 1"
+    with engine.begin() as conn:
+        if postgresql:
+            for table in ("jobs", "finished_jobs", "failed_jobs", "sqlq_edges"):
+                conn.execute(text(f"ALTER TABLE {table} SET (autovacuum_enabled = off)"))
+        blocked = "jobs (id, task, flow_id, blocked_by, available_at)"
+        insert_many(conn, WAITING, blocked, f"1000 + i, 't', 1, 'flow', {far}")
+        edges = "sqlq_edges (job_id, depends_on)"
+        insert_many(conn, WAITING, edges, "1000 + i, CASE i WHEN 1 THEN 2 ELSE 1 END")
+        insert_many(conn, 1, f"failed_jobs ({carried}, reason)", f"1, {ended}, 'error'")
+        finished = f"CASE i WHEN 1 THEN 2 ELSE -i END, {ended}, 'finished'"
+        insert_many(conn, WAITING, f"finished_jobs ({carried}, outcome)", finished)
+
+
+@needs("plans")
+@pytest.mark.parametrize("of_workers", [True, False])
+def test_postgresql_unblocks_by_indexes_beside_tables_without_statistics(
+    app: sqlq.App, engine: Engine, of_workers: bool
+) -> None:
+    database = app.database.for_claims if of_workers else app.database
+    let_steps_wait(engine)
+    with database.connect() as conn, conn.begin() as transaction:
+        with received(conn) as got:
+            assert conn.scalars(unblock._WAITING_FOR, {"id": 2}).all() == [1001]
+            assert [row.id for row in unblock._judge_on(conn, [2], are_ended=True)] == [1001]
+        transaction.rollback()
+    with database.connect() as conn, conn.begin() as transaction:
+        for statement, parameters in got:
+            plan = explained(conn, statement, parameters)
+            assert not scans(plan), json.dumps(plan, indent=1)
+            assert pages(plan) < 120, json.dumps(plan, indent=1)
+        transaction.rollback()
+    assert unblock.after(database, [2]).free == 1
+
+
+@needs("plans")
+def test_a_statement_planned_on_empty_tables_is_fast_on_full_ones(app: sqlq.App, engine: Engine) -> None:
+    """The unblock and the move of ended jobs are prepared and planned once. Nothing analyses the tables."""
+    claims = app.database.for_claims
+
+    def move() -> set[Any]:
+        with claims.single_statements() as conn:
+            return settle.settle(conn, [Settlement(1001, 1, 1, Finished())])
+
+    with received(claims.engine) as sent:
+        unblock.after(claims, [2])
+        move()
+    texts = {statement: parameters for statement, parameters in sent if "SKIP LOCKED" in statement}
+    assert len(texts) == 2
+    let_steps_wait(engine)
+    with claims.connect() as conn, conn.begin() as transaction:
+        prepared = conn.exec_driver_sql(
+            "SELECT name, statement FROM pg_prepared_statements WHERE statement LIKE '%%SKIP LOCKED%%'"
+        ).all()
+        assert len(prepared) == 2
+        for statement, parameters in texts.items():
+            order = dict.fromkeys(re.findall(r"%\((\w+)\)s", statement))
+            text_there = statement
+            for number, each in enumerate(order, 1):
+                text_there = text_there.replace(f"%({each})s", f"${number}")
+            (name,) = (row.name for row in prepared if row.statement == text_there)
+            values = sql.SQL(", ").join(sql.Literal(parameters[key]) for key in order).as_string()
+            plan = explained(conn, f"EXECUTE {name} ({values})".replace("%", "%%"))
+            assert pages(plan) < 120, json.dumps(plan, indent=1)
+        transaction.rollback()
+
+
+@needs("file")
+def test_sqlite_unblocks_by_indexes(app: sqlq.App, engine: Engine) -> None:
+    let_steps_wait(engine)
+    with engine.connect() as conn:
+        statements = [each for call in CALLS.values() for each in asked(app.database, call)]
+        assert len(statements) >= len(CALLS)
+        for statement, parameters in statements:
+            plan = [row[3] for row in conn.exec_driver_sql("EXPLAIN QUERY PLAN " + statement, parameters)]
+            whole = [step for step in plan if step.startswith("SCAN") and "INDEX" not in step]
+            tables = ("ended", "step", "each", "held")
+            assert not [step for step in whole if step.split()[1] not in tables], "\n".join(plan)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -16,11 +15,10 @@ from typing import Any
 from sqlalchemy import make_url
 
 from tests.kit import wait_until
-from tests.kit.command import ROOT, Done
-from tests.kit.preloaded import DJANGO, preloaded
+from tests.kit.command import Done
+from tests.kit.preloaded import DJANGO, environment, preloaded
 
 PROJECT = Path(__file__).parent / "project"
-SILENT = ("SQLQ_", "DJANGO_", "SHOP_", "COLUMNS", "FORCE_COLOR", "TTY_")
 
 
 def settings_of(url: str, **more: Any) -> dict[str, Any]:
@@ -47,14 +45,7 @@ class Project:
         self.directory = directory
         self.url = url
         shutil.copytree(PROJECT, directory, ignore=shutil.ignore_patterns("__pycache__"))
-        own = {name: value for name, value in os.environ.items() if not name.startswith(SILENT)}
-        self.environment = {
-            **own,
-            "PYTHONPATH": str(ROOT),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "PYTHONUTF8": "1",
-            "PYTHONWARNINGS": "error::ResourceWarning,error::RuntimeWarning",
-        }
+        self.environment = environment(PYTHONWARNINGS="error::ResourceWarning,error::RuntimeWarning")
         self.set(DATABASE=settings_of(url))
 
     def set(self, **settings: Any) -> None:

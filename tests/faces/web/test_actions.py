@@ -7,11 +7,9 @@ import threading
 from typing import Any
 
 import pytest
-from sqlalchemy.exc import OperationalError
 
 import sqlq
 from sqlq.admin import batches
-from sqlq.admin.jobs import Jobs
 from sqlq.admin.verbs import VERBS
 from sqlq.model.job import State
 from sqlq.model.outcome import Finished
@@ -78,17 +76,6 @@ def test_each_verb_that_has_a_button_is_done_by_its_form(shop: sqlq.App) -> None
     assert [row.action for row in reversed(rows)] == list(FORMS)
     states = {name: str(shop.jobs.get(id).state) for name, id in jobs.items() if name != "deleted"}
     assert (states["failed"], states["waiting"], states["later"]) == ("available", "cancelled", "scheduled")
-
-
-def test_delete_shows_the_number_of_jobs_before_it_acts(shop: sqlq.App) -> None:
-    enqueue(shop, 3)
-    broken = end(shop, failed(), 3)
-    answer = Visitor(shop).send("delete", id=broken)
-    assert answer.status_code == 200
-    page = html.unescape(answer.text)
-    assert "<b>3</b> jobs would be acted on" in page
-    assert f"sqlq delete {' '.join(map(str, broken))}" in page
-    assert [str(shop.jobs.get(id).state) for id in broken] == ["failed"] * 3
 
 
 def test_all_matching_jobs_are_changed_after_a_confirmation(shop: sqlq.App) -> None:
@@ -207,46 +194,6 @@ def test_a_filter_is_counted_even_in_a_confirmed_form(shop: sqlq.App) -> None:
     assert [shop.jobs.get(id).state for id in ids] == ["available"] * 2
 
 
-def test_a_search_of_texts_acts_on_the_jobs_that_it_finds(shop: sqlq.App) -> None:
-    (red, _) = (enqueue(shop, 1, headers={"tenant": name})[0] for name in ("red", "blue"))
-    page, answer = Visitor(shop).asked("cancel", header="tenant=red", matching="yes")
-    assert "<b>1</b> job would be acted on (1 available)" in page
-    assert answer["id"] == [str(red)]
-
-
-@pytest.mark.parametrize(
-    ("counts", "words"),
-    [
-        (
-            {"scheduled": 1, "available": 100_000},
-            "1 scheduled and at least 100,000 available jobs in queue mail",
-        ),
-        ({"running": 1}, "1 running job in queue mail"),
-    ],
-)
-def test_a_filter_is_named_in_words(
-    shop: sqlq.App, monkeypatch: pytest.MonkeyPatch, counts: dict[str, int], words: str
-) -> None:
-    monkeypatch.setattr(Jobs, "_counts", lambda *_, **options: counts)
-    page, _ = Visitor(shop).asked("cancel", queue="mail", matching="yes")
-    assert f"<b>{words}</b> would be acted on" in page
-
-
-def test_a_filter_is_confirmed_when_it_cannot_be_counted_in_time(
-    shop: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def slow(*_: Any, **__: Any) -> Any:
-        raise OperationalError("SELECT", {}, Exception("canceling statement due to statement timeout"))
-
-    enqueue(shop, 2)
-    monkeypatch.setattr(Jobs, "_counts", slow)
-    admin = Visitor(shop)
-    page, answer = admin.asked("cancel", queue="default", matching="yes")
-    assert "<b>All jobs in queue default</b> would be acted on" in page
-    assert "canceling statement due to statement timeout" in page
-    assert "cancelled 2 jobs" in admin.done("cancel", **answer)
-
-
 @pytest.mark.parametrize(
     ("verb", "form", "status", "said"),
     [
@@ -265,7 +212,3 @@ def test_a_form_is_refused_in_one_sentence_when_it_is_wrong(
     answer = Visitor(shop).send(verb, **form)
     assert answer.status_code == status
     assert said in html.unescape(answer.text)
-
-
-def test_a_form_without_jobs_does_nothing(shop: sqlq.App) -> None:
-    assert "nothing was done" in Visitor(shop).done("retry")

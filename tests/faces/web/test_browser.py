@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 import sqlq
 from tests.faces.web import shop
@@ -108,47 +107,6 @@ def test_jobs_are_filtered_and_cancelled(desk: Desk) -> None:
     browser.press("Cancel")
     browser.sees("cancelled 1 job", ".said")
     assert "label=tenant-7" in browser.driver.current_url, "back where the form was sent from"
-
-
-def test_buttons_for_jobs_stand_above_the_list_and_stick(desk: Desk) -> None:
-    desk.app.enqueue_many([shop.send_receipt.new(i) for i in range(60)])
-    browser = desk.open("jobs?queue=mail")
-    buttons, bar = browser.find(".bulk .acts"), browser.find(".bulk")
-    assert bar.location["y"] < browser.find("table.jobs").location["y"]
-    assert not buttons.is_displayed(), "nothing is chosen"
-    browser.find("tbody input[name=id]").click()
-    assert buttons.is_displayed()
-    title = browser.find(".bulk button[formaction$='/cancel']").get_attribute("title")
-    assert re.search("sqlq .*cancel ID.*, or for all that match: sqlq .*cancel --queue mail", str(title))
-    browser.find("tbody input[name=id]").click()
-    assert not buttons.is_displayed()
-    browser.find("input[name=matching]").click()
-    browser.driver.execute_script("scrollTo(0, document.body.scrollHeight)")
-    edges: Any = browser.driver.execute_script(
-        "return ['.top', '.bulk'].map((each) => document.querySelector(each).getBoundingClientRect())"
-        ".map((each) => [each.top, each.bottom])"
-    )
-    assert abs(edges[1][0] - edges[0][1]) < 1, "the bar sticks below the header"
-    browser.press("Cancel…")
-    browser.sees("60 available jobs in queue mail would be acted on")
-
-
-def test_the_line_of_an_action_moves_and_stops_it(desk: Desk) -> None:
-    def write(statement: str) -> None:
-        with desk.app.database.begin() as conn:
-            conn.execute(text(statement))
-
-    write(
-        "INSERT INTO sqlq_audit (actor, action, target, number) VALUES ('eve', 'retry', 'retry --all', 1200)"
-    )
-    browser = desk.open("failures")
-    browser.sees("1,200 until now", "#actions")
-    write("UPDATE sqlq_audit SET number = 2400, seen_at = statement_timestamp()")
-    browser.sees("2,400 until now", "#actions")
-    browser.press("Stop", within="#actions")
-    browser.sees("stops after its batch", ".said")
-    browser.sees("2,400 until now, stopping", "#actions")
-    assert desk.app.audit.list()[-1].state == "stopping"
 
 
 def test_progress_moves_and_a_running_job_is_cancelled(desk: Desk, database_url: str, tmp_path: Path) -> None:

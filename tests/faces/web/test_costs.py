@@ -113,23 +113,6 @@ def test_a_page_touches_few_pages_of_large_tables(crowded: sqlq.App, engine: Eng
             assert touched <= most, (path, touched, sorted(seen, reverse=True)[:3])
 
 
-def test_a_traceback_of_each_error_is_read(app: sqlq.App) -> None:
-    task = app.task(name="send", max_attempts=1)(lambda: None)
-    trace = 'Traceback:\n  File "/srv/shop/mail.py", line 3, in send\nValueError: boom'
-    for message in ("boom", "boom", "boom", "bang"):
-        app.enqueue(task.new())
-        end(app, failed(message, trace))
-    groups, _ = app.jobs.failures()
-    assert [(each.number, each.place) for each in groups] == [
-        (3, "shop/mail.py in send"),
-        (1, "shop/mail.py in send"),
-    ]
-    (read,) = [given for said, given in received(Visitor(app), "/failures") if "traceback" in said]
-    values = read.values() if isinstance(read, dict) else read
-    assert {each.newest for each in groups} < {*values}
-    assert len({*values} & {job.id for job in app.jobs.list()}) <= 3, "of the other jobs none is read"
-
-
 def test_the_end_of_a_traceback_is_read(app: sqlq.App) -> None:
     task = app.task(name="send", max_attempts=1)(lambda: None)
     app.enqueue(task.new())

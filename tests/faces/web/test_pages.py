@@ -10,9 +10,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
-from sqlalchemy import Engine, text, update
+from sqlalchemy import Engine, make_url, text, update
 from sqlalchemy.exc import OperationalError
 
 import sqlq
@@ -20,19 +21,32 @@ from sqlq.admin import jobs
 from sqlq.admin.doctor.finding import check, to_do
 from sqlq.admin.jobs import Jobs
 from sqlq.admin.queues import Queues
+from sqlq.model.flow import StepDetails
+from sqlq.model.job import State
 from sqlq.model.outcome import Finished
-from sqlq.schema.tables import finished_jobs
+from sqlq.schema import tables
+from sqlq.store import rights
 from sqlq.store.limits import admit
+from sqlq.store.workers import workers
+from sqlq.testing import drain
 from sqlq.web import Role, pages
-from tests.kit import end, execute, failed, needs, wait_until
+from sqlq.web.outline import outline
+from tests.kit import claim_on, end, execute, failed, needs
 from tests.kit.command import Command
 from tests.kit.visitor import Visitor
+
+
+def boom(number: int, *before: object, **options: object) -> dict[str, object]:
+    if number == 77:
+        raise ValueError(f"chunk {number} has no header")
+    return {"rows": number, "password": "hunter2"}
 
 
 @pytest.fixture
 def shop(app: sqlq.App) -> sqlq.App:
     app.task(name="send", max_attempts=1)(lambda n=0: None)
     app.task(name="pack", queue="packing")(lambda n=0: None)
+    app.task(name="convert", max_attempts=1)(boom)
     return app
 
 
@@ -49,23 +63,13 @@ def test_the_overview_shows_queues_and_their_pace(shop: sqlq.App) -> None:
     end(shop, failed())
     with shop.database.begin() as conn:
         a_while_ago = datetime.now(UTC) - timedelta(minutes=5)
-        conn.execute(update(finished_jobs).values(finished_at=a_while_ago))
+        conn.execute(update(tables.finished_jobs).values(finished_at=a_while_ago))
     page = Visitor(shop).page()
     assert "No worker is running" in page
     assert re.search(
         r'class="plot bars "[^>]*>.*?<title>\d\d:\d\d to \d\d:\d\d: 0.5 a minute</title>', page, re.DOTALL
     ), "a bar for the job that has finished"
     assert re.search(r'href="/jobs\?state=failed&amp;queue=default">1<', page)
-
-
-def test_the_pace_has_whole_parts_alone(shop: sqlq.App) -> None:
-    shop.enqueue(shop.named("send").new())
-    end(shop, Finished())
-    parts = shop.jobs.pace("1h", 30).parts
-    assert len(parts) == 30
-    assert all(part.since.timestamp() % 120 == 0 for part in parts)
-    assert parts[-1].since + timedelta(minutes=2) <= datetime.now(UTC)
-    assert sum(part.finished for part in parts) in (0, 1 / 120), "it is in a part as soon as that is over"
 
 
 def test_the_overview_shows_all_findings_of_the_worst_colour_and_folds_the_others(
@@ -80,13 +84,8 @@ def test_the_overview_shows_all_findings_of_the_worst_colour_and_folds_the_other
     assert [f"red {number}" in head for number in range(7)] == [True] * 7
     assert "amber" not in head
     assert [f"amber {number}" in folded for number in range(7)] == [True] * 7
-    assert re.search(r"The server was examined .*, the queues just now\.</p>", page)
     del rows[:7]
-    page = Visitor(shop).page()
-    assert "<summary>7 to check" not in page, "the worst colour is not folded"
-    assert page.count('<li class="check"><strong>paused</strong> amber') == 7
-    del rows[:]
-    assert "The doctor finds nothing to do." in Visitor(shop).page()
+    assert "<summary>7 to check" not in Visitor(shop).page(), "the worst colour is not folded"
 
 
 def test_jobs_are_filtered_by_the_address(shop: sqlq.App) -> None:
@@ -130,35 +129,6 @@ def test_pages_of_jobs_follow_each_other_without_a_gap(shop: sqlq.App) -> None:
     assert seen == sorted(made, reverse=True)
 
 
-def test_the_page_of_a_job_shows_its_attempts_and_actions(shop: sqlq.App) -> None:
-    shop.enqueue(shop.named("send").new(7))
-    trace = (
-        'Traceback (most recent call last):\n  File "/srv/shop/mail.py", line 3, in send\nValueError: boom'
-    )
-    (id,) = end(shop, failed("boom", trace))
-    page = html.unescape(Visitor(shop).page(f"/jobs/{id}"))
-    for said in (
-        "ValueError: boom",
-        "shop/mail.py",
-        f"sqlq retry {id}",
-        f"WHERE id = {id}",
-        "attempt 1",
-        "Delete…",
-    ):
-        assert said in page
-    assert "Cancel…" not in page
-
-
-@pytest.mark.parametrize(
-    ("paused", "said"), [(True, "its queue is paused"), (False, "no worker serves its queue")]
-)
-def test_the_page_of_a_job_names_the_reason_why_it_waits(shop: sqlq.App, paused: bool, said: str) -> None:
-    id = shop.enqueue(shop.named("send").new()).id
-    if paused:
-        shop.queues.pause("default")
-    assert said in Visitor(shop).page(f"/jobs/{id}")
-
-
 def test_a_part_of_a_name_finds_the_task(shop: sqlq.App) -> None:
     for name in ("shop.send", "shop.resend", "pack.all"):
         shop.task(name=name, max_attempts=1)(lambda: None)
@@ -194,18 +164,6 @@ def test_every_page_has_the_counts_on_top_and_jobs_have_them_on_their_tabs(shop:
     assert tabs("?task=send") == [], "no count without a scan"
 
 
-def test_a_known_queue_without_jobs_can_be_paused(shop: sqlq.App) -> None:
-    visitor = Visitor(shop)
-    assert '<option value="packing">' in visitor.page("/queues")
-    assert "paused packing for 10m" in visitor.done("queues pause", name="packing", duration="10m")
-    assert visitor.done("queues pause", all="true") == "paused all queues."
-    assert visitor.done("queues resume", all="true") == "resumed all queues."
-    refused = visitor.send("queues pause", name="packing", duration="soon", back="/queues").text
-    assert '<a href="/queues">Back to the form</a>' in refused
-    refused = html.unescape(refused)
-    assert 'duration is \'soon\': write it as in "30s", "10m"' in refused
-
-
 def test_failures_are_grouped_by_error_and_place(shop: sqlq.App) -> None:
     trace = (
         'Traceback:\n  File "/srv/shop/mail.py", line {}, in send\n'
@@ -220,12 +178,10 @@ def test_failures_are_grouped_by_error_and_place(shop: sqlq.App) -> None:
     page = visitor.page("/failures")
     assert re.findall(r'<div class="many">(\d+)</div>', page) == ["4", "1"]
     assert "shop/mail.py in send" in page
-    groups, complete = shop.jobs.failures()
-    assert complete
-    detail = visitor.page(f"/failures/{groups[0].fingerprint}")
-    assert f"sqlq retry --error {groups[0].fingerprint}" in detail
+    fingerprint = shop.jobs.failures()[0][0].fingerprint
+    detail = visitor.page(f"/failures/{fingerprint}")
+    assert f"sqlq retry --error {fingerprint}" in detail
     assert re.search(r'<div class="axes">.*<title>\d\d:\d\d to \d\d:\d\d: [1-4]</title>', detail, re.DOTALL)
-    assert shop.jobs._counts(["failed"], error=groups[0].fingerprint) == {"failed": 4}
 
 
 SAME = {
@@ -261,20 +217,17 @@ def test_the_api_and_the_commands_return_the_same_bytes(shop: sqlq.App, sqlq_: C
     shop.schedules.add("nightly", send.new(7), sqlq.Schedule(cron="0 3 * * *"))
     with shop.acting_as("ada"):
         shop.queues.pause("packing")
-    sqlq_.shop("enqueue", "wait", "w")
+    with shop.database.begin() as conn:
+        workers.register(conn, id="w", host="box", pid=7, version="0", queues=None, concurrency=1)
+        claim_on(conn, limit=1, owner="w", lease_ms=600_000)
     assert {f"/api/v1/{path}" for path in SAME} == pages.API.keys()
-    with closing(sqlq.App(shop.url)) as without_code, sqlq_.working("-q", "default", "-c", "1"):
-        sqlq_.wait_for("w.started")
+    with closing(sqlq.App(shop.url)) as without_code:
         visitor = Visitor(without_code, redact="nothing")
         for path, command in SAME.items():
-
-            def are_the_same(path: str = path, command: list[str] = command) -> bool:
-                answer = visitor.get(f"/api/v1/{path.replace('<int:id>', '1')}")
-                assert answer.status_code == 200, path
-                assert answer.json, path
-                return _still(answer.text) == _still(sqlq_.ok(*command, "--json"))
-
-            wait_until(are_the_same, what=path)  # the worker goes on meanwhile
+            answer = visitor.get(f"/api/v1/{path.replace('<int:id>', '1')}")
+            assert answer.status_code == 200, path
+            assert answer.json, path
+            assert _still(answer.text) == _still(sqlq_.ok(*command, "--json")), path
 
 
 def test_the_api_reports_an_incomplete_search_in_a_header(
@@ -298,6 +251,123 @@ def test_the_api_answers_in_json_whatever_sql_has_stored(shop: sqlq.App, engine:
     execute(engine, "INSERT INTO jobs (queue, task, payload) VALUES ('q', 't', '{\"args\": [NaN]}')")
     answer = Visitor(shop).get("/api/v1/jobs/1")
     assert json.loads(answer.text, parse_constant=pytest.fail)["payload"] == {"args": ["nan"]}
+
+
+# -- a job, a flow and a failure -----------------------------------------------------------------------------
+
+
+def page_of(app: sqlq.App, path: str) -> str:
+    return html.unescape(Visitor(app).page(path))
+
+
+def test_the_page_of_a_job_begins_with_its_error_or_reason(shop: sqlq.App) -> None:
+    shop.enqueue_many([shop.named("convert").new(n) for n in range(3)])
+    trace = 'Traceback:\n  File "/srv/shop/mail.py", line 3, in send\nValueError: boom'
+    ids = [end(shop, failed(f"no box {n}", trace))[0] for n in range(3)]
+    page = page_of(shop, f"/jobs/{ids[0]}")
+    assert page.index("ValueError: no box") < page.index("it has failed for good") < page.index("Arguments")
+    for said in ("shop/mail.py", f"sqlq retry {ids[0]}", f"WHERE id = {ids[0]}", "attempt 1", "Delete…"):
+        assert said in page
+    assert "Cancel…" not in page
+    (link,) = re.findall(r'href="(/failures/\w+)">2 others have this error<', page)
+    assert "no box" in page_of(shop, link)
+    shop.queues.pause("default")
+    waiting = shop.enqueue(shop.named("convert").new(1)).id
+    assert "its queue is paused" in page_of(shop, f"/jobs/{waiting}")
+    shop.jobs.cancel([waiting], reason="the order is void")
+    page = page_of(shop, f"/jobs/{waiting}")
+    assert page.index("the order is void") < page.index("it has ended")
+
+
+def test_a_step_shows_the_results_that_its_handler_gets(shop: sqlq.App) -> None:
+    convert, flow = shop.named("convert"), sqlq.Flow()
+    first = flow.add(convert.new(5))
+    flow.add(convert.new(6, first.result))
+    a, b = shop.enqueue(flow).jobs
+    assert f"(the result of job {a.id}, not there)" in page_of(shop, f"/jobs/{b.id}")
+    drain(shop)
+    page = page_of(shop, f"/jobs/{b.id}")
+    arguments = page[page.index("Arguments") : page.index("Result")]
+    assert '"rows": 5' in arguments
+    assert '"password": "(hidden)"' in arguments
+    assert "hunter2" not in page
+    assert '"results"' not in page
+    hidden = html.unescape(Visitor(shop, "viewer", hide_from_viewers=True).page(f"/jobs/{b.id}"))
+    assert '"rows": 5' not in hidden
+
+
+def test_the_page_of_a_job_names_what_enqueued_it(shop: sqlq.App) -> None:
+    def enqueued_by(id: int) -> str:
+        (row,) = re.findall("<dt>enqueued by</dt><dd>(.*?)</dd>", page_of(shop, f"/jobs/{id}"))
+        return re.sub("<.*?>", "", row)
+
+    convert, at = shop.named("convert"), datetime(2026, 11, 27, 3, tzinfo=UTC)
+    shop.schedules.add("nightly", convert.new(3), sqlq.Schedule(cron="0 3 * * *"))
+    with shop.acting_as("grace"):
+        run = shop.schedules.run("nightly").id
+    assert enqueued_by(run) == "grace, by a run now of the schedule nightly"
+    with shop.database.begin() as conn:
+        conn.execute(update(tables.jobs).values(scheduled_for=at))
+    assert "the schedule nightly, for 2026-11-27 03:00:00" in enqueued_by(run)
+    end(shop, Finished())
+    (replay,) = shop.jobs.replay(run).values()
+    assert enqueued_by(replay) == f"a replay of job {run}"
+    flow = sqlq.Flow()
+    flow.add(convert.new(1))
+    made = shop.enqueue(flow)
+    assert enqueued_by(made.jobs[0].id) == f"the flow {made.id}"
+
+
+def steps(*states: tuple[str, list[int]]) -> list[StepDetails]:
+    return [
+        StepDetails(id, "t", "q", None, State(state), 1, dict.fromkeys(after, "success"))
+        for id, (state, after) in enumerate(states, 1)
+    ]
+
+
+def drawn(flow: list[StepDetails], at: int | None = None) -> dict[str, tuple[int, set[str]]]:
+    """The boxes of a flow, each with its column and those before it."""
+    boxes = outline(flow, at)
+    names = [
+        str(box.steps[0].id) if len(box.steps) == 1 else f"{len(box.steps)} {box.steps[0].state}"
+        for box in boxes
+    ]
+    return {name: (box.column, {names[n] for n in box.after}) for name, box in zip(names, boxes, strict=True)}
+
+
+def test_a_fan_of_finished_steps_is_one_box() -> None:
+    middle = [("finished", [1])] * 198
+    flow = steps(("finished", []), *middle, ("finished", list(range(2, 200))))
+    assert drawn(flow) == {"1": (0, set()), "198 finished": (1, {"1"}), "200": (2, {"198 finished"})}
+    flow[76] = flow[76].__class__(77, "t", "q", None, State.FAILED, 1, {1: "success"})
+    boxes = drawn(flow)
+    assert list(boxes) == ["77", "1", "200", "197 finished"]
+    assert boxes["200"] == (2, {"77", "197 finished"})
+    assert list(drawn(flow, at=200)) == ["200", "77", "197 finished"]
+
+
+def test_a_long_chain_shows_the_failed_step_and_its_neighbours() -> None:
+    states = ["finished"] * 76 + ["failed"] + ["blocked"] * 123
+    chain = steps(*((state, [n] if n else []) for n, state in enumerate(states)))
+    boxes = drawn(chain)
+    assert list(boxes)[:3] == ["77", "78", "76"]
+    assert [boxes[name][0] for name in ("75 finished", "76", "77", "78")] == [0, 1, 2, 3]
+    assert sum(int(name.partition(" ")[0]) if " " in name else 1 for name in boxes) == 200
+    assert len(boxes) < 20
+    assert drawn(chain, at=100) == {"100": (1, {"99"}), "99": (0, set()), "101": (2, {"100"})}
+
+
+def test_a_folded_flow_unfolds_by_its_count(shop: sqlq.App) -> None:
+    convert, flow = shop.named("convert"), sqlq.Flow()
+    first = flow.add(convert.new(0))
+    for n in range(1, 40):
+        flow.add(convert.new(n), after=[first])
+    id = shop.enqueue(flow).id
+    drain(shop)
+    page = page_of(shop, f"/flows/{id}")
+    assert page.count('<g class="step') == 2
+    (link,) = set(re.findall(r'href="([^"]+)">39 finished steps<', page))
+    assert page_of(shop, link).count('<g class="step') == 40
 
 
 # -- mistakes ------------------------------------------------------------------------------------------------
@@ -349,24 +419,10 @@ def test_a_page_reloads_itself_while_the_database_is_away(app: sqlq.App) -> None
     assert "data-again" in page
 
 
-@needs("postgresql")
-def test_a_slow_query_leaves_the_rest_of_the_page(shop: sqlq.App, engine: Engine) -> None:
-    shop.enqueue(shop.named("send").new())
-    visitor = Visitor(shop)
-    visitor.page()
-    with engine.begin() as conn:
-        conn.execute(text("LOCK TABLE finished_jobs IN ACCESS EXCLUSIVE MODE"))
-        visitor.site.reading.forget()
-        began = datetime.now(UTC)
-        page = visitor.page()
-        assert datetime.now(UTC) - began < timedelta(seconds=30)
-    assert "too slow to count" in page
-    assert 'href="/jobs?queue=default"' in page
-
-
 def test_a_query_that_was_too_slow_is_not_repeated_by_each_viewer(
     shop: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shop.enqueue(shop.named("send").new())
     visitor, tries = Visitor(shop), list[int]()
 
     def slow(*given: Any, **how: Any) -> Any:
@@ -375,7 +431,9 @@ def test_a_query_that_was_too_slow_is_not_repeated_by_each_viewer(
 
     monkeypatch.setattr(Jobs, "pace", slow)
     for _ in range(3):
-        assert "too slow to count" in visitor.page()
+        page = visitor.page()
+        assert "too slow to count" in page
+        assert 'href="/jobs?queue=default"' in page, "the rest of the page is there"
     assert tries == [1]
 
 
@@ -424,3 +482,28 @@ def test_pages_read_from_the_replica_and_forms_act_on_the_database(shop: sqlq.Ap
         assert "paused seen" in visitor.done("queues pause", name="seen")
         assert "seen" in shop.queues.pauses().named
         assert replica.queues.pauses().named == {}
+
+
+@needs("roles")
+def test_a_page_names_the_grant_that_its_role_lacks(shop: sqlq.App, engine: Engine) -> None:
+    shop.enqueue(shop.named("convert").new(77))
+    (id,) = end(shop, failed())
+    role = f"web_{uuid4().hex[:12]}"
+    url = make_url(str(shop.url)).set(username=role, password=None)
+    execute(engine, f"CREATE ROLE {role} LOGIN; GRANT SELECT ON sqlq_version TO {role}")
+    try:
+        with closing(sqlq.App(url)) as poor:
+            kinds: dict[Role, str] = {"viewer": "reader", "operator": "operator"}
+            for user, kind in kinds.items():
+                page = html.unescape(Visitor(poor, user).page("/jobs", 503))
+                assert "did not answer" not in page
+                assert "ermission denied for table" in page
+                assert f"sqlq grants {role} --as {kind}" in page
+            with engine.begin() as conn:
+                rights.apply(conn, "reader", role, "public")
+            operator = Visitor(poor, "operator")
+            assert "convert" in operator.page(f"/jobs/{id}")
+            page = html.unescape(operator.send("retry", id=str(id)).text)
+            assert f"sqlq grants {role} --as operator" in page
+    finally:
+        execute(engine, f"DROP OWNED BY {role}; DROP ROLE {role}")

@@ -6,7 +6,6 @@ from html import unescape
 from unittest import mock
 
 from django.contrib.auth.models import Permission, User
-from django.contrib.contenttypes.models import ContentType
 from django.db import connections, transaction
 from django.test import TransactionTestCase
 from django.test.utils import CaptureQueriesContext
@@ -57,20 +56,6 @@ class InTheAdmin(TransactionTestCase):
 
 
 class Looking(InTheAdmin):
-    def test_jobs_of_all_states_are_listed(self):
-        self.log_in("view_job")
-        first = app.enqueue(fail.new()).id
-        drain(app)
-        second = app.enqueue(pay.new(7)).id
-        drain(app)
-        third = app.enqueue(pay.new(7).set(delay="1h")).id
-        page = self.page(address(Job))
-        self.assertEqual(
-            re.findall(r"/admin/sqlq/job/(\d+)/change/", page), list(map(str, [third, second, first]))
-        )
-        self.assertEqual(re.findall(r'field-state">(\w+)<', page), ["scheduled", "finished", "failed"])
-        self.assertIn("LookupError: no such order", page)
-
     def test_jobs_are_filtered_and_found(self):
         self.log_in(is_superuser=True)
         one = app.enqueue(pay.new(1).set(label="red", unique_key="k1")).id
@@ -91,10 +76,8 @@ class Looking(InTheAdmin):
         self.assertIn('href="?queue=mail"', page)
         self.assertIn('href="?task=shop.tasks.apay"', page)
         self.assertEqual(self.ids(state="failed"), [two + 1])
-
-    def test_an_unknown_state_is_refused_with_the_known_ones(self):
-        self.log_in(is_superuser=True)
         self.assertIn("is 'nonsense': it is one of blocked", self.page(address(Job), state="nonsense"))
+        self.assertIn("id is 'x'", self.act(Job, "retry", "x"))
 
     def test_lists_have_pages_up_to_a_bound(self):
         self.log_in("view_job")
@@ -132,14 +115,6 @@ class Looking(InTheAdmin):
         self.assertEqual(self.client.get(address(Job, "add")).status_code, 403)
         self.assertEqual(self.client.post(address(Job, "delete", id), {"post": "yes"}).status_code, 403)
 
-    def test_a_failed_job_is_shown_with_its_traceback(self):
-        self.log_in(is_superuser=True)
-        id = app.enqueue(fail.new()).id
-        drain(app)
-        page = self.page(address(Job, "change", id))
-        self.assertIn('raise LookupError("no such order")', page)
-        self.assertRegex(page, r"<pre>Traceback[^<]*\n  File")
-
     def test_error_and_reason_come_first(self):
         self.log_in(is_superuser=True)
         failed = app.enqueue(fail.new()).id
@@ -155,19 +130,9 @@ class Looking(InTheAdmin):
             page = self.page(address(Job, "change", id))
             fields = re.findall(r"<label>(\w+):</label>", page)
             self.assertEqual(fields[:3], ["Error", "Why", "Id"])
-
-    def test_pages_lead_to_those_of_the_dashboard(self):
-        self.log_in(is_superuser=True)
-        id = app.enqueue(pay.new(7)).id
-        for url, target in (
-            (address(Job), "/ops/sqlq/jobs"),
-            (address(Job, "change", id), f"/ops/sqlq/jobs/{id}"),
-            (address(Queue, "change", "mail"), "/ops/sqlq/queues"),
-            (address(Worker), "/ops/sqlq/workers"),
-        ):
-            (link,) = re.findall(r'<a href="([^"]+)">Dashboard<', self.page(url))
-            self.assertEqual(link, target)
-            self.assertEqual(self.client.get(link).status_code, 200)
+        page = self.page(address(Job, "change", failed))
+        self.assertIn('raise LookupError("no such order")', page)
+        self.assertRegex(page, r"<pre>Traceback[^<]*\n  File")
 
     def test_schedules_queues_and_workers_are_listed(self):
         self.log_in(is_superuser=True)
@@ -183,13 +148,6 @@ class Looking(InTheAdmin):
         self.assertRegex(page, r'field-available">1<')
         self.assertIn("mail", self.page(address(Queue, "change", "mail")))
         self.assertIn("0 workers", self.page(address(Worker)))
-
-    def test_a_page_names_migrate_where_the_tables_are_missing(self):
-        from sqlq.errors import SchemaVersionError
-
-        self.log_in(is_superuser=True)
-        with mock.patch.object(app.jobs.__class__, "_read", side_effect=SchemaVersionError("run migrate")):
-            self.assertIn("Run migrate", self.page(address(Job)))
 
     def test_a_page_reports_a_query_that_timed_out(self):
         self.log_in(is_superuser=True)
@@ -261,10 +219,6 @@ class Acting(InTheAdmin):
         self.assertEqual([self.state(id) for id in [*ids, other]], ["failed"] * 3 + ["available"])
         self.assertIn("Retried 3 jobs", self.act(Job, "retry", ids[0], select_across="1"))
 
-    def test_wrong_ids_are_refused(self):
-        self.log_in(is_superuser=True)
-        self.assertIn("id is 'x'", self.act(Job, "retry", "x"))
-
     def test_the_verbs_are_actions_and_are_recorded_as_those_of_the_user(self):
         one, two = self.failed()
         app.schedules.add("nightly", pay.new(7), cron="0 3 * * *")
@@ -290,16 +244,3 @@ class Acting(InTheAdmin):
         self.assertEqual((self.state(one), self.state(two)), ("cancelled", "failed"))
         self.assertIn("nowhere", self.act(Schedule, "schedules pause", "nowhere", "nightly"))
         self.assertEqual(app.schedules.get("nightly").state, "paused", "the others are done")
-
-    def test_a_viewer_of_workers_and_queues_has_no_action(self):
-        self.log_in("view_queue", "view_worker", "view_schedule")
-        for model in (Queue, Worker, Schedule):
-            self.assertEqual(self.actions(model), [])
-
-
-class Permissions(InTheAdmin):
-    def test_models_have_content_types_and_no_tables(self):
-        kinds = ContentType.objects.filter(app_label="sqlq").values_list("model", flat=True)
-        self.assertLessEqual({"job", "schedule", "queue", "worker"}, set(kinds))
-        tables = connections["default"].introspection.table_names()
-        self.assertEqual({model._meta.db_table for model in MODELS} & set(tables), set())

@@ -27,17 +27,10 @@ BACKEND = "sqlq.django.SqlqBackend"
 
 
 class TheBackend(SimpleTestCase):
-    def test_the_default_backend_is_the_one_of_the_settings(self):
-        self.assertEqual(default_task_backend, task_backends["default"])
+    def test_the_backend_is_that_of_the_settings_and_has_every_optional_feature(self):
         self.assertIsInstance(task_backends["default"], SqlqBackend)
-        self.assertEqual(default_task_backend.alias, "default")
-
-    def test_the_backend_supports_every_optional_feature(self):
         for what in ("defer", "async_task", "get_result", "priority"):
             self.assertTrue(getattr(default_task_backend, f"supports_{what}"), what)
-
-    def test_tasks_are_known_by_their_paths(self):
-        self.assertIn("shop.django_tasks.pay", app.tasks)
         self.assertEqual(app.tasks["shop.django_tasks.fail"].max_attempts, 1)
 
     def test_checks(self):
@@ -99,11 +92,8 @@ class Enqueue(TestCase):
         for id in ("123456789", "", "nonsense", "-1", "9" * 40, 123456789, str(foreign.id)):
             with self.subTest(id), self.assertRaises(TaskResultDoesNotExist):
                 default_task_backend.get_result(id)
-
-    def test_a_result_of_another_task(self):
-        result = django_tasks.echo.enqueue()
         with self.assertRaisesMessage(TaskResultMismatch, "shop.django_tasks.echo"):
-            django_tasks.pay.get_result(result.id)
+            django_tasks.pay.get_result(django_tasks.echo.enqueue().id)
 
     def test_priority_queue_and_time(self):
         moment = timezone.now() + dt.timedelta(days=1)
@@ -115,6 +105,8 @@ class Enqueue(TestCase):
         job = app.jobs.get(int(found.id))
         self.assertEqual((job.state, job.priority, job.queue), ("scheduled", 7, "mail"))
         self.assertEqual(app.jobs.get(int(django_tasks.aabout_itself.enqueue().id)).queue, "mail")
+        found = app.jobs.get(int(django_tasks.echo.using(backend="once").enqueue().id))
+        self.assertEqual(found.max_attempts, 1)
 
     def test_a_blocked_job_has_the_status_ready(self):
         result = django_tasks.bill.enqueue("t1")
@@ -127,10 +119,6 @@ class Enqueue(TestCase):
         later = django_tasks.bill.using(run_after=moment).enqueue("t1")
         self.assertEqual(later.status, TaskResultStatus.READY)
         self.assertLess(abs(later.task.run_after - moment), dt.timedelta(milliseconds=1))
-
-    def test_options_of_a_backend(self):
-        found = app.jobs.get(int(django_tasks.echo.using(backend="once").enqueue().id))
-        self.assertEqual(found.max_attempts, 1)
 
     def test_the_backend_refuses_bad_arguments_and_options(self):
         before = count()
@@ -328,14 +316,3 @@ class Work(TransactionTestCase):
         self.assertEqual(of[good.id], [("started", "RUNNING", None), ("finished", "SUCCESSFUL", None)])
         self.assertEqual(of[bad.id], [("started", "RUNNING", None), ("finished", "FAILED", "no")])
         self.assertEqual([n for n, *_ in of[again.id]], ["started", "started", "finished"])
-
-
-class WithoutTheApp(SimpleTestCase):
-    def test_the_error_names_installed_apps_where_the_app_is_missing(self):
-        with self.modify_settings(INSTALLED_APPS={"remove": ["sqlq.django"]}):
-            from sqlq.django.application import project_app
-            from sqlq.errors import ConfigurationError
-
-            none_yet = mock.patch("sqlq.django.application._apps", [])
-            with none_yet, self.assertRaisesMessage(ConfigurationError, "add it to INSTALLED_APPS"):
-                project_app()

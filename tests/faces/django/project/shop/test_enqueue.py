@@ -127,7 +127,7 @@ class InATestsTransaction(TestCase):
 
 
 class EagerlyAtTheCommit(TransactionTestCase):
-    """As `eager` of the settings has it, which a test of the command line looks at."""
+    """As `eager` of the settings has it."""
 
     databases = "__all__"
 
@@ -155,23 +155,6 @@ class EagerlyAtTheCommit(TransactionTestCase):
             (app.jobs.get(job.id).state, app.result(job), app.result(job.id)),
             ("finished", order.id, order.id),
         )
-
-    def test_an_eager_job_never_runs_after_a_rollback(self):
-        ran = []
-        with self.assertRaises(ZeroDivisionError), transaction.atomic():
-            app.enqueue(remind.new("x").set(on_success=None), eager=True)
-            transaction.on_commit(lambda: ran.append(1))
-            1 / 0
-        with self.assertLogs("django.shop") as logs, transaction.atomic():
-            app.enqueue(remind.new("y"), eager=True)
-        self.assertEqual(([line.getMessage() for line in logs.records], ran), (["a reminder of y"], []))
-
-    async def test_a_synchronous_view_on_an_event_loop_runs_an_asynchronous_task_eagerly(self):
-        order = await Order.objects.acreate()
-        done = await sync_to_async(lambda: app.enqueue(apay.new(order.id), eager=True))()
-        self.assertEqual(done.state, "finished")
-        await order.arefresh_from_db()
-        self.assertTrue(order.paid)
 
     def test_an_eager_job_without_a_transaction_runs_at_once(self):
         self.assertEqual((self.enqueue().state, self.paid()), ("finished", 1))
@@ -233,9 +216,6 @@ class LazyTexts(TestCase):
     def test_a_lazy_text_with_a_nul_is_refused(self):
         with self.assertRaisesMessage(sqlq.errors.ArgumentsError, "holds a NUL"):
             remind.new(format_lazy("a\0{}", "b"))
-
-    def test_a_task_is_a_function_too(self):
-        self.assertIs(remind("x")[0], False)
 
 
 class InTransactionsOfTheirOwn(TransactionTestCase):

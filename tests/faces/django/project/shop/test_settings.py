@@ -10,7 +10,7 @@ from django.test import SimpleTestCase, override_settings
 
 from sqlq.config.urls import in_memory, masked
 from sqlq.django.application import DjangoApp
-from sqlq.django.configuration import Configuration, url_of
+from sqlq.django.configuration import url_of
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
 from sqlq.payload.encryption import Key, new_key
 
@@ -109,8 +109,6 @@ class Checks(SimpleTestCase):
                 "SQLQ in the settings has the key 'databse': it may have database, schema",
             ),
             ({"database": "jobs"}, "SQLQ[\"database\"] is 'jobs': it is a key of DATABASES"),
-            ({"schema": "Not A Schema"}, "SQLQ in the settings: schema is 'Not A Schema'"),
-            ({"listen_url": "sqlite:///x"}, "LISTEN is PostgreSQL's"),
             ({"migrate_with_django": "no"}, "it is True or False"),
             (
                 {"concurrency": 0},
@@ -120,16 +118,7 @@ class Checks(SimpleTestCase):
                 {"defaults": {"timeuot": "5m"}},
                 "SQLQ in the settings: defaults has no option 'timeuot'; it has queue",
             ),
-            (
-                {"queues": {"mail": {"timeout": "soon"}}},
-                "SQLQ in the settings: queues['mail']: timeout is 'soon'",
-            ),
-            ({"eager": "yes"}, "SQLQ in the settings: eager is 'yes': it is True or False"),
             ({"keys": [KEY, "c2hvcnQ"]}, "SQLQ in the settings: keys[1] is no key: a key is 32 random bytes"),
-            (
-                {"encryption": "sign"},
-                "SQLQ in the settings: encryption is set, but there is no key: give keys or SQLQ_KEYS",
-            ),
             ({"task_modules": "tasks"}, 'it is a list of names, as in ["tasks", "emails"]'),
         ):
             with self.subTest(given):
@@ -152,27 +141,16 @@ class Checks(SimpleTestCase):
         with database(ENGINE=SQLITE, NAME="shop.db", OPTIONS={"transaction_mode": "immediate"}):
             self.assertEqual(self.found(database="other"), [])
 
-    def test_defaults(self):
-        with override_settings():
-            from django.conf import settings
-
-            del settings.SQLQ
-            self.assertEqual(Configuration.read(), Configuration())
-
-    def test_the_service_is_that_of_the_app(self):
-        with override_settings(SQLQ={"database": "default", "service": "shop"}):
-            app = DjangoApp()
-        self.assertEqual(app._schedules.service, "shop")
-        app.close()
-
     def test_options_are_those_of_the_app(self):
         given = {"defaults": {"max_attempts": 1, "timeout": "5m"}, "queues": {"mail": {"timeout": "30s"}}}
-        with override_settings(SQLQ={**given, "eager": True, "direct_calls": "refuse"}):
+        more = {"database": "default", "service": "shop", "eager": True, "direct_calls": "refuse"}
+        with override_settings(SQLQ={**given, **more}):
             app = DjangoApp()
         self.addCleanup(app.close)
         mail, other = (app.task(name=queue, queue=queue)(lambda: 7) for queue in ("mail", "other"))
         self.assertEqual((mail.timeout_ms, other.timeout_ms, other.max_attempts), (30_000, 300_000, 1))
         self.assertEqual((app._eager, app._direct_calls), (True, "refuse"))
+        self.assertEqual(app._schedules.service, "shop")
         self.assertEqual(other(), 7, "which tests may call")
 
     def test_keys_of_the_settings_encrypt_and_are_not_shown(self):
