@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from sqlq.errors import ConfigurationError
 from sqlq.testing import drain, inline
 from sqlq.worker.lifecycle import stop
 from tests.kit import needs, wait_until
-from tests.kit.processes import WorkerProcess, worker_process
-
-Acts = Callable[[], dict[int, list[str]]]
+from tests.kit.processes import worker_process
+from tests.programs.lifespans import acts
 
 # -- in a worker of this process -----------------------------------------------------------------------------
 
@@ -33,18 +31,14 @@ def test_handlers_get_the_value_of_the_lifespan(app: sqlq.App) -> None:
         yield {"size": 3}
         told.append("left")
 
-    @app.task(name="d")
-    def plain() -> Any:
+    @app.task(name="t")
+    def handler() -> Any:
         told.append("handler")
         return sqlq.current_job().lifespan
 
-    @app.task(name="a")
-    async def asynchronous() -> Any:
-        return sqlq.current_job().lifespan
-
-    jobs = [app.enqueue(plain.new()), app.enqueue(asynchronous.new())]
-    assert drain(app).finished == 2
-    assert [app.jobs.get(job.id).result for job in jobs] == [{"size": 3}] * 2
+    job = app.enqueue(handler.new())
+    assert drain(app).finished == 1
+    assert app.jobs.get(job.id).result == {"size": 3}
     assert told == ["entered", "handler", "left"]
     drain(app)
     assert told[-2:] == ["entered", "left"], "as long as the call lasts"
@@ -57,19 +51,14 @@ def test_an_asynchronous_lifespan_runs_in_one_task_on_the_handlers_loop(app: sql
     @app.lifespan
     async def clients() -> AsyncIterator[asyncio.AbstractEventLoop]:
         async def beat() -> None:
-            for n in itertools.count():
-                if n == 3:
-                    beaten.set()
-                await asyncio.sleep(0.001)
+            await asyncio.sleep(0.01)
+            beaten.set()
 
-        try:
-            async with asyncio.timeout(None), asyncio.TaskGroup() as group:
-                beating = group.create_task(beat())
-                yield asyncio.get_running_loop()
-                told.append("leaving")
-                beating.cancel()
-        finally:
-            told.append("left")
+        async with asyncio.timeout(None), asyncio.TaskGroup() as group:
+            group.create_task(beat())
+            yield asyncio.get_running_loop()
+            told.append("leaving")
+        told.append("left")
 
     @app.task(name="a")
     async def asynchronous() -> bool:
@@ -105,20 +94,6 @@ def test_a_worker_whose_lifespan_fails_does_not_start(
     assert "in afailing" in caplog.text or "in failing" in caplog.text, "the log has its traceback"
     assert app.jobs.get(job.id).state == "available"
     assert app.workers.list() == []
-
-
-def test_an_error_at_the_exit_of_the_lifespan_is_logged(
-    app: sqlq.App, caplog: pytest.LogCaptureFixture
-) -> None:
-    @app.lifespan
-    def noted() -> Iterator[None]:
-        yield
-        raise OSError("will not close")
-
-    app.enqueue(app.task(name="t")(lambda: None).new())
-    assert drain(app).finished == 1
-    assert "noted failed when it was left" in caplog.text
-    assert "will not close" in caplog.text
 
 
 def test_a_worker_whose_asynchronous_lifespan_ends_by_itself_retires(
@@ -169,21 +144,27 @@ def test_a_hanging_lifespan_ends_with_the_grace_time(
     assert "does not end, and is left behind" in caplog.text
 
 
+def test_an_error_at_the_exit_of_the_lifespan_is_logged(
+    app: sqlq.App, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.lifespan
+    def noted() -> Iterator[None]:
+        yield
+        raise OSError("will not close")
+
+    drain(app)
+    assert "noted failed when it was left" in caplog.text
+    assert "will not close" in caplog.text
+
+
 def test_inline_takes_a_lifespan_value() -> None:
     app = sqlq.App("sqlite://")
-
-    @app.lifespan
-    def never() -> Iterator[None]:
-        raise AssertionError
-        yield
-
+    app.lifespan(failing)
     task = app.task(name="t")(lambda: sqlq.current_job().lifespan)
-    with inline(app, lifespan={"fake": 1}) as ran:
-        app.enqueue(task.new())
-    assert ran.jobs[0].result == {"fake": 1}
-    with inline(app) as ran:
-        app.enqueue(task.new())
-    assert ran.jobs[0].result is None
+    for value in ({"fake": 1}, None):
+        with inline(app, lifespan=value) as ran:
+            app.enqueue(task.new())
+        assert ran.jobs[0].result == value
 
 
 async def coroutine() -> None: ...
@@ -202,62 +183,7 @@ def test_a_wrong_or_a_second_lifespan_is_refused() -> None:
 
 # -- in processes of `sqlq work` -----------------------------------------------------------------------------
 
-PLAY = """
-import asyncio, os, time, sqlq
-
-app = sqlq.App()
-
-def note(what):
-    with open("ran.txt", "a") as file:
-        file.write(f"{what} {os.getpid()}\\n")
-
-def life():
-    note("enter")
-    if os.environ["PLAY"] == "failing":
-        raise OSError("no broker")
-    yield os.getpid()
-    note("leave")
-
-async def alife():
-    note("enter")
-    async with asyncio.timeout(None):
-        yield os.getpid()
-    await asyncio.sleep(0.01)
-    note("leave")
-
-app.lifespan(alife if os.environ["PLAY"] == "async def" else life)
-
-@app.task
-def work():
-    note("job")
-    return [sqlq.current_job().lifespan, os.getpid()]
-
-@app.task(isolate=True)
-async def alone():
-    note("job")
-    return [sqlq.current_job().lifespan, os.getpid()]
-
-@app.task
-def wait():
-    note("job")
-    while not os.path.exists("go"):
-        time.sleep(0.01)
-"""
-
-
-@pytest.fixture
-def acts(tmp_path: Path) -> Acts:
-    """Return a function that reads what each process has done, in order."""
-    (tmp_path / "play.py").write_text(PLAY)
-
-    def acts() -> dict[int, list[str]]:
-        file, found = tmp_path / "ran.txt", dict[int, list[str]]()
-        for line in file.read_text().splitlines() if file.exists() else ():
-            what, pid = line.split()
-            found.setdefault(int(pid), []).append(what)
-        return found
-
-    return acts
+PLAY = "tests.programs.lifespans"
 
 
 @pytest.mark.variants
@@ -265,23 +191,22 @@ def acts(tmp_path: Path) -> Acts:
 @pytest.mark.parametrize("stop", ["TERM", "--max-jobs"])
 @needs("cheap")
 def test_the_lifespan_is_exited_at_each_kind_of_stop(
-    app: sqlq.App, database_url: str, tmp_path: Path, acts: Acts, monkeypatch: pytest.MonkeyPatch,
-    kind: str, stop: str,
-) -> None:  # fmt: skip
+    app: sqlq.App, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, stop: str
+) -> None:
     monkeypatch.setenv("PLAY", kind)
     options = [] if stop == "TERM" else ["--max-jobs", "1"]
-    app.enqueue(app.named("play.wait").new())
-    with worker_process(tmp_path, "play:app", database_url, *options, ready=False) as worker:
-        wait_until(lambda: ["enter", "job"] in acts().values(), 20)
+    app.enqueue(app.named(f"{PLAY}.wait").new())
+    with worker_process(tmp_path, f"{PLAY}:app", database_url, *options, ready=False) as worker:
+        wait_until(lambda: ["enter", "job"] in acts(tmp_path).values(), 20)
         if stop == "TERM":
             worker.process.send_signal(signal.SIGTERM)
             wait_until(lambda: worker.said("stopping"))
         (tmp_path / "go").touch()
         if stop == "--max-jobs":
-            wait_until(lambda: ["enter"] in acts().values(), 20, what="another process in its place")
+            wait_until(lambda: ["enter"] in acts(tmp_path).values(), 20, what="another process in its place")
             worker.process.send_signal(signal.SIGTERM)
         assert worker.process.wait(20) == 0, worker.log.read_text()
-    first, *others = acts().values()
+    first, *others = acts(tmp_path).values()
     assert first == ["enter", "job", "leave"]
     assert others == [["enter", "leave"]] * len(others)
 
@@ -289,26 +214,13 @@ def test_the_lifespan_is_exited_at_each_kind_of_stop(
 @needs("cheap")
 @pytest.mark.parametrize("kind", ["def", "async def"])
 def test_each_subprocess_has_its_own_lifespan(
-    app: sqlq.App, database_url: str, tmp_path: Path, acts: Acts, monkeypatch: pytest.MonkeyPatch, kind: str
+    app: sqlq.App, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setenv("PLAY", kind)
-    jobs = [app.enqueue(app.named(f"play.{task}").new()) for task in ("alone", "work")]
-    with worker_process(tmp_path, "play:app", database_url, "--drain", ready=False) as worker:
+    jobs = [app.enqueue(app.named(f"{PLAY}.{task}").new()) for task in ("alone", "work")]
+    with worker_process(tmp_path, f"{PLAY}:app", database_url, "--drain", ready=False) as worker:
         assert worker.process.wait(30) == 0, worker.log.read_text()
     (first, pid), (second, other) = (app.jobs.get(job.id).result for job in jobs)
     assert (first, second) == (pid, other)
     assert pid != other
-    assert acts() == {pid: ["enter", "job", "leave"], other: ["enter", "job", "leave"]}
-
-
-@needs("cheap")
-def test_a_failed_lifespan_ends_the_command_with_one_sentence(
-    app: sqlq.App, database_url: str, tmp_path: Path, acts: Acts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PLAY", "failing")
-    worker = WorkerProcess(tmp_path, "play:app", database_url)
-    assert worker.process.wait(20) == 1
-    said = worker.log.read_text().splitlines()
-    assert said[-1] == "sqlq: the lifespan play.life failed: OSError: no broker"
-    assert "Traceback (most recent call last):" in said
-    assert list(acts().values()) == [["enter"]], "one process, and no other after it"
+    assert acts(tmp_path) == {pid: ["enter", "job", "leave"], other: ["enter", "job", "leave"]}

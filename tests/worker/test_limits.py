@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -25,6 +26,7 @@ from sqlq.testing.database import write_declared
 from sqlq.worker.maintain.services import Unblock
 from sqlq.worker.settle.settle import Counts
 from tests.kit import (
+    BOOM,
     blocked,
     claim,
     claim_on,
@@ -36,7 +38,6 @@ from tests.kit import (
     span,
     wait_until,
     waiting_for_locks,
-    working,
 )
 
 pytestmark = pytest.mark.each_database
@@ -62,35 +63,44 @@ def lose_wakes(app: sqlq.App) -> None:
 
 
 class Gauge:
-    """An App whose tasks note how many of a key run at a time."""
+    """An App with a task that notes its calls, and how many of an account run at a time."""
 
     def __init__(self, app: sqlq.App) -> None:
         self.app = app
         self.lock = threading.Lock()
-        self.running: Counter[Any] = Counter()
-        self.most: Counter[Any] = Counter()
+        self.running: Counter[str] = Counter()
+        self.most: Counter[str] = Counter()
         self.called: list[Any] = []
+        self.broken: set[Any] = set()
 
-    def run(self, key: Any, what: Any = None) -> None:
+    def run(self, n: Any = None, account: str = "") -> None:
         """Be seen running for as long as another thread needs to be seen, too."""
         with self.lock:
-            self.running[key] += 1
-            self.most[key] = max(self.most[key], self.running[key])
-            self.called.append(what)
+            self.running[account] += 1
+            self.most[account] = max(self.most[account], self.running[account])
+            self.called.append(n)
         threading.Event().wait(0.005)
         with self.lock:
-            self.running[key] -= 1
+            self.running[account] -= 1
+        if n in self.broken:
+            raise ValueError("broken")
 
-    def task(self, running: int, key: str = "stripe", **options: Any) -> Any:
-        """Return a task of which no more jobs run at a time."""
-
-        def call(n: Any = None) -> None:
-            self.run("stripe", n)
-
-        return self.app.task(name="call", limit=sqlq.Limit(key, running=running), **options)(call)
+    def task(self, limit: int | sqlq.Limit | sqlq.Serial, **options: Any) -> Any:
+        """Return a task under a limit, or of which no more jobs run at a time."""
+        if isinstance(limit, int):
+            limit = sqlq.Limit("stripe", running=limit)
+        return self.app.task(name="call", limit=limit, **options)(
+            lambda n=None, account="": self.run(n, account)
+        )
 
     def work(self, **options: Any) -> Counts:
         return self.app.worker(drain=True, **options).run()
+
+    def calls(self) -> list[Any]:
+        """Run what can run, and return with what it was called."""
+        before = len(self.called)
+        self.work(concurrency=6)
+        return self.called[before:]
 
 
 @pytest.fixture
@@ -109,7 +119,7 @@ def test_no_more_jobs_than_the_limit_run_at_a_time(gauge: Gauge) -> None:
     assert gauge.app.jobs.get(done[0].id).available_at is None
     assert gauge.work(concurrency=10).finished == 30
     assert sorted(gauge.called) == list(range(30))
-    assert gauge.most["stripe"] == 2
+    assert gauge.most[""] == 2
 
 
 def test_two_admissions_at_once_grant_no_slot_twice(gauge: Gauge, app: sqlq.App) -> None:
@@ -153,17 +163,15 @@ def test_an_admission_counts_after_it_has_waited_for_the_key(
 # -- what holds no slot --------------------------------------------------------------------------------------
 
 
-def test_a_job_that_waits_for_its_next_attempt_holds_no_slot(gauge: Gauge) -> None:
-    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1), backoff="1h")
-    def call(n: int) -> None:
-        if n == 0:
-            raise ValueError("not yet")
-        gauge.run("stripe", n)
-
-    done = gauge.app.enqueue_many([call.new(n) for n in range(5)])
+def test_a_job_that_waits_for_its_next_attempt_holds_no_slot(gauge: Gauge, app: sqlq.App) -> None:
+    call = gauge.task(1)
+    first, *_ = app.enqueue_many([call.new(n) for n in range(5)])
+    look(app)
+    put_back(app, claim(app), 3_600_000)
+    assert admit.look(app.database, ["stripe"]).number == 1
     gauge.work()
     assert gauge.called == [1, 2, 3, 4]
-    job = gauge.app.jobs.get(done[0].id)
+    job = app.jobs.get(first.id)
     assert (job.state, job.blocked_by, job.attempts) == ("blocked", "limit", 1)
     assert job.due_at is not None
 
@@ -197,49 +205,14 @@ def test_a_sweep_that_comes_before_the_wake_knows_the_limit(gauge: Gauge, app: s
     assert look(app) == 0
 
 
-def test_a_retried_job_waits_for_a_slot(gauge: Gauge) -> None:
-    broken = {1}
-
-    @gauge.app.task(name="call", limit=sqlq.Limit("stripe", running=1), max_attempts=1)
-    def call(n: int) -> None:
-        gauge.run("stripe", n)
-        if n in broken:
-            raise ValueError("broken")
-
-    @gauge.app.task(name="free", max_attempts=1)
-    def free() -> None:
-        if broken:
-            raise ValueError("broken")
-
-    done = [gauge.app.enqueue(call.new(1)), gauge.app.enqueue(free.new())]
-    gauge.work()
-    broken.clear()
-    assert gauge.app.jobs.retry(all=True) == [job.id for job in done]
-    assert [str(gauge.app.jobs.get(job.id).state) for job in done] == ["blocked", "available"]
+def test_a_retried_job_waits_for_a_slot(gauge: Gauge, app: sqlq.App) -> None:
+    call, free = gauge.task(1), app.task(name="free")(lambda: None)
+    ids = [job.id for job in app.enqueue_many([call.new(), free.new()])]
+    look(app)
+    settle(app, claim(app), BOOM)
+    assert app.jobs.retry(all=True) == ids
+    assert [state(app, id) for id in ids] == ["blocked", "available"]
     assert gauge.work().finished == 2
-
-
-def test_a_job_that_fails_with_its_worker_releases_its_slot(gauge: Gauge) -> None:
-    call = gauge.task(1, max_attempts=1)
-    gauge.app.enqueue_many([call.new(n) for n in range(2)])
-    look(gauge.app)
-    with gauge.app.database.begin() as conn:
-        (dead,) = claim_on(conn, limit=9)
-        settling.lose(conn, [(dead.id, dead.lease_token)], "died")
-    assert look(gauge.app) == 1
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_a_cancelled_job_releases_its_slot(gauge: Gauge, force: bool) -> None:
-    call = gauge.task(1)
-    first, _ = gauge.app.enqueue_many([call.new(n) for n in range(2)])
-    look(gauge.app)
-    if force:
-        claim(gauge.app)
-    assert gauge.app.jobs.cancel([first.id], force=force) == {first.id: "cancelled"}
-    assert look(gauge.app) == 1
-    assert gauge.work().finished == 1
-    assert gauge.called == [1]
 
 
 def test_jobs_of_a_paused_queue_hold_no_slots(gauge: Gauge) -> None:
@@ -262,7 +235,7 @@ def test_jobs_of_a_paused_queue_hold_no_slots(gauge: Gauge) -> None:
 
 
 def test_the_sweep_admits_jobs_of_a_lost_wake(gauge: Gauge) -> None:
-    call = gauge.task(1, "key:{n}")
+    call = gauge.task(sqlq.Limit("key:{n}", running=1))
     gauge.app.enqueue_many([call.new(n) for n in range(7)])
     lose_wakes(gauge.app)
     assert look(gauge.app) == 0
@@ -272,40 +245,13 @@ def test_the_sweep_admits_jobs_of_a_lost_wake(gauge: Gauge) -> None:
     assert gauge.work().finished == 7
 
 
-def test_a_sweep_continues_where_it_stopped(gauge: Gauge, app: sqlq.App) -> None:
-    call = gauge.task(1, "key:{n}")
-    app.enqueue_many([call.new(n) for n in range(5)])
-    lose_wakes(app)
-    place, numbers = "", list[int]()
-    while place or not numbers:
-        done, place = admit.sweep(app.database, place, limit=2)
-        numbers.append(done.number)
-    assert numbers == [2, 2, 1]
-
-
 def test_a_drain_runs_all_jobs_of_a_waiting_list(gauge: Gauge, monkeypatch: pytest.MonkeyPatch) -> None:
-    @gauge.app.task(name="call")
-    def call(n: int) -> None:
-        gauge.run("rare", n)
-
     monkeypatch.setattr(Unblock, "run", lambda self: 60.0)  # which might find it first
+    call = gauge.app.task(name="call")(gauge.run)
     rare = sqlq.Limit("rare", running=1)  # of which the worker does not know
     gauge.app.enqueue_many([call.new(n).set(limit=rare) for n in range(4)])
     assert gauge.work(concurrency=4).finished == 4
-    assert gauge.most["rare"] == 1
-
-
-def test_a_limited_job_keeps_its_delay(gauge: Gauge) -> None:
-    call = gauge.task(1)
-    later = gauge.app.enqueue(call.new(1).set(delay="1h"))
-    soon = gauge.app.enqueue(call.new(2).set(delay="100ms"))
-    assert gauge.app.jobs.get(later.id).due_at is not None
-    with working(gauge.app):
-        wait_until(lambda: gauge.app.jobs.get(soon.id).state == "finished")
-    done = gauge.app.jobs.get(soon.id)
-    assert done.reserved_at is not None
-    assert (done.reserved_at - done.created_at).total_seconds() >= 0.1
-    assert gauge.app.jobs.get(later.id).state == "blocked"
+    assert gauge.most[""] == 1
 
 
 def test_the_waiting_list_is_ordered_by_priority_then_age(gauge: Gauge) -> None:
@@ -316,18 +262,11 @@ def test_the_waiting_list_is_ordered_by_priority_then_age(gauge: Gauge) -> None:
 
 
 def test_a_large_waiting_list_is_admitted_in_portions(gauge: Gauge, app: sqlq.App) -> None:
-    call = gauge.task(2500, "wide")
+    call = gauge.task(2500)
     app.enqueue_many([call.new() for _ in range(3000)])
     done = [admit.look(app.database) for _ in range(4)]
-    assert [(each.number, each.has_more) for each in done] == [
-        (1000, True),
-        (1000, True),
-        (500, False),
-        (0, False),
-    ]
-
-
-# -- nobody waits --------------------------------------------------------------------------------------------
+    assert [each.number for each in done] == [1000, 1000, 500, 0]
+    assert [each.has_more for each in done] == [True, True, False, False]
 
 
 @needs("sessions")
@@ -345,56 +284,37 @@ def test_an_enqueue_does_not_wait_for_another_of_its_key(gauge: Gauge, app: sqlq
     assert blocked(app) == 2
 
 
-# -- with others ---------------------------------------------------------------------------------------------
-
-
-def test_jobs_without_a_limit_run_beside_a_full_waiting_list(gauge: Gauge) -> None:
-    call = gauge.task(1)
-
-    @gauge.app.task(name="free")
-    def free(n: int) -> None:
-        gauge.run("free", n)
-
-    gauge.app.enqueue_many([call.new(n) for n in range(5)])
-    look(gauge.app)
-    claim(gauge.app)  # by a worker that holds on to it
-    gauge.app.enqueue_many([free.new(n) for n in range(5)])
+def test_jobs_without_a_limit_run_beside_a_full_waiting_list(gauge: Gauge, app: sqlq.App) -> None:
+    call, free = gauge.task(1), app.task(name="free")(lambda: None)
+    app.enqueue_many([call.new(n) for n in range(5)])
+    look(app)
+    claim(app)  # by a worker that holds on to it
+    app.enqueue_many([free.new() for _ in range(5)])
     assert gauge.work().finished == 5
-    assert blocked(gauge.app) == 4
+    assert blocked(app) == 4
 
 
-def test_fairness_admits_a_new_tenant_early(gauge: Gauge) -> None:
-    gauge.app.fair(by="tenant:{tenant}", window=2)
-
-    @gauge.app.task(name="report")
-    def report(tenant: str) -> None:
-        gauge.run(tenant, tenant)
-
-    gauge.app.enqueue_many([report.new("large") for _ in range(40)])
-    look(gauge.app)
-    gauge.app.enqueue(report.new("small"))
+def test_fairness_admits_a_new_tenant_early(gauge: Gauge, app: sqlq.App) -> None:
+    app.fair(by="tenant:{n}", window=2)
+    report = app.task(name="report")(gauge.run)
+    app.enqueue_many([report.new("large") for _ in range(40)])
+    look(app)
+    app.enqueue(report.new("small"))
     gauge.work(concurrency=1)
     assert gauge.called.index("small") <= 6
     assert len(gauge.called) == 41
 
 
-# -- what a limit says ---------------------------------------------------------------------------------------
-
-
 def test_the_limit_of_a_delayed_job_does_not_replace_a_newer_one(app: sqlq.App, engine: Engine) -> None:
-    def call() -> None: ...
-
-    old = app.task(name="old", limit=sqlq.Limit("api", running=2))(call)
+    old = app.task(name="old", limit=sqlq.Limit("api", running=2))(lambda: None)
     app.enqueue(old.new().set(delay="1h"))
     assert look(app) == 0
     with_more = sqlq.App(app.database.engine.url.render_as_string(hide_password=False))
-    new = with_more.task(name="new", limit=sqlq.Limit("api", running=5))(call)
+    new = with_more.task(name="new", limit=sqlq.Limit("api", running=5))(lambda: None)
     with_more.enqueue_many([new.new() for _ in range(9)])
     with_more.close()
     assert look(app) == 5
-    with engine.begin() as conn:
-        earlier = f"- {span(engine, 7_200)}"
-        conn.execute(text(f"UPDATE sqlq_wakes SET at = at {earlier}"))
+    execute(engine, f"UPDATE sqlq_wakes SET at = at - {span(engine, 7_200)}")
     look(app)
     (known,) = app.limits.list()
     assert known.max_running == 5
@@ -405,15 +325,10 @@ def test_the_job_of_a_schedule_has_its_named_limit(app: sqlq.App, engine: Engine
     app.limit("api", running=4)
     app.schedule("polls", task.new().set(limit="api"), every="1h", catch_up="all")
     write_declared(app)
-    with engine.begin() as conn:
-        earlier = f"- {span(engine, 36_000)}"
-        conn.execute(
-            text(f"UPDATE sqlq_schedules SET last_at = last_at {earlier}, next_at = next_at {earlier}")
-        )
+    hours = span(engine, 36_000)
+    execute(engine, f"UPDATE sqlq_schedules SET last_at = last_at - {hours}, next_at = next_at - {hours}")
     assert len(schedules.tick(app.database).jobs) == 10
     assert look(app) == 4
-    with pytest.raises(sqlq.EnqueueError, match="no limit of that name is declared"):
-        app.schedule("others", task.new().set(limit="unknown"), every="1h")
 
 
 # -- rates ---------------------------------------------------------------------------------------------------
@@ -482,17 +397,36 @@ def test_starts_are_never_closer_than_the_rate(rate: int, period_ms: int) -> Non
     assert starts[-1] - starts[0] <= slowest
 
 
-def test_a_rate_and_a_number_running_hold_together(app: sqlq.App) -> None:
-    @app.task(name="call", limit=sqlq.Limit("api", running=3, rate="1000/1s"))
-    def call() -> None: ...
-
-    app.enqueue_many([call.new() for _ in range(50)])
-    done = admit.look(app.database)
-    assert done.number == 3
-    assert admit.look(app.database, ["api"]).number == 0
+# -- what ends a job without a settle ------------------------------------------------------------------------
 
 
-# -- what ends a job without a worker ------------------------------------------------------------------------
+def lose(app: sqlq.App, id: int) -> None:
+    (dead,) = claim(app)
+    with app.database.begin() as conn:
+        settling.lose(conn, [(dead.id, dead.lease_token)], "died")
+
+
+def cancel_by_force(app: sqlq.App, id: int) -> None:
+    claim(app)
+    app.jobs.cancel([id], force=True)
+
+
+ENDS: dict[str, Callable[[sqlq.App, int], object]] = {
+    "lost": lose,
+    "cancelled": lambda app, id: app.jobs.cancel([id]),
+    "cancelled_by_force": cancel_by_force,
+    "skipped": lambda app, id: app.flows.skip(id),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_job_that_ends_without_a_settle_releases_its_slot(app: sqlq.App, end: str) -> None:
+    task = app.task(name="call", limit=ONE, max_attempts=1)(lambda: None)
+    first, then = app.enqueue(sqlq.group(task.new())).jobs[0], app.enqueue(task.new())
+    assert look(app) == 1
+    ENDS[end](app, first.id)
+    assert look(app) == 1
+    assert state(app, then.id) == "available"
 
 
 @pytest.mark.parametrize("limit", [ONE, sqlq.Serial("api")], ids=["one", "serial"])
@@ -502,19 +436,6 @@ def test_an_expired_job_releases_its_slot(app: sqlq.App, engine: Engine, limit: 
     execute(engine, f"UPDATE jobs SET start_by = created_at WHERE id = {late.id}")
     app.worker(drain=True).run()
     assert (state(app, late.id), state(app, then.id)) == ("cancelled", "finished")
-
-
-def test_skipping_a_step_releases_its_slot(app: sqlq.App) -> None:
-    task = app.task(name="call", limit=ONE)(lambda: None)
-    flow = app.enqueue(sqlq.group(task.new()))
-    then = app.enqueue(task.new())
-    assert look(app) == 1
-    app.flows.skip(flow.jobs[0].id)
-    assert look(app) == 1
-    assert state(app, then.id) == "available"
-
-
-# -- queues that nobody serves -------------------------------------------------------------------------------
 
 
 def served_by(app: sqlq.App, id: str, queues: list[str] | None) -> None:
@@ -557,108 +478,76 @@ def test_a_queue_without_workers_releases_its_slots(app: sqlq.App) -> None:
 # -- serial keys ---------------------------------------------------------------------------------------------
 
 
-class Books:
-    """An App with accounts whose bookings are noted as they come."""
-
-    def __init__(self, app: sqlq.App) -> None:
-        self.app = app
-        self.noted: list[tuple[Any, int]] = []
-        self.broken: set[int] = set()
-        self.lock = threading.Lock()
-
-    def task(self, **options: Any) -> sqlq.Task[..., None]:
-        @self.app.task(name="book", **options)
-        def book(account: str, n: int) -> None:
-            with self.lock:
-                self.noted.append((account, n))
-            if n in self.broken:
-                raise ValueError("broken")
-
-        return book
-
-    def work(self, **options: Any) -> list[int]:
-        before = len(self.noted)
-        self.app.worker(drain=True, concurrency=6, **options).run()
-        return [n for _, n in self.noted[before:]]
-
-    def of(self, account: str) -> list[int]:
-        return [n for name, n in self.noted if name == account]
-
-
-@pytest.fixture
-def books(app: sqlq.App) -> Books:
-    return Books(app)
-
-
-def test_jobs_of_a_key_run_in_the_order_of_their_ids(books: Books) -> None:
-    book = books.task(limit=sqlq.Serial("account:{account}"))
-    later = [book.new("a", n).set(priority=n) for n in range(8)]  # priorities do not change the order
-    books.app.enqueue_many([*later, *(book.new("b", n) for n in range(8))])
+def test_jobs_of_a_key_run_in_the_order_of_their_ids(gauge: Gauge) -> None:
+    book = gauge.task(sqlq.Serial("account:{account}"))
+    later = [book.new(n, "a").set(priority=n) for n in range(8)]  # priorities do not change the order
+    gauge.app.enqueue_many([*later, *(book.new(n, "b") for n in range(8, 16))])
     with ThreadPoolExecutor(2) as threads:
-        for worker in [threads.submit(books.work) for _ in range(2)]:
+        for worker in [threads.submit(gauge.work, concurrency=6) for _ in range(2)]:
             worker.result(60)
-    assert books.of("a") == books.of("b") == list(range(8))
+    assert [n for n in gauge.called if n < 8] == list(range(8))
+    assert [n for n in gauge.called if n >= 8] == list(range(8, 16))
 
 
-def test_a_delayed_job_blocks_those_after_it(books: Books) -> None:
-    book = books.task(limit=sqlq.Serial("account:{account}"))
-    first = books.app.enqueue(book.new("a", 1).set(delay="1h"))
-    books.app.enqueue(book.new("a", 2))
-    assert books.work() == []
-    books.app.jobs.cancel([first.id])
-    assert books.work() == [2]
+def test_a_delayed_job_blocks_those_after_it(gauge: Gauge) -> None:
+    book = gauge.task(sqlq.Serial("account:{account}"))
+    first = gauge.app.enqueue(book.new(1, "a").set(delay="1h"))
+    gauge.app.enqueue(book.new(2, "a"))
+    assert gauge.calls() == []
+    gauge.app.jobs.cancel([first.id])
+    assert gauge.calls() == [2]
 
 
-def test_the_next_job_runs_after_a_final_failure(books: Books) -> None:
-    book = books.task(limit=sqlq.Serial("account:{account}"), max_attempts=1)
-    books.broken = {1}
-    books.app.enqueue_many([book.new("a", n) for n in range(3)])
-    assert books.work() == [0, 1, 2]
-    books.broken.clear()
-    books.app.enqueue(book.new("a", 3))
-    books.app.jobs.retry(all=True)  # whose id is the least again
-    assert books.work() == [1, 3]
+def test_the_next_job_runs_after_a_final_failure(gauge: Gauge) -> None:
+    book = gauge.task(sqlq.Serial("account:{account}"), max_attempts=1)
+    gauge.broken = {1}
+    gauge.app.enqueue_many([book.new(n, "a") for n in range(3)])
+    assert gauge.calls() == [0, 1, 2]
+    gauge.broken.clear()
+    gauge.app.enqueue(book.new(3, "a"))
+    gauge.app.jobs.retry(all=True)  # whose id is the least again
+    assert gauge.calls() == [1, 3]
 
 
-def test_a_failure_holds_the_key_until_it_is_retried(books: Books) -> None:
-    book = books.task(limit=sqlq.Serial("account:{account}", on_failure="hold"), max_attempts=1)
-    books.broken = {1}
-    books.app.enqueue_many([book.new("a", n) for n in range(3)])
-    books.app.enqueue(book.new("b", 7))
-    assert sorted(books.work()) == [0, 1, 7]
-    assert len(books.app.jobs.list(state="blocked")) == 1
-    books.broken.clear()
-    books.app.jobs.retry(all=True)
-    assert books.work() == [1, 2]
+def test_a_failure_holds_the_key_until_it_is_retried(gauge: Gauge) -> None:
+    book = gauge.task(sqlq.Serial("account:{account}", on_failure="hold"), max_attempts=1)
+    gauge.broken = {1}
+    gauge.app.enqueue_many([book.new(n, "a") for n in range(3)])
+    gauge.app.enqueue(book.new(7, "b"))
+    assert sorted(gauge.calls()) == [0, 1, 7]
+    assert len(gauge.app.jobs.list(state="blocked")) == 1
+    gauge.broken.clear()
+    gauge.app.jobs.retry(all=True)
+    assert gauge.calls() == [1, 2]
 
 
-def test_a_failure_holds_the_key_until_it_is_deleted(books: Books) -> None:
-    book = books.task(limit=sqlq.Serial("account:{account}", on_failure="hold"), max_attempts=1)
-    books.broken = {0}
-    books.app.enqueue_many([book.new("a", n) for n in range(3)])
-    assert books.work() == [0]
-    books.app.jobs.delete(all=True)
-    assert look(books.app) == 1
-    assert books.work() == [1, 2]
+def test_a_failure_holds_the_key_until_it_is_deleted(gauge: Gauge) -> None:
+    book = gauge.task(sqlq.Serial("account:{account}", on_failure="hold"), max_attempts=1)
+    gauge.broken = {0}
+    gauge.app.enqueue_many([book.new(n, "a") for n in range(3)])
+    assert gauge.calls() == [0]
+    gauge.app.jobs.delete(all=True)
+    assert look(gauge.app) == 1
+    assert gauge.calls() == [1, 2]
 
 
-def test_a_head_that_is_locked_is_not_overtaken(books: Books) -> None:
-    book = books.task(limit=sqlq.Serial("account:{account}"))
-    first, second = books.app.enqueue_many([book.new("a", n) for n in range(2)])
-    admit.look(books.app.database, limit=0)
-    if books.app.database.dialect.in_a_file:
+def test_a_head_that_is_locked_is_not_overtaken(gauge: Gauge) -> None:
+    book = gauge.task(sqlq.Serial("account:{account}"))
+    first, second = gauge.app.enqueue_many([book.new(n, "a") for n in range(2)])
+    admit.look(gauge.app.database, limit=0)
+    if gauge.app.database.dialect.in_a_file:
         return  # nobody holds a row there while another writes
-    with books.app.database.begin() as conn, ThreadPoolExecutor(1) as threads:
+    with gauge.app.database.begin() as conn, ThreadPoolExecutor(1) as threads:
         conn.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": first.id})
-        admitting = threads.submit(admit.look, books.app.database)
+        admitting = threads.submit(admit.look, gauge.app.database)
         # MariaDB refuses a locked row at once
-        wait_until(lambda: admitting.done() or waiting_for_locks(books.app.database.engine))
+        wait_until(lambda: admitting.done() or waiting_for_locks(gauge.app.database.engine))
         conn.commit()
         if refused := admitting.exception(60):
             assert "Lock wait timeout" in str(refused)
         else:
             assert admitting.result().number == 1
-    assert look(books.app) == (1 if refused else 0)
-    with books.app.database.begin() as conn:
+    assert look(gauge.app) == (1 if refused else 0)
+    with gauge.app.database.begin() as conn:
         assert [job.id for job in claim_on(conn, limit=9, lease_ms=1000)] == [first.id]
-    assert books.app.jobs.get(second.id).state == "blocked"
+    assert gauge.app.jobs.get(second.id).state == "blocked"

@@ -21,7 +21,7 @@ import sqlq
 from sqlq.config.constants import ERROR_BYTES
 from sqlq.payload.encryption import new_key
 from sqlq.worker.attempt.context import attempt_of
-from tests.kit import drain, execute, for_each, handler_of, needs, span, wait_until, working
+from tests.kit import drain, execute, for_each, handler_of, needs, run_one, span, wait_until, working
 
 pytestmark = [
     pytest.mark.each_database,
@@ -47,17 +47,12 @@ def test_any_exception_of_a_handler_is_the_error_of_its_attempt(
     def fails() -> None:
         raise error
 
-    job = app.enqueue(app.task(name="t", max_attempts=2, backoff="0s")(handler_of(kind, fails)).new())
-    counts = drain(app)
-    assert (counts.retried, counts.failed) == (1, 1)
-    done = app.jobs.get(job.id)
+    done = run_one(app, handler_of(kind, fails), max_attempts=2)
     assert (done.state, done.reason, done.attempts) == ("failed", "error", 2)
     # PEP 479: what leaves a coroutine as StopIteration arrives as RuntimeError
-    expected = (
-        "RuntimeError" if kind == "async def" and isinstance(error, StopIteration) else type(error).__name__
-    )
-    assert (done.exception or "").endswith(expected)
-    assert "fails" in (done.traceback or "")
+    stops = kind == "async def" and isinstance(error, StopIteration)
+    assert done.exception.endswith("RuntimeError" if stops else type(error).__name__)
+    assert "fails" in done.traceback
     assert [(e["attempt"], e["reason"]) for e in done.errors] == [(1, "error")]
 
 
@@ -108,13 +103,10 @@ def test_an_error_text_of_50_megabytes_is_cut_and_scrubbed(
 ) -> None:
     caplog.set_level(logging.CRITICAL, "sqlq")  # of a failed test nobody wants to see 50 megabytes
 
-    @app.task(name="t", max_attempts=1)
     def wordy() -> None:
         raise ValueError("head\0\ud800" + "x" * 50_000_000 + "tail")
 
-    job = app.enqueue(wordy.new())
-    drain(app)
-    done = app.jobs.get(job.id)
+    done = run_one(app, wordy, max_attempts=1)
     assert done.message is not None
     assert done.message.startswith("head␀\ufffd")
     assert done.message.endswith("tail")
@@ -144,9 +136,8 @@ def test_retry_snooze_and_cancel(app: sqlq.App) -> None:
     counts = drain(app)
     assert (counts.finished, counts.retried, counts.released, counts.cancelled) == (1, 2, 1, 1)
     assert seen == [1, 2, 3]
-    assert [(e["exception"], e["message"]) for e in app.jobs.get(retried).errors] == [
-        ("ValueError", "busy")
-    ] * 2
+    errors = [(error["exception"], error["message"]) for error in app.jobs.get(retried).errors]
+    assert errors == [("ValueError", "busy")] * 2
     job = app.jobs.get(snoozed)
     assert (job.state, job.attempts, job.releases) == ("scheduled", 0, 1)
     assert job.available_at is not None
@@ -181,9 +172,7 @@ def test_an_unreadable_payload_fails_on_its_first_attempt_and_blocks_nobody(
     app: sqlq.App, engine: Engine, payload: str
 ) -> None:
     task = app.task(name="t")(lambda: "ok")
-    execute(
-        engine, "INSERT INTO jobs (queue, task, payload) VALUES ('default', 't', :payload)", payload=payload
-    )
+    execute(engine, "INSERT INTO jobs (task, payload) VALUES ('t', :payload)", payload=payload)
     behind = app.enqueue(task.new())
     counts = drain(app)
     assert (counts.failed, counts.finished) == (1, 1)
@@ -198,11 +187,8 @@ def test_tables_refuse_times_that_no_worker_could_read(engine: Engine, column: s
     if engine.dialect.name == "sqlite":
         moment = {"-infinity": "-1", "infinity": "9e999"}.get(moment, moment)
     # MariaDB takes no text that is no time
-    with pytest.raises((IntegrityError, OperationalError)), engine.begin() as conn:
-        conn.execute(
-            text(f"INSERT INTO jobs (queue, task, {column}) VALUES ('default', 't', :moment)"),
-            {"moment": moment},
-        )
+    with pytest.raises((IntegrityError, OperationalError)):
+        execute(engine, f"INSERT INTO jobs (task, {column}) VALUES ('t', :moment)", moment=moment)
 
 
 @pytest.mark.parametrize(
@@ -246,12 +232,9 @@ def test_a_job_that_a_worker_cannot_run_is_released_and_fails_after_a_day(
 
 def test_a_job_under_an_alias_runs(app: sqlq.App, engine: Engine) -> None:
     app.task(name="shop.send_receipt", aliases=["mail.send", "mail.receipt"])(lambda n: n)
-    with engine.begin() as conn:
-        for name in ("mail.send", "mail.receipt", "shop.send_receipt"):
-            conn.execute(
-                text("INSERT INTO jobs (task, payload) VALUES (:name, :p)"),
-                {"name": name, "p": '{"args": [7]}'},
-            )
+    for name in ("mail.send", "mail.receipt", "shop.send_receipt"):
+        payload = '{"args": [7]}'
+        execute(engine, "INSERT INTO jobs (task, payload) VALUES (:task, :p)", task=name, p=payload)
     assert drain(app).finished == 3
 
 
@@ -262,17 +245,6 @@ def test_a_job_whose_attempts_were_spent_by_hand_does_not_run_again(app: sqlq.Ap
     execute(engine, "UPDATE jobs SET attempts = max_attempts")
     assert drain(app).failed == 1
     assert not ran
-
-
-def test_a_coroutine_that_times_out_has_used_an_attempt(app: sqlq.App) -> None:
-    @app.task(name="t", timeout="100ms", max_attempts=1)
-    async def slow() -> None:
-        await asyncio.Event().wait()
-
-    job = app.enqueue(slow.new())
-    assert drain(app).failed == 1
-    done = app.jobs.get(job.id)
-    assert (done.reason, done.exception) == ("timeout", "sqlq.errors.JobTimeoutError")
 
 
 def test_a_timed_out_thread_is_settled_when_it_ends(app: sqlq.App) -> None:
@@ -294,13 +266,10 @@ def test_a_timed_out_thread_is_settled_when_it_ends(app: sqlq.App) -> None:
 
 
 def test_errors_of_many_attempts_stay_bounded(app: sqlq.App) -> None:
-    @app.task(name="t", max_attempts=100, backoff="0s")
     def fails() -> None:
         raise ValueError("x" * 5_000)
 
-    job = app.enqueue(fails.new())
-    drain(app)
-    done = app.jobs.get(job.id)
+    done = run_one(app, fails, max_attempts=100)
     assert (done.state, done.attempts) == ("failed", 100)
     assert len(json.dumps(done.errors)) < 2 * ERROR_BYTES < 100 * 5_000
     assert done.errors[0]["attempt"] == 1
@@ -339,9 +308,7 @@ def test_an_async_handler_under_an_ordinary_decorator_is_awaited(app: sqlq.App) 
     assert loops[0] is loops[1], "clients and pools of the handlers' own belong to one loop"
 
 
-def test_a_coroutine_of_a_thread_times_out_and_ends_before_its_settle(
-    app: sqlq.App,
-) -> None:
+def test_a_coroutine_of_a_thread_times_out_and_ends_before_its_settle(app: sqlq.App) -> None:
     ended: list[str] = []
 
     async def slow() -> None:
@@ -368,10 +335,8 @@ async def agenerator() -> Any:
 @pytest.mark.parametrize("function", [generator, agenerator])
 @pytest.mark.parametrize("kind", ["def", "async def"])
 def test_a_generator_is_never_a_result(app: sqlq.App, function: Any, kind: str) -> None:
-    job = app.enqueue(app.task(name="t", max_attempts=1)(handler_of(kind, function)).new())
-    assert drain(app).failed == 1
-    done = app.jobs.get(job.id)
-    assert done.exception == "TypeError"
+    done = run_one(app, handler_of(kind, function), max_attempts=1)
+    assert (done.state, done.exception) == ("failed", "TypeError")
     assert "generator, of whose body nothing has run" in (done.message or "")
 
 
@@ -380,16 +345,12 @@ def test_a_generator_is_never_a_result(app: sqlq.App, function: Any, kind: str) 
     [(object(), "is not JSON"), (float("nan"), "is not JSON"), ("x" * 1_100_000, "more than 1,048,576")],
 )
 def test_the_row_has_the_reason_why_a_result_was_not_stored(app: sqlq.App, result: Any, why: str) -> None:
-    job = app.enqueue(app.task(name="t")(lambda: result).new())
-    assert drain(app).finished == 1
-    done = app.jobs.get(job.id)
+    done = run_one(app, lambda: result)
     assert (done.state, done.result) == ("finished", None)
-    assert done.reason is not None
     assert why in done.reason
     with app.database.read() as conn:
         schema = f"{app.database.schema}." if app.database.schema else ""
-        seen = conn.execute(text(f"SELECT error FROM {schema}job_states WHERE id = :id"), {"id": job.id})
-        assert seen.scalar_one() == done.reason
+        assert conn.execute(text(f"SELECT error FROM {schema}job_states")).scalar_one() == done.reason
 
 
 @needs("mariadb")
@@ -413,10 +374,8 @@ def test_batches_of_large_jobs_are_written_whatever_their_size(app: sqlq.App, *,
     assert {app.result(job) for job in made} == {large}
 
 
-# -- the next attempt ----------------------------------------------------------------------------------------
-
-
 def test_a_retry_names_the_queue_and_the_priority_of_the_next_attempt(app: sqlq.App) -> None:
+    """It stays in its queue where another job has its unique key in the new one."""
     seen = []
 
     @app.task(name="t")
@@ -425,27 +384,14 @@ def test_a_retry_names_the_queue_and_the_priority_of_the_next_attempt(app: sqlq.
         seen.append((job.queue, attempt_of(job).claimed.priority))
         if len(seen) == 1:
             raise sqlq.Retry("0s", queue="slow", priority=-5)
-        raise sqlq.Retry("1h", priority=7)
-
-    job = app.enqueue(task.new())
-    drain(app)
-    assert seen == [("default", 0), ("slow", -5)]
-    assert (app.jobs.get(job.id).queue, app.jobs.get(job.id).priority, app.jobs.get(job.id).attempts) == (
-        "slow",
-        7,
-        2,
-    )
-
-
-def test_a_retry_into_a_queue_with_its_key_stays_in_its_queue(app: sqlq.App) -> None:
-    @app.task(name="t")
-    def task() -> None:
-        raise sqlq.Retry("1h", queue="other")
+        raise sqlq.Retry("1h", queue="other", priority=7)
 
     app.enqueue(task.new().set(unique_key="k", queue="other", delay="1h"))
     job = app.enqueue(task.new().set(unique_key="k"))
     drain(app)
-    assert (app.jobs.get(job.id).queue, app.jobs.get(job.id).state) == ("default", "scheduled")
+    assert seen == [("default", 0), ("slow", -5)]
+    done = app.jobs.get(job.id)
+    assert (done.queue, done.priority, done.attempts) == ("slow", 7, 2)
 
 
 def test_a_running_job_knows_its_worker(app: sqlq.App) -> None:
@@ -455,9 +401,6 @@ def test_a_running_job_knows_its_worker(app: sqlq.App) -> None:
     with working(app) as worker:
         wait_until(lambda: seen, what="the job run")
         assert seen == [worker.id] == [known.id for known in app.workers.list()]
-
-
-# -- what is logged ------------------------------------------------------------------------------------------
 
 
 def test_a_job_with_a_bad_signature_leaves_one_line_and_no_traceback(

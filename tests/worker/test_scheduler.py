@@ -94,7 +94,7 @@ def test_the_poller_reports_when_the_next_schedule_is_due(
         wait_until(app.workers.list, what="the worker")
         assert heard == []
         app.schedules.add("far", task.new(), cron="0 3 1 1 *")
-        wait_until(lambda: heard, what="the lookout")
+        wait_until(lambda: heard, timeout=30, what="the lookout")
 
 
 def test_ticks_send_no_query_while_the_poller_runs(app: sqlq.App) -> None:

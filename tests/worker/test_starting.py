@@ -20,6 +20,7 @@ import sqlq
 from sqlq.config.constants import MAX_RELEASES
 from sqlq.errors import MissingFileError, SchemaVersionError
 from sqlq.model.job import ClaimedJob
+from sqlq.schema import version
 from sqlq.store.jobs import settle
 from sqlq.store.workers import workers
 from sqlq.worker.attempt import call
@@ -31,11 +32,8 @@ from sqlq.worker.run.executor import Executor
 from sqlq.worker.run.lease import Deadlines
 from sqlq.worker.settle import settle as settling
 from sqlq.worker.wait.wake import WatchingWake
-from sqlq.worker.worker import Worker
 from tests.kit import (
-    claim,
     execute,
-    expire,
     needs,
     refuse,
     refuse_threads,
@@ -44,15 +42,10 @@ from tests.kit import (
 )
 from tests.kit.isolated import Spawned
 
-TARGET = Target()
-
 
 def running(id: int, *, timeout_ms: int | None = None, isolated: bool = False) -> Attempt:
     claimed = ClaimedJob(id, 1, "q", "t", "{}", 1, 3, timeout_ms=timeout_ms)
-    return Attempt(claimed, None, float("inf"), TARGET, isolated=isolated)
-
-
-# -- a database that is not ready ----------------------------------------------------------------------------
+    return Attempt(claimed, None, float("inf"), Target(), isolated=isolated)
 
 
 @pytest.mark.parametrize("patient", [False, True, 0.2], ids=str)
@@ -63,6 +56,73 @@ def test_a_worker_ends_without_its_tables_unless_it_may_wait(
     with pytest.raises((SchemaVersionError, MissingFileError), match="sqlq migrate"):
         app.worker().run(patient=patient)
     app.close()
+
+
+# -- tables that are migrated beneath it ---------------------------------------------------------------------
+
+NEWER = "UPDATE sqlq_version SET version_num = '0002'"
+TOO_NEW = "UPDATE sqlq_version SET version_num = '0003', oldest_code = '0002'"
+
+
+@pytest.fixture
+def looking_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(version, "HEAD", "0001")
+    version.log_newer.cache_clear()  # each test has a database of its own
+    monkeypatch.setattr(services, "SCHEMA_SECONDS", 0.02)
+    monkeypatch.setattr(services.SchemaWatch, "first_wait", 0.02)
+
+
+@pytest.mark.usefixtures("looking_all_the_time")
+def test_a_newer_revision_is_logged_once(
+    app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "sqlq")
+    task = app.task(name="t")(lambda: None)
+    said = "at revision 0002, newer than the 0001 of this sqlq, which works with them"
+    with app.worker():
+        execute(engine, NEWER)
+        wait_until(lambda: said in caplog.text, timeout=30, what="the line")
+        job = app.enqueue(task.new())
+        wait_until(lambda: app.jobs.get(job.id).state == "finished", what="a job done after that")
+    assert [r.__dict__["event"] for r in caplog.records].count("schema_newer") == 1
+
+
+TOO_OLD = "UPDATE sqlq_version SET version_num = '0000'"
+
+
+@pytest.mark.usefixtures("looking_all_the_time")
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (TOO_NEW, "at revision 0003, newer than the 0001 this sqlq knows: install the newer sqlq here"),
+        (TOO_OLD, "older than the 0001 this sqlq needs: run"),
+    ],
+    ids=["too new", "too old"],
+)
+def test_a_worker_left_behind_stops_in_good_order(
+    app: sqlq.App, engine: Engine, change: str, sentence: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    began, go = threading.Event(), threading.Event()
+
+    @app.task(name="t")
+    def slow() -> str:
+        began.set()
+        go.wait(20)
+        return "done all the same"
+
+    job = app.enqueue(slow.new())
+    worker = app.worker().start()
+    try:
+        assert began.wait(30)
+        execute(engine, change)
+        wait_until(lambda: "stopping:" in caplog.text, timeout=30, what="the worker stopping")
+    finally:
+        go.set()
+    with pytest.raises(SchemaVersionError, match=sentence):
+        worker.join("20s")
+    assert [r.__dict__.get("event") for r in caplog.records].count("schema_changed") == 1
+    execute(engine, "UPDATE sqlq_version SET version_num = '0001', oldest_code = '0001'")
+    assert app.jobs.get(job.id).result == "done all the same"
 
 
 # -- threads and files that are short ------------------------------------------------------------------------
@@ -82,7 +142,7 @@ def test_a_job_is_released_when_no_event_loop_can_be_made(
         with monkeypatch.context() as patch:
             patch.setattr(asyncio, "new_event_loop", no_files)
             jobs = [app.enqueue(handler.new()).id for _ in range(2)]
-            wait_until(lambda: "it is given back" in caplog.text, timeout=15, what="the jobs given back")
+            wait_until(lambda: "it is given back" in caplog.text, timeout=30, what="the jobs given back")
         wait_until(lambda: all(app.jobs.get(id).state == "finished" for id in jobs), what="both done")
     assert all(app.jobs.get(id).attempts == 1 for id in jobs), "what did not start did not count"
 
@@ -108,9 +168,6 @@ def test_a_job_that_cannot_start_anywhere_is_not_released_for_ever(
     execute(engine, f"UPDATE jobs SET releases = {MAX_RELEASES}")
     assert app.worker(drain=True).run().failed == 1
     assert app.jobs.get(job.id).message == f"given back {MAX_RELEASES} times without finishing"
-
-
-# -- processes that start ------------------------------------------------------------------------------------
 
 
 @needs("cheap")
@@ -144,12 +201,12 @@ def test_jobs_that_wait_for_subprocesses_keep_their_place(
     app.enqueue_many([task.new() for _ in range(20)])
     with working(app, concurrency=4, isolates=spawned.isolates, drain=drain):
         try:
-            wait_until(lambda: len(turns) > 5, timeout=15, what="turns of the loop without a claim")
+            wait_until(lambda: len(turns) > 5, what="turns of the loop without a claim")
             if not drain:
                 assert states() == [("running", 0)] * 4 + [("available", 0)] * 16
         finally:
             may_start.set()
-        wait_until(lambda: states() == [("finished", 0)] * 20, timeout=15, what="all done")
+        wait_until(lambda: states() == [("finished", 0)] * 20, what="all done")
 
 
 # -- deadlines -----------------------------------------------------------------------------------------------
@@ -216,7 +273,7 @@ def test_a_cancelled_handler_past_its_timeout_counts_as_stuck(deadlines: Deadlin
     job.mark_started()
     deadlines.watch([job])
     deadlines.request_stop(job)
-    wait_until(lambda: stuck == [1], timeout=10, what="the one that goes on past its timeout")
+    wait_until(lambda: stuck == [1], timeout=30, what="the one that goes on past its timeout")
     assert job.timed_out
 
 
@@ -246,7 +303,7 @@ def test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_wr
     made = app.enqueue_many([task.new() for _ in range(5)])
     worker = app.worker(concurrency=5, max_jobs=5).start()
     for _ in range(6):
-        assert refused.acquire(timeout=10), "it tries on"
+        assert refused.acquire(timeout=30), "it tries on"
     assert not worker.join("1ms")
     away.clear()
     assert worker.join("20s")
@@ -336,7 +393,7 @@ def test_a_refused_outcome_counts_while_the_supervisor_renews(
         return app.jobs.get(job.id).state == "failed"
 
     with working(app) as worker:
-        wait_until(lambda: supervise(worker), timeout=20, what="the attempts spent")
+        wait_until(lambda: supervise(worker), timeout=30, what="the attempts spent")
     assert len(ran) == 2
     done = app.jobs.get(job.id)
     assert (done.reason, done.attempts, done.releases) == ("worker_lost", 2, 0)
@@ -350,23 +407,6 @@ def test_a_worker_that_has_left_does_not_register_again(app: sqlq.App) -> None:
     assert app.workers.list() == []
     worker._leases.beat()  # as it does, too, where the supervisor finds no row
     assert app.workers.list() == []
-
-
-def test_the_final_failure_of_a_lost_job_is_logged_with_its_exception(
-    app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
-) -> None:
-    task = app.task(name="t", max_attempts=1)(lambda: None)
-    job = app.enqueue(task.new())
-    claim(app, "gone")
-    expire(engine)
-    with working(app):
-        wait_until(lambda: app.jobs.get(job.id).state == "failed", what="the rescue")
-    (failed,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
-    assert failed.exc_info is not None
-    assert isinstance(failed.exc_info[1], sqlq.errors.WorkerLostError)
-
-
-# -- what a crash would run again ----------------------------------------------------------------------------
 
 
 @needs("file")
@@ -396,59 +436,24 @@ def test_unwritten_outcomes_bound_the_started_jobs_on_sqlite(
         wait_until(lambda: len(ran) == 100, what="all of them run")
 
 
-# -- threads that begin when they are first needed -----------------------------------------------------------
-
-
-@pytest.fixture
-def unswept(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> Worker:
-    """A worker without the sweeps that make up for what was not looked at."""
-    monkeypatch.setattr(services.Unblock, "run", lambda self: 3600.0)
-    return app.worker()
-
-
-@pytest.fixture
-def limited(app: sqlq.App) -> Any:
-    return app.task(name="t", limit=sqlq.Limit("api", running=1))(lambda: None)
-
-
-def are_finished(app: sqlq.App, number: int) -> bool:
-    return len(app.jobs.list(state="finished")) == number
-
-
-def test_a_step_is_unblocked_without_the_unblock_thread(
-    app: sqlq.App,
-    limited: Any,
-    unswept: Worker,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("thread", ["sqlq-flow", "sqlq-limit"])
+def test_blocked_jobs_are_freed_when_a_thread_can_be_started_again(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, thread: str
 ) -> None:
-    flow = sqlq.Flow()
-    flow.add(limited.new())
-    app.enqueue(flow)
-    app.enqueue(limited.new())
-    refuse_threads(monkeypatch, "sqlq-flow")
-    with caplog.at_level(logging.DEBUG, "sqlq.worker"), unswept:
-        wait_until(lambda: are_finished(app, 2), what="the second of the key")
-    assert "the thread sqlq-flow cannot be started now: can't start new thread" in caplog.text
-    assert "settling jobs failed" not in caplog.text
-
-
-@needs("cheap")
-def test_admissions_begin_when_a_thread_can_be_started(
-    app: sqlq.App,
-    limited: Any,
-    unswept: Worker,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    monkeypatch.setattr(services.Unblock, "run", lambda service: 3600.0)  # which would make up for it
     caplog.set_level(logging.DEBUG, "sqlq.worker")
-    app.enqueue_many([limited.new(), limited.new()])
+    task = app.task(name="t", limit=sqlq.Limit("api", running=1))(lambda: None)
+    app.enqueue(sqlq.group(task.new()))
+    app.enqueue(task.new())
+    with monkeypatch.context() as patch:
+        refuse_threads(patch, thread)
+        worker = app.worker().start()
+        said = f"the thread {thread} cannot be started now: can't start new thread"
+        wait_until(lambda: said in caplog.text, timeout=30, what="a line in the log")
     try:
-        with monkeypatch.context() as patch:
-            refuse_threads(patch, "sqlq-limit")
-            unswept.start()
-            wait_until(lambda: "the thread sqlq-limit cannot be started now" in caplog.text)
-        wait_until(lambda: are_finished(app, 2), timeout=15, what="both, admitted one after the other")
+        finished = "one after the other"
+        wait_until(lambda: len(app.jobs.list(state="finished")) == 2, timeout=30, what=finished)
     finally:
-        unswept.stop()
-    assert unswept.join("30s")
+        worker.stop()
+    assert worker.join("30s")
+    assert "settling jobs failed" not in caplog.text

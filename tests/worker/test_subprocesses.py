@@ -23,7 +23,7 @@ from sqlq.worker.settle.settle import Counts, Settler
 from tests.kit import for_each, needs, run_isolated, wait_until, worker_of
 from tests.kit.command import Command
 from tests.kit.isolated import DEAF, HANGS, ISOLATE, Spawned
-from tests.kit.processes import worker_process
+from tests.kit.processes import ROOT, worker_process
 from tests.kit.workers import listening
 
 
@@ -46,7 +46,7 @@ def test_a_job_that_needs_its_own_process_gets_an_unused_one(spawned: type[Spawn
     assert some.run() == Finished()
     assert some.run(alone=True) == Finished()
     assert len(some.processes) == 2
-    wait_until(lambda: some.ended() == [False, True], what="the process of one job having ended")
+    wait_until(lambda: some.ended() == [False, True], timeout=30, what="the process of one job having ended")
     assert some.run() == Finished()
     assert some.run() == Finished()
     assert some.ended() == [False, True], "the other one is kept"
@@ -219,7 +219,7 @@ def drained(folder: Path, url: str, *options: str) -> str:
     return worker.log.read_text()
 
 
-@pytest.mark.parametrize(("end", "timeout"), [("late", "1s"), ("gone", "1h")])
+@pytest.mark.parametrize(("end", "timeout"), [("late", "5s"), ("gone", "1h")])
 @needs("cheap")
 def test_a_job_that_completed_itself_is_finished_however_its_attempt_ends(
     app: sqlq.App, tmp_path: Path, database_url: str, end: str, timeout: str
@@ -315,99 +315,10 @@ def test_subprocesses_are_forked_unless_the_import_has_opened_what_none_can_shar
     assert len((tmp_path / "imports").read_text().split()) == imports
 
 
-# -- the process that forks worker processes -----------------------------------------------------------------
-
-
-ROOT = Path(__file__).parents[2]
-BEGIN = """
-import os, signal, socket, sys, time
-from pathlib import Path
-from sqlq.worker.ipc import forkserver
-from sqlq.worker.ipc.pipe import spawn
-
-PROGRAM = [sys.executable, "-m", "sqlq"]
-
-def run():
-    word, *rest = sys.argv[1:]
-    if word == "exit":
-        sys.exit(int(rest[0]))
-    if word == "raise":
-        raise ValueError("as any program may")
-    if word == "fds":
-        os.write(int(rest[0]), b"here")
-        print("stdin:", repr(sys.stdin.read()), "open:", len(os.listdir("/proc/self/fd")), flush=True)
-    if word == "wait":
-        time.sleep(60)
-"""
-
-
-def said(program: str) -> str:
-    """Return the output of a program of its own, which may start a fork server."""
+@pytest.mark.parametrize("what", ["exit_codes", "descriptors", "owner", "standstill"])
+def test_a_fork_server_forks_processes_like_those_that_start_anew(what: str) -> None:
+    command = [sys.executable, "-m", "tests.programs.fork_server", what]
     done = subprocess.run(
-        [sys.executable, "-c", BEGIN + program],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
+        command, cwd=ROOT, capture_output=True, text=True, check=False, start_new_session=True
     )
-    return done.stdout + done.stderr
-
-
-@for_each(("words", "code"), [(["exit", "0"], 0), (["exit", "3"], 3), (["raise"], 1), (["wait"], -9)])
-def test_a_forked_process_ends_with_its_exit_code(words: list[str], code: int) -> None:
-    output = said(
-        "forkserver.start(run, PROGRAM)\n"
-        f"process = spawn([*PROGRAM, *{words}], [])\n"
-        "print(type(process).__name__, process.poll() if 'wait' in process.args else '')\n"
-        "'wait' in process.args and process.kill()\n"
-        "print('code', process.wait(30), process.poll())\n"
-    )
-    assert "Forked" in output
-    assert f"code {code} {code}" in output
-    assert ("ValueError: as any program may" in output) is (words == ["raise"])
-
-
-def test_a_forked_process_has_no_descriptor_of_the_server_or_of_others() -> None:
-    output = said(
-        "reading, writing = os.pipe()\n"
-        "private = socket.socketpair()\n"
-        "forkserver.start(run, PROGRAM, private=[end.fileno() for end in private])\n"
-        "others = [spawn([*PROGRAM, 'wait'], []) for _ in range(10)]\n"
-        "process = spawn([*PROGRAM, 'fds', str(writing)], [writing])\n"
-        "print('code', process.wait(30), os.read(reading, 4))\n"
-        "private[0].close()\n"
-        "private[1].settimeout(5)\n"
-        "print('end:', private[1].recv(1))\n"
-        "for each in others: each.kill()\n"
-    )
-    assert "end: b''" in output
-    assert "code 0 b'here'" in output
-    (line,) = [line for line in output.splitlines() if line.startswith("stdin:")]
-    assert line.startswith("stdin: ''")
-    assert int(line.split()[-1]) < 12
-
-
-def test_the_fork_server_ends_with_its_owner() -> None:
-    children = "Path(f'/proc/self/task/{os.getpid()}/children').read_text()"
-    pid = int(said(f"forkserver.start(run, PROGRAM)\nprint({children}, flush=True)\nos._exit(0)\n"))
-    wait_until(lambda: not Path(f"/proc/{pid}").exists(), what="its end")
-
-
-def test_a_process_starts_anew_when_the_fork_server_stands_still() -> None:
-    output = said(
-        "forkserver.ANSWER_SECONDS = 0.2\n"
-        "forkserver.start(run, PROGRAM)\n"
-        "(server,) = Path(f'/proc/self/task/{os.getpid()}/children').read_text().split()\n"
-        "waiting = spawn([*PROGRAM, 'wait'], [])\n"
-        "os.kill(int(server), signal.SIGSTOP)\n"
-        "process = spawn([sys.executable, '-m', 'sqlq', '--version'], [])\n"
-        "print(type(process).__name__, process.wait(60), forkserver.current)\n"
-        "waiting.kill()\n"
-        "print('code', waiting.wait(30))\n"
-        "os.kill(int(server), signal.SIGKILL)\n"
-    )
-    assert "Popen 0 None" in output
-    assert output.count("the fork server does not answer") == 1
-    assert "code -9" in output
+    assert done.returncode == 0, done.stderr

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 import sqlq
 import sqlq.testing
 from sqlq.testing import assert_enqueued, assert_not_enqueued
-from tests.kit import drain, execute
+from tests.kit import drain, execute, run_one
 
 ID = UUID("0b5e6a2e-7f0c-4d5e-9d0e-6f1f6a1b2c3d")
 AT = datetime(2030, 1, 31, 8, tzinfo=UTC)
@@ -115,9 +115,6 @@ def test_a_job_of_another_release_is_released_until_a_worker_takes_it(
     assert got == [enqueued]
 
 
-# -- results -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("annotation", "result", "stored"),
     [
@@ -138,10 +135,8 @@ def test_a_result_is_stored_by_its_annotation(
         return result
 
     handler.__annotations__["return"] = annotation
-    job = app.enqueue(app.task(name="t")(handler).new())
-    assert drain(app).finished == 1
-    done = app.jobs.get(job.id)
-    assert (done.result, done.reason) == (stored, None)
+    done = run_one(app, handler)
+    assert (done.state, done.result, done.reason) == ("finished", stored, None)
 
 
 def test_a_result_is_read_as_annotated(app: sqlq.App, web: sqlq.App) -> None:
@@ -191,9 +186,6 @@ def test_complete_stores_its_result_as_annotated(app: sqlq.App, engine: Engine) 
     job = app.enqueue(place.new(ORDER))
     assert drain(app).finished == 1
     assert app.jobs.get(job.id).result == ORDER_JSON
-
-
-# -- the test kit --------------------------------------------------------------------------------------------
 
 
 def test_assert_enqueued_compares_values_of_annotated_types(app: sqlq.App) -> None:

@@ -13,70 +13,47 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 import sqlq
 from sqlq.errors import ConfigurationError
 from sqlq.store.workers import look as workers_look
 from sqlq.store.workers import workers
-from sqlq.worker.claim.claimer import Claimer
-from sqlq.worker.ipc.parent import NoParent
 from sqlq.worker.maintain.control import Control
-from sqlq.worker.options import WorkerOptions, checked_bytes, readable_bytes, setting
+from sqlq.worker.options import WorkerOptions, checked_bytes, setting
 from sqlq.worker.settle.settle import Counts, Settler
 from sqlq.worker.supervise.supervisor import Supervisor
 from sqlq.worker.wait import poller
-from tests.kit import claim_size_of, for_each, needs, supervising, wait_until, working
+from tests.kit import execute, for_each, needs, supervising, wait_until, working
 
-PLAIN: dict[str, Any] = {
-    "queues": None,
-    "concurrency": 1,
-    "lease": "30s",
-    "grace": "25s",
-    "drain": False,
-    "max_jobs": None,
+SETTINGS = {
+    "processes": ("2", 2),
+    "concurrency": ("20", 20),
+    "lease": ('"1m"', 60_000),
+    "grace": ('"2m"', 120_000),
+    "max_jobs": ("1000", 1_000),
+    "max_rss": ('"400MB"', 400_000_000),
+    "wait": ('"60s"', 60_000),
+    "poll": ('"1s"', 1_000),
+    "claim_batch": ("7", 7),
+    "ahead": ('"10ms"', 10),
 }
-
-
-KEYS = """[tool.sqlq]
-processes = 2
-concurrency = 20
-lease = "1m"
-grace = "2m"
-max-jobs = 1000
-max-rss = "400MB"
-wait = "60s"
-poll = "1s"
-claim-batch = 7
-ahead = "10ms"
-"""
-NUMBERS = {
-    "processes": 2,
-    "concurrency": 20,
-    "lease": 60_000,
-    "grace": 120_000,
-    "max_jobs": 1_000,
-    "max_rss": 400_000_000,
-    "wait": 60_000,
-    "poll": 1_000,
-    "claim_batch": 7,
-    "ahead": 10,
-}
+"""Each as it is written in pyproject.toml, and its value."""
 
 
 def test_an_argument_comes_before_the_variable_and_that_before_the_project(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert {name: setting(name) for name in NUMBERS} == dict.fromkeys(NUMBERS)
-    (tmp_path / "pyproject.toml").write_text(KEYS)
-    assert {name: setting(name) for name in NUMBERS} == NUMBERS
+    assert {setting(name) for name in SETTINGS} == {None}
+    keys = [f"{name.replace('_', '-')} = {written}" for name, (written, _) in SETTINGS.items()]
+    (tmp_path / "pyproject.toml").write_text("\n".join(["[tool.sqlq]", *keys]))
+    assert [setting(name) for name in SETTINGS] == [number for _, number in SETTINGS.values()]
     values = {"lease": "3s", "grace": "3s", "max_rss": "3KB", "wait": "3s", "poll": "3s", "ahead": "3ms"}
-    for name in NUMBERS:
+    for name in SETTINGS:
         monkeypatch.setenv(f"SQLQ_{name.upper()}", values.get(name, "3"))
-    assert {setting(name) for name in NUMBERS} == {3, 3_000}
-    made = WorkerOptions.of(**PLAIN | {"concurrency": None, "lease": "5s", "grace": None})
+    assert {setting(name) for name in SETTINGS} == {3, 3_000}
+    made = WorkerOptions.of(lease="5s")
     assert (made.concurrency, made.lease_ms, made.grace_ms) == (3, 5_000, 3_000)
     assert (made.max_jobs, made.max_rss) == (None, None), "no supervisor replaces a worker in a program"
 
@@ -96,7 +73,7 @@ def test_an_argument_comes_before_the_variable_and_that_before_the_project(
 )
 def test_a_wrong_option_is_reported_in_one_sentence(name: str, wrong: Any, says: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^{says}"):
-        WorkerOptions.of(**PLAIN | {name: wrong})
+        WorkerOptions.of(**{name: wrong})
 
 
 def test_a_wrong_variable_and_a_wrong_key_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,17 +82,10 @@ def test_a_wrong_variable_and_a_wrong_key_are_named(tmp_path: Path, monkeypatch:
     with pytest.raises(
         ConfigurationError, match=r"^claim_batch in .*pyproject.toml is 0: it must be a whole"
     ):
-        WorkerOptions.of(**PLAIN)
+        WorkerOptions.of()
     monkeypatch.setenv("SQLQ_CLAIM_BATCH", "0.5")
     with pytest.raises(ConfigurationError, match=r"^SQLQ_CLAIM_BATCH is '0.5': it must be a whole number"):
-        WorkerOptions.of(**PLAIN)
-
-
-def test_a_claim_brings_no_more_than_its_batch(app: sqlq.App) -> None:
-    app.enqueue_many([app.named("t").new(n) for n in range(10)])
-    claimer = Claimer(app.database, "me", WorkerOptions(("default",), 10, 30_000, claim_batch=3))
-    taken = [len(claimer.claim(claim_size_of(claimer))) for _ in range(4)]
-    assert taken == [3, 3, 3, 1]
+        WorkerOptions.of()
 
 
 @needs("listen")
@@ -125,24 +95,8 @@ def test_a_host_polls_as_often_as_its_setting(app: sqlq.App, monkeypatch: pytest
     app.task(name="t")(lambda: ran.append(1))
     with working(app, poll="20ms") as worker:
         wait_until(lambda: worker._wake.is_resting, what="the worker resting")
-        with app.database.begin() as conn:  # by SQL, with no notification
-            conn.execute(text("INSERT INTO jobs (task) VALUES ('t')"))
+        execute(app.database.engine, "INSERT INTO jobs (task) VALUES ('t')")  # with no notification
         wait_until(lambda: ran, what="a look at the job")
-
-
-def test_the_last_poll_counts_as_recent_for_three_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1_000.0]
-    monkeypatch.setattr(poller, "monotonic", lambda: now[0])
-    last_look = poller.LastLook(NoParent(), 5_000)
-    last_look.note()
-    recent = []
-    for _ in range(3):
-        recent.append(last_look.is_recent())
-        now[0] += 14.9 if len(recent) == 1 else 0.2
-    assert recent == [True, True, False]
-
-
-# -- memory --------------------------------------------------------------------------------------------------
 
 
 @for_each(
@@ -161,18 +115,10 @@ def test_sizes_are_read_in_bytes(given: str | int, number: int) -> None:
     assert checked_bytes(given, "max_rss") == number
 
 
-def test_sizes_are_shown_in_megabytes_and_gigabytes() -> None:
-    sizes = [readable_bytes(number) for number in (1, 412_300_000, 1_540_000_000)]
-    assert sizes == ["1 MB", "412 MB", "1.5 GB"]
-
-
 @for_each("given", ["", "0", "400 apples", "-1MB", "MB", 0, -7, True, None, 1.5])
 def test_a_bad_size_is_reported_in_one_sentence(given: Any) -> None:
     with pytest.raises(ConfigurationError, match='give a size such as "400MB"'):
         checked_bytes(given, "max_rss")
-
-
-# -- nothing comes -------------------------------------------------------------------------------------------
 
 
 @needs("file")
@@ -208,21 +154,9 @@ def test_a_worker_stops_in_good_order_whatever_the_database_raises(
     assert app.worker(drain=True).run().finished == 1
 
 
-REPORTS = """
-import sys
-from sqlq.worker.ipc.pipe import Pipe
-link = Pipe.inherited(int(sys.argv[1]))
-generation = link.receive()["generation"]
-link.send(report={"counts": {}, "running": 1, "idle_ms": (5_000, 10)[generation]})
-while (message := link.receive()) is not None and "stop" not in message:
-    link.send(report={"counts": {}, "running": 0, "idle_ms": 1_000})
-"""
-"""A worker process without work: the first for long, the second since it was paused."""
-
-
 def test_a_supervisor_stops_when_none_of_its_children_has_work(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "sqlq.worker")
-    command = [sys.executable, "-c", REPORTS]
+    command = [sys.executable, "-m", "tests.programs.children", "idle"]
     options = WorkerOptions(processes=2, lease_ms=30_000, grace_ms=0, max_idle_ms=1_000)
     supervisor = Supervisor(command, options, {})
     with supervising(supervisor) as code:
@@ -232,9 +166,6 @@ def test_a_supervisor_stops_when_none_of_its_children_has_work(caplog: pytest.Lo
         supervisor.pause()
         assert code.result(60) == 0
     assert "stopping: nothing has come for 1 s" in caplog.text
-
-
-# -- in a thread ---------------------------------------------------------------------------------------------
 
 
 @needs("cheap")
@@ -289,7 +220,7 @@ def test_a_handler_that_ends_as_it_is_released_is_settled_once(
     def while_it_ends(settler: Settler, job: Any, outcome: Any) -> None:
         settled.append(outcome)
         go.set()
-        assert worker._executors.wait_idle(60)
+        assert worker._executors.wait_idle(30)
         settle(settler, job, outcome)
 
     monkeypatch.setattr(Settler, "settle", while_it_ends)
