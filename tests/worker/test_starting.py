@@ -451,8 +451,7 @@ def test_blocked_jobs_are_freed_when_a_thread_can_be_started_again(
         said = f"the thread {thread} cannot be started now: can't start new thread"
         wait_until(lambda: said in caplog.text, timeout=30, what="a line in the log")
     try:
-        finished = "one after the other"
-        wait_until(lambda: len(app.jobs.list(state="finished")) == 2, timeout=30, what=finished)
+        wait_until(lambda: len(app.jobs.list(state="finished")) == 2, timeout=30, what="both run")
     finally:
         worker.stop()
     assert worker.join("30s")
