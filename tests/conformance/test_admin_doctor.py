@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -10,37 +11,43 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import psycopg
 import pytest
-from sqlalchemy import Engine, NullPool, create_engine, event, make_url, text
+from click.testing import CliRunner
+from sqlalchemy import URL, Engine, NullPool, create_engine, event, make_url, text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 import sqlq
-from sqlq.admin.doctor import finding, postgresql, queue, sqlite
+from sqlq.admin.doctor import finding, postgresql, sqlite
 from sqlq.admin.doctor.doctor import by_verdict, examine
 from sqlq.admin.doctor.finding import Case, Finding, Verdict, check, ok, to_do
 from sqlq.admin.doctor.sqlite import filesystem
-from sqlq.config.durations import written
+from sqlq.admin.storage import Reading, Storage, storage
+from sqlq.cli.context import Context
+from sqlq.cli.root import sqlq as command
+from sqlq.config.durations import in_units, written
 from sqlq.database.mariadb import health as mariadb_health
 from sqlq.database.postgresql import health
 from sqlq.database.values import Rows
-from sqlq.model.outcome import ErrorText, Failed, Finished, Released, Settlement
+from sqlq.model.outcome import Finished, Released
 from sqlq.store import health as queue_health
 from sqlq.store import rights
-from sqlq.store.jobs import settle as settling
 from sqlq.store.workers import workers
-from tests.kit import claim_on, for_each, needs, received, span
+from tests.kit import Hand, execute, for_each, needs, span, wait_until
 from tests.kit.command import other_distribution
+from tests.kit.standby import Pair, pair_of_servers
 
 pytestmark = pytest.mark.each_database
 
+CHECK, TO_DO = Verdict.CHECK, Verdict.TO_DO
 
-class Patient:
-    """An App, a task, and the findings of the doctor."""
+
+class Patient(Hand):
+    """A worker's hand, and the findings of the doctor."""
 
     def __init__(self, app: sqlq.App) -> None:
-        self.app = app
-        self.task = app.task(name="send")(lambda: None)
+        super().__init__(app)
         self.kind = app.database.dialect.name
 
     def examine(self) -> list[Finding]:
@@ -56,17 +63,11 @@ class Patient:
         for each in words:
             assert each in f"{found.said} {found.remedy}"
 
-    def enqueue(self, queue: str = "mail") -> int:
-        return self.app.enqueue(self.task.new().set(queue=queue)).id
-
-    def claim(self, queue: str = "mail") -> Any:
-        with self.app.database.begin() as conn:
-            (job,) = claim_on(conn, [queue], limit=1, owner="w")
+    def claimed(self) -> Any:
+        """Enqueue a job and claim it."""
+        self.enqueue(queue="mail")
+        (job,) = self.claim("mail")
         return job
-
-    def settle(self, job: Any, outcome: Any) -> None:
-        with self.app.database.begin() as conn:
-            assert settling.settle(conn, [Settlement(job.id, job.lease_token, job.attempts, outcome)])
 
     def serve(self, names: Sequence[str] | None = None, **columns: str) -> None:
         row: dict[str, Any] = {"host": "here", "pid": 1, "version": sqlq.__version__, "concurrency": 1}
@@ -75,25 +76,28 @@ class Patient:
 
     def set_back(self, column: str, hours: int = 1) -> None:
         """Move a time of all jobs into the past."""
-        with self.app.database.begin() as conn:
-            earlier = f"- {span(conn, hours * 3_600)}"
-            conn.execute(text(f"UPDATE jobs SET {column} = coalesce({column}, created_at) {earlier}"))
+        earlier = f"- {span(self.app.database.engine, hours * 3_600)}"
+        was = f"coalesce({column}, created_at)"
+        execute(self.app.database.engine, f"UPDATE jobs SET {column} = {was} {earlier}")
 
 
-def answer(
-    monkeypatch: pytest.MonkeyPatch, query: Callable[..., Any], value: Any = None, **by_name: Any
-) -> None:
-    """Let one query of the doctor return a value, or raise it; or return the values of these settings."""
+def answer(monkeypatch: pytest.MonkeyPatch, query: Callable[..., Any], value: Any) -> None:
+    """Let one query of the doctor return a value, or raise it; a dict has the values of settings."""
     ask = Case.query
 
     def answered(case: Case, asked: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        if asked is not query or (by_name and args[0] not in by_name):
+        if asked is not query or (isinstance(value, dict) and args[0] not in value):
             return ask(case, asked, *args, **options)
         if isinstance(value, Exception):
             raise value
-        return by_name[args[0]] if by_name else value
+        return value[args[0]] if isinstance(value, dict) else value
 
     monkeypatch.setattr(Case, "query", answered)
+
+
+def about(check: str, url: str | URL) -> list[Finding]:
+    with closing(sqlq.App(url)) as app:
+        return [finding for finding in examine(app.database) if finding.check == check]
 
 
 @pytest.fixture
@@ -103,18 +107,21 @@ def patient(app: sqlq.App) -> Patient:
 
 def test_the_doctor_finds_every_check_ok_in_a_healthy_database(patient: Patient) -> None:
     patient.serve()
-    patient.enqueue()
-    patient.claim()
+    patient.claimed()
     patient.enqueue()
     found = patient.examine()
     checks = {"postgresql": 20, "mariadb": 20, "sqlite": 18}[patient.kind]
     assert len(found) == len({finding.check for finding in found}) == checks
     # the tests' own servers save the disk that trouble
-    amiss = [
-        finding for finding in found if finding.verdict is not Verdict.OK and finding.check != "durability"
-    ]
-    assert amiss == []
-    assert all(finding.remedy for finding in found if finding.verdict is Verdict.TO_DO)
+    assert not [each for each in found if each.verdict is not Verdict.OK and each.check != "durability"]
+    assert all(finding.remedy for finding in found if finding.verdict is TO_DO)
+    names = [finding.check for finding in found if finding.verdict is Verdict.OK]
+    assert names[:2] == ["connection", "migrations"]
+    of_the_server = "file" if "file" in names else "transactions"
+    assert names.index("workers") < names.index("schedules") < names.index("queues") < names.index("failed")
+    assert names.index("failed") < names.index(of_the_server)
+    some = [ok("fine", check="a"), check("old", check="b"), to_do("off", check="c"), check("new", check="d")]
+    assert [row.check for row in by_verdict(some)] == ["c", "b", "d", "a"]
 
 
 @needs("cheap")
@@ -125,66 +132,53 @@ def test_the_doctor_finds_another_distribution_of_the_same_name(
     other_distribution(tmp_path, "sqlq_jobs")
     assert "package" not in {finding.check for finding in patient.examine()}
     other_distribution(tmp_path)
-    patient.finds(
-        "package", Verdict.TO_DO, "sqlq 1.6.0 is another project's, and overwrites files of sqlq-jobs"
-    )
+    patient.finds("package", TO_DO, "sqlq 1.6.0 is another project's, and overwrites files of sqlq-jobs")
 
 
 # -- the queue -----------------------------------------------------------------------------------------------
 
 
 def test_the_doctor_finds_due_jobs_without_a_worker(patient: Patient) -> None:
-    assert patient.about("workers").verdict is Verdict.CHECK
-    patient.enqueue()
-    patient.finds(
-        "workers",
-        Verdict.TO_DO,
-        "no worker is alive, and 1 job is due",
-        "start one with sqlq work -a module:attribute",
-    )
+    assert patient.about("workers").verdict is CHECK
+    patient.enqueue(queue="mail")
+    remedy = "start one with sqlq work -a module:attribute"
+    patient.finds("workers", TO_DO, "no worker is alive, and 1 job is due", remedy)
     patient.app.queues.pause("mail")
-    assert patient.about("workers").verdict is Verdict.CHECK, "nothing is to be run from a paused queue"
-
-
-def test_the_doctor_finds_a_queue_without_a_worker(patient: Patient) -> None:
+    assert patient.about("workers").verdict is CHECK, "nothing is to be run from a paused queue"
+    patient.app.queues.resume("mail")
     patient.serve(["other"])
-    patient.enqueue()
-    patient.finds("queues", Verdict.TO_DO, "no worker serves mail (1 due)", "-q mail")
+    patient.finds("queues", TO_DO, "no worker serves mail (1 due)", "-q mail")
     patient.serve()
     assert patient.about("queues").verdict is Verdict.OK
 
 
 def test_the_doctor_finds_a_served_queue_that_waits_too_long(patient: Patient) -> None:
     patient.serve()
-    patient.enqueue("other")
-    patient.enqueue()
-    with patient.app.database.begin() as conn:
-        conn.execute(text("UPDATE jobs SET priority = 1 WHERE queue = 'other'"))
+    patient.enqueue(queue="other", priority=1)
+    patient.enqueue(queue="mail")
     patient.set_back("available_at")
-    patient.finds("queues", Verdict.CHECK, "due for 1 h")
+    patient.finds("queues", CHECK, "due for 1 h")
 
 
-def test_the_doctor_finds_jobs_in_a_paused_queue(patient: Patient) -> None:
+def test_the_doctor_finds_paused_queues_and_workers(patient: Patient) -> None:
     patient.serve()
-    patient.enqueue()
+    patient.serve(state="paused")
+    patient.finds("paused", CHECK, "1 of 2 workers are paused", "sqlq workers resume --all")
+    patient.enqueue(queue="mail")
     patient.app.queues.pause("mail")
     patient.app.queues.pause("empty")
-    rows = [row for row in patient.examine() if row.check == "paused"]
+    rows = [row for row in patient.examine() if row.check == "paused" and "workers" not in row.said]
     since = {name: written(pause.since) for name, pause in patient.app.queues.pauses().named.items()}
-    assert {row.verdict for row in rows} == {Verdict.CHECK}
+    assert {row.verdict for row in rows} == {CHECK}
     assert [(row.said, row.remedy) for row in rows] == [
         (f"empty is paused, since {since['empty']}", "sqlq queues resume empty"),
         (f"mail is paused, since {since['mail']}, and 1 job waits in it", "sqlq queues resume mail"),
     ]
 
 
-def test_the_doctor_finds_paused_workers(patient: Patient) -> None:
-    patient.serve()
-    patient.serve(state="paused")
-    patient.finds("paused", Verdict.CHECK, "1 of 2 workers are paused", "sqlq workers resume --all")
-
-
-@for_each(("seconds", "said"), [(7_204, "is 2 h ahead of"), (-60, "is 60 s behind"), (4, None), (-4, None)])
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(7_204, "is 2 h ahead of"), (-60, "is 60 s behind"), (-4, None)]
+)
 def test_the_doctor_finds_a_host_whose_clock_differs(
     patient: Patient, monkeypatch: pytest.MonkeyPatch, seconds: int, said: str | None
 ) -> None:
@@ -193,8 +187,6 @@ def test_the_doctor_finds_a_host_whose_clock_differs(
         def now(cls, tz: tzinfo | None = None) -> Clock:
             return cls.fromtimestamp(time.time() + seconds, tz)
 
-    with patient.app.database.begin() as conn:
-        conn.execute(text("DELETE FROM sqlq_workers"))
     monkeypatch.setattr(workers, "datetime", Clock)
     patient.serve()
     (worker,) = patient.app.workers.list()
@@ -205,7 +197,7 @@ def test_the_doctor_finds_a_host_whose_clock_differs(
     if said is None:
         assert found.verdict is Verdict.OK
     else:
-        assert found.verdict is Verdict.CHECK
+        assert found.verdict is CHECK
         assert found.said == f"the clock of here {said} the database's: its logs have other times"
         with patient.app.database.begin() as conn:
             monkeypatch.undo()
@@ -223,44 +215,20 @@ def test_the_doctor_finds_hosts_that_cannot_load_the_app(patient: Patient) -> No
             conn, [row.id for row in rows if row.host in "ace"], f"{error}; see all of it with: python -c …"
         )
     found = patient.about("imports")
-    assert (found.verdict, found.said) == (Verdict.TO_DO, f"3 of 5 hosts cannot start a new worker: {error}")
+    assert (found.verdict, found.said) == (TO_DO, f"3 of 5 hosts cannot start a new worker: {error}")
     assert found.remedy == "mend it on a, c, e, then sqlq workers restart --all"
     with patient.app.database.begin() as conn:
         workers.write_start_error(conn, [row.id for row in rows], None)
     assert patient.about("imports").verdict is Verdict.OK
 
 
-def test_the_worst_verdicts_come_first_and_keep_their_order() -> None:
-    rows = [ok("fine", check="workers"), check("old", check="queues"), to_do("off", check="durability")]
-    rows += [to_do("late", check="standbys"), check("failed", check="failed")]
-    assert [row.check for row in by_verdict(rows)] == [
-        *("durability", "standbys"),
-        *("queues", "failed"),
-        "workers",
-    ]
-
-
-def test_checks_of_the_queue_are_ordered_by_their_harm() -> None:
-    """No worker beats an overdue schedule, which beats a queue that nobody serves."""
-    names = [each.name for each in queue.CHECKS]
-    assert names[:3] == ["workers", "schedules", "queues"]
-    assert names.index("queues") < names.index("failed")
-
-
-def test_findings_of_the_queue_come_before_those_of_the_server(patient: Patient) -> None:
-    rows = [row.check for row in examine(patient.app.database) if row.verdict is Verdict.OK]
-    assert rows[:2] == ["connection", "migrations"]
-    assert rows.index("schedules") < rows.index("file" if "file" in rows else "transactions")
-
-
 def test_the_doctor_finds_expired_leases(patient: Patient) -> None:
-    ids = [patient.enqueue() for _ in range(7)]
-    for _ in ids:
-        patient.claim()
+    ids = patient.enqueue(7)
+    patient.claim()
     assert patient.about("leases").verdict is Verdict.OK
     patient.set_back("lease_expires_at")
     found = patient.about("leases")
-    assert found.verdict is Verdict.TO_DO
+    assert found.verdict is TO_DO
     assert "7 running jobs have lost their workers, the first 59 min" in found.said
     assert found.said.endswith(", ".join(map(str, ids)))
     assert "start a worker" in str(found.remedy)
@@ -269,29 +237,23 @@ def test_the_doctor_finds_expired_leases(patient: Patient) -> None:
 
 
 def test_the_doctor_finds_unknown_tasks(patient: Patient) -> None:
-    patient.enqueue()
-    patient.settle(patient.claim(), Released(0, unknown_task=True))
+    patient.settle(patient.claimed(), Released(0, unknown_task=True))
     patient.set_back("unknown_since", hours=4)
-    found = patient.about("tasks")
-    assert found.verdict is Verdict.TO_DO
-    assert (
-        found.said
-        == "no worker takes jobs of the task send: 1 job was put back, first 4 h ago, and will fail in "
-        "20 h"
-    )
+    put_back = "1 job was put back, first 4 h ago, and will fail in 20 h"
+    patient.finds("tasks", TO_DO, f"no worker takes jobs of the task send: {put_back}")
 
 
 def test_the_doctor_names_workers_of_two_apps_that_share_a_queue(patient: Patient) -> None:
     patient.serve()
     patient.serve(["other"])
     patient.serve(["mail", "other"])
-    released, completed = (patient.enqueue(), patient.claim()), (patient.enqueue(), patient.claim())
-    patient.settle(released[1], Released(0, unknown_task=True))
+    released, completed = patient.claimed(), patient.claimed()
+    patient.settle(released, Released(0, unknown_task=True))
     patient.set_back("unknown_since")
-    assert patient.about("tasks").verdict is Verdict.TO_DO
-    patient.settle(completed[1], Finished(None))
+    assert patient.about("tasks").verdict is TO_DO
+    patient.settle(completed, Finished(None))
     found = patient.about("tasks")
-    assert found.verdict is Verdict.CHECK
+    assert found.verdict is CHECK
     assert found.said == (
         "a worker puts back jobs of the task send, which another one runs: their Apps share the queue mail "
         "(served by here pid 1, here pid 1)"
@@ -299,106 +261,122 @@ def test_the_doctor_names_workers_of_two_apps_that_share_a_queue(patient: Patien
     assert "App(service=…)" in str(found.remedy)
 
 
-def test_the_doctor_finds_a_task_that_no_worker_knows_any_more(patient: Patient) -> None:
-    patient.enqueue()
-    patient.settle(patient.claim(), Finished(None))
-    with patient.app.database.begin() as conn:
-        conn.execute(text(f"UPDATE finished_jobs SET finished_at = finished_at - {span(conn, 3_600)}"))
-    patient.enqueue()
-    patient.settle(patient.claim(), Released(0, unknown_task=True))
-    assert patient.about("tasks").verdict is Verdict.TO_DO
-
-
-def test_the_doctor_finds_failed_jobs(patient: Patient) -> None:
-    patient.enqueue()
-    patient.settle(patient.claim(), Failed("error", ErrorText("ValueError", "no")))
-    patient.finds("failed", Verdict.CHECK, "1 job has failed for good")
+def test_the_doctor_finds_a_task_that_no_worker_knows_any_more(patient: Patient, engine: Engine) -> None:
+    patient.ended(outcome=Finished(None))
+    execute(engine, f"UPDATE finished_jobs SET finished_at = finished_at - {span(engine, 3_600)}")
+    patient.settle(patient.claimed(), Released(0, unknown_task=True))
+    assert patient.about("tasks").verdict is TO_DO
 
 
 def test_the_doctor_finds_a_missing_index(patient: Patient, engine: Engine) -> None:
-    with engine.begin() as conn:
-        on = " ON jobs" if patient.kind == "mariadb" else ""
-        conn.execute(text(f"DROP INDEX jobs_claim{on}"))
-    patient.finds("indexes", Verdict.TO_DO, "these indexes are missing: jobs_claim; claims read whole tables")
+    execute(engine, f"DROP INDEX jobs_claim{' ON jobs' if patient.kind == 'mariadb' else ''}")
+    patient.finds("indexes", TO_DO, "these indexes are missing: jobs_claim; claims read whole tables")
 
 
 @pytest.mark.parametrize("revision", [None, "0000", "9999"])
 def test_tables_at_another_revision_end_the_examination(
     patient: Patient, engine: Engine, revision: str | None
 ) -> None:
-    with engine.begin() as conn:
-        conn.execute(
-            text("DROP TABLE sqlq_version")
-            if revision is None
-            else text(f"UPDATE sqlq_version SET version_num = '{revision}'")
-        )
+    update = f"UPDATE sqlq_version SET version_num = '{revision}'"
+    execute(engine, "DROP TABLE sqlq_version" if revision is None else update)
     rows = patient.examine()
-    assert (rows[0].check, rows[0].verdict) == ("migrations", Verdict.TO_DO)
+    assert (rows[0].check, rows[0].verdict) == ("migrations", TO_DO)
     assert "migrate" in rows[0].said
     assert "workers" not in {row.check for row in rows}, "the tables are not looked into"
 
 
-# -- PostgreSQL ----------------------------------------------------------------------------------------------
+# -- the server ----------------------------------------------------------------------------------------------
 
 
-@needs("sessions")
+NO_CONNECTION = "QueuePool limit of size 1 overflow 0 reached"
+READS = mariadb_health.setting
+SOUND: dict[str, Any] = {"log_bin": 1, "innodb_doublewrite": 1, "innodb_flush_log_at_trx_commit": 1}
+ANSWERS: dict[str, list[tuple[Callable[..., Any], Any, str, Verdict, str]]] = {
+    "postgresql": [
+        (health.setting, {"fsync": "off"}, "durability", TO_DO, "lose acknowledged jobs"),
+        (
+            *(health.dead_rows, Rows(10, 60_000, None), "dead rows", CHECK),
+            "the table jobs has about 10 live and 60,000 dead rows",
+        ),
+    ],
+    "mariadb": [
+        (
+            *(mariadb_health.unpurged_transactions, 123_456, "purge", CHECK),
+            "123,456 transactions are not purged yet",
+        ),
+        (READS, SOUND | {"read_only": 1}, "primary", TO_DO, "as a replica is: nothing can be enqueued"),
+        (READS, SOUND | {"binlog_format": "STATEMENT"}, "binlog", TO_DO, "and cannot write then"),
+        (READS, SOUND | {"innodb_doublewrite": 0}, "durability", TO_DO, "can damage tables"),
+        (READS, SOUND | {"innodb_flush_log_at_trx_commit": 2}, "durability", CHECK, "can lose the jobs"),
+    ],
+    "sqlite": [],
+}
+"""The answer of a query on each kind of database, and the finding that the doctor makes of it."""
+
+
+def test_the_doctor_finds_what_the_server_answers(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = (queue_health.indexes, PoolTimeoutError(NO_CONNECTION), "indexes", CHECK, NO_CONNECTION)
+    for query, value, name, verdict, words in [refused, *ANSWERS[patient.kind]]:
+        with monkeypatch.context() as patch:
+            answer(patch, query, value)
+            patient.finds(name, verdict, words)
+
+
+@needs("server")
 def test_the_doctor_finds_transactions_that_hold_back_vacuum(
     patient: Patient, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with engine.connect() as conn:
-        conn.execute(text("SET application_name = 'report'"))
-        pid = conn.scalar(text("SELECT pg_backend_pid() FROM pg_current_xact_id()"))
+        if patient.kind == "postgresql":
+            conn.execute(text("SET application_name = 'report'"))
+            number = conn.scalar(text("SELECT pg_backend_pid() FROM pg_current_xact_id()"))
+            said = f"session {number} (report, idle in transaction) has had a transaction open"
+            remedy = f"pg_terminate_backend({number})"
+        else:
+            number = conn.scalar(text("SELECT CONNECTION_ID()"))
+            conn.execute(text("SET time_zone = '+09:00'"))
+            conn.execute(text("SELECT * FROM jobs"))
+            said, remedy = f"session {number} (", f"KILL {number}"
+
+        def verdicts() -> list[Verdict]:
+            found = [each for each in patient.examine() if said in each.said]
+            assert all(remedy in str(each.remedy) for each in found)
+            return [each.verdict for each in found]
+
         assert patient.about("transactions").verdict is Verdict.OK, "it is young"
         monkeypatch.setattr(finding, "OLD_TRANSACTION_S", 0.0)
-        found = patient.about("transactions")
-        assert found.verdict is Verdict.CHECK
-        assert f"session {pid} (report, idle in transaction) has had a transaction open" in found.said
-        assert f"pg_terminate_backend({pid})" in str(found.remedy)
+        assert verdicts() == [CHECK]
+        assert patient.app.queues._vitals()[1].oldest_transaction_seconds is not None
         monkeypatch.setattr(finding, "VERY_OLD_TRANSACTION_S", 0.0)
-        assert patient.about("transactions").verdict is Verdict.TO_DO
+        assert verdicts() == [TO_DO]
 
 
 @needs("postgresql")
 def test_the_doctor_finds_an_invalid_index(patient: Patient, engine: Engine) -> None:
-    patient.enqueue()
-    patient.enqueue()
+    patient.enqueue(2)
     with (
         engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn,
         pytest.raises(IntegrityError),
     ):
         conn.exec_driver_sql("CREATE UNIQUE INDEX CONCURRENTLY jobs_once ON jobs (task)")
-    patient.finds("indexes", Verdict.TO_DO, "REINDEX INDEX CONCURRENTLY jobs_once")
+    patient.finds("indexes", TO_DO, "REINDEX INDEX CONCURRENTLY jobs_once")
 
 
 @needs("postgresql")
 @pytest.mark.parametrize(
     ("options", "check", "verdict", "words"),
     [
-        ("-c synchronous_commit=off", "durability", Verdict.CHECK, "synchronous_commit is off"),
-        ("-c default_transaction_read_only=on", "primary", Verdict.TO_DO, "read-only"),
+        ("-c synchronous_commit=off", "durability", CHECK, "synchronous_commit is off"),
+        ("-c default_transaction_read_only=on", "primary", TO_DO, "read-only"),
     ],
 )
 def test_the_doctor_checks_the_settings_of_postgresql(
     database_url: str, options: str, check: str, verdict: Verdict, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer(monkeypatch, health.setting, fsync="on")
-    app = sqlq.App(make_url(database_url).update_query_dict({"options": options}))
-    (found,) = (finding for finding in examine(app.database) if finding.check == check)
+    answer(monkeypatch, health.setting, {"fsync": "on"})
+    (found,) = about(check, make_url(database_url).update_query_dict({"options": options}))
     assert found.verdict is verdict
     assert words in found.said
-    app.close()
-
-
-@needs("postgresql")
-def test_the_doctor_finds_fsync_off(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer(monkeypatch, health.setting, fsync="off")
-    patient.finds("durability", Verdict.TO_DO, "lose acknowledged jobs")
-
-
-@needs("postgresql")
-def test_the_doctor_finds_dead_rows(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer(monkeypatch, health.dead_rows, Rows(10, 60_000, None))
-    patient.finds("dead rows", Verdict.CHECK, "the table jobs has about 10 live and 60,000 dead rows")
 
 
 @needs("listen")
@@ -418,24 +396,28 @@ def test_the_doctor_finds_a_listen_that_receives_nothing(
         found = patient.about("listen")
     finally:
         event.remove(Engine, "before_cursor_execute", swallow)
-    assert found.verdict is Verdict.CHECK
+    assert found.verdict is CHECK
     assert "PgBouncer in transaction mode" in found.said
     assert "SQLQ_LISTEN_URL" in str(found.remedy)
 
 
 @needs("listen")
-def test_the_doctor_checks_listen_at_the_listen_url(database_url: str) -> None:
-    """A channel of another database receives nothing of this one."""
+def test_the_doctor_checks_listen_at_the_listen_url(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A channel of another database receives nothing of this one, and psycopg2 cannot listen."""
     elsewhere = make_url(database_url).set(database="postgres")
-    with closing(sqlq.App(database_url, listen_url=elsewhere)) as app:
-        app.database.require_tables()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(postgresql, "LISTEN_SECONDS", 0.1)
+    psycopg2 = make_url(database_url).set(drivername="postgresql+psycopg2")
+    for url, options, verdict in (
+        (database_url, {"listen_url": database_url}, Verdict.OK),
+        (database_url, {"listen_url": elsewhere}, CHECK),
+        (psycopg2, {}, CHECK),
+    ):
+        with closing(sqlq.App(url, **options)) as app:
+            app.database.require_tables()
             (found,) = (each for each in examine(app.database) if each.check == "listen")
-    assert found.verdict is Verdict.CHECK
-    with closing(sqlq.App(database_url, listen_url=database_url)) as app:
-        (found,) = (each for each in examine(app.database) if each.check == "listen")
-    assert found.verdict is Verdict.OK
+        assert found.verdict is verdict
+        monkeypatch.setattr(postgresql, "LISTEN_SECONDS", 0.1)
 
 
 @needs("postgresql")
@@ -447,188 +429,75 @@ def test_a_pool_of_one_connection_is_enough(database_url: str) -> None:
     assert [finding.verdict for finding in found if finding.check == "listen"] == [Verdict.OK]
 
 
-def test_the_doctor_reports_a_pool_without_a_free_connection(
-    patient: Patient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answer(
-        monkeypatch, queue_health.indexes, PoolTimeoutError("QueuePool limit of size 1 overflow 0 reached")
-    )
-    patient.finds("indexes", Verdict.CHECK, "could not look: QueuePool limit of size 1 overflow 0 reached")
-
-
-def test_the_queue_is_counted_once(patient: Patient) -> None:
-    patient.enqueue()
-    with received(patient.app.database.engine) as got:
-        patient.examine()
-    asked = [statement for statement, _ in got]
-    of_failures = [one for one in asked if "failed_jobs" in one and "sqlq_flows" not in one]
-    assert len(of_failures) == 1, "the line of flows asks for failed steps alone"
-    assert not [statement for statement in asked if "queue_stats" in statement], "the view counts every job"
-
-
-def test_the_doctor_reports_an_incomplete_count(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_health, "COUNT_LIMIT", 3)
-    patient.serve(["other"])
-    for _ in range(4):
-        patient.enqueue()
-    assert patient.about("queues").said == "no worker serves mail (3+ due)"
-    patient.app.queues.pause("mail")
-    assert patient.about("paused").said.endswith(", and 3+ jobs wait in it")
-
-
-@needs("listen")
-def test_the_doctor_finds_a_driver_that_cannot_listen(database_url: str) -> None:
-    app = sqlq.App(make_url(database_url).set(drivername="postgresql+psycopg2"))
-    (found,) = (finding for finding in examine(app.database) if finding.check == "listen")
-    assert found.verdict is Verdict.CHECK
-    app.close()
-
-
 @pytest.fixture
-def poor(database_url: str) -> Iterator[Callable[[str], sqlq.App]]:
-    """Makes Apps of a role with no rights but those given."""
+def poor(database_url: str) -> Iterator[sqlq.App]:
+    """An App of a role without rights."""
     owner = create_engine(database_url, poolclass=NullPool)
     role = f"poor_{uuid4().hex[:12]}"
-    apps: list[sqlq.App] = []
-
-    def make(grants: str) -> sqlq.App:
-        with owner.begin() as conn:
-            conn.exec_driver_sql(f"CREATE ROLE {role} LOGIN PASSWORD '{role}'")
-            if grants:
-                conn.exec_driver_sql(f"{grants} TO {role}")
-        apps.append(sqlq.App(make_url(database_url).set(username=role, password=role)))
-        return apps[0]
-
-    yield make
-    for app in apps:
-        app.close()
-    with owner.begin() as conn:
-        conn.exec_driver_sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
+    execute(owner, f"CREATE ROLE {role} LOGIN PASSWORD '{role}'")
+    with closing(sqlq.App(make_url(database_url).set(username=role, password=role))) as app:
+        yield app
+    execute(owner, f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
 @needs("roles")
-def test_the_doctor_reports_tables_that_its_role_may_not_read(
-    poor: Callable[[str], sqlq.App], engine: Engine
-) -> None:
-    with engine.connect():  # a session of another role
-        app = poor("GRANT SELECT ON sqlq_version")
-        found = examine(app.database)
-    unseen = {
-        finding.check: finding
-        for finding in found
-        if finding.said.startswith("could not look: permission denied")
-    }
+def test_the_doctor_reports_tables_that_its_role_may_not_read(poor: sqlq.App, engine: Engine) -> None:
+    with engine.connect() as conn:
+        conn.execute(text("SELECT 1"))  # a session of another role
+        without = examine(poor.database)
+        assert (without[0].verdict, without[0].check) == (TO_DO, "migrations")
+        assert "may not read" in without[0].said
+        assert any("sessions of other roles" in each.said for each in without)
+        role = str(poor.database.engine.url.username)
+        execute(engine, f"GRANT SELECT ON sqlq_version TO {role}")
+        found = examine(poor.database)
+    denied = "could not look: permission denied"
+    unseen = {finding.check: finding for finding in found if finding.said.startswith(denied)}
     assert unseen.keys() == {
         *("workers", "stuck", "queues", "paused", "leases", "tasks"),
         *("schedules", "limits", "flows", "failed", "imports", "clocks"),
     }
-    assert {finding.verdict for finding in unseen.values()} == {Verdict.CHECK}
+    assert {finding.verdict for finding in unseen.values()} == {CHECK}
     (remedy,) = {finding.remedy for finding in unseen.values()}
-    role = str(app.database.engine.url.username)
     assert f"sqlq grants {role} --as reader` prints" in str(remedy)
     with engine.begin() as conn:
         rights.apply(conn, "reader", role, "public")
-    again = examine(app.database)
+    again = examine(poor.database)
     assert not [finding for finding in again if finding.said.startswith("could not look: ")]
-    assert {finding.check for finding in found if finding.verdict is Verdict.OK} > {
-        "connection",
-        "migrations",
-        "listen",
-        "indexes",
-    }
+    sound = {finding.check for finding in found if finding.verdict is Verdict.OK}
+    assert sound > {"connection", "migrations", "listen", "indexes"}
 
 
-@needs("roles")
-def test_the_doctor_reports_a_role_without_rights(poor: Callable[[str], sqlq.App], engine: Engine) -> None:
-    with engine.connect() as conn:
-        conn.execute(text("SELECT 1"))
-        found = examine(poor("").database)
-    first = found[0]
-    assert (first.verdict, first.check) == (Verdict.TO_DO, "migrations")
-    assert "may not read" in first.said
-    assert any("sessions of other roles" in finding.said for finding in found)
-
-
-# -- MariaDB -------------------------------------------------------------------------------------------------
-
-
-@needs("mariadb")
-@pytest.mark.parametrize(
-    ("name", "value", "check", "verdict", "words"),
-    [
-        ("read_only", 1, "primary", Verdict.TO_DO, "as a replica is: nothing can be enqueued"),
-        ("binlog_format", "STATEMENT", "binlog", Verdict.TO_DO, "READ COMMITTED, and cannot write then"),
-        ("innodb_doublewrite", 0, "durability", Verdict.TO_DO, "can damage tables"),
-        ("innodb_flush_log_at_trx_commit", 2, "durability", Verdict.CHECK, "can lose the jobs"),
-    ],
-)
-def test_the_doctor_checks_the_settings_of_mariadb(
-    patient: Patient, name: str, value: Any, check: str, verdict: Verdict, words: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    sound = {"log_bin": 1, "innodb_doublewrite": 1, "innodb_flush_log_at_trx_commit": 1}
-    answer(monkeypatch, mariadb_health.setting, **sound | {name: value})
-    patient.finds(check, verdict, words)
+# -- MariaDB and SQLite --------------------------------------------------------------------------------------
 
 
 @needs("mariadb")
 def test_the_doctor_and_an_enqueue_name_a_row_that_has_the_largest_id(patient: Patient) -> None:
     """MariaDB allows no CHECK on such an id, and remembers it after the row is gone."""
-
-    @patient.app.task(name="shop.late")
-    def late() -> None: ...
-
-    with patient.app.database.begin() as conn:
-        conn.execute(text("INSERT INTO jobs (id, queue, task) VALUES (9223372036854775807, 'q', 't')"))
-    assert patient.about("tables").verdict is Verdict.TO_DO
+    engine = patient.app.database.engine
+    execute(engine, "INSERT INTO jobs (id, queue, task) VALUES (9223372036854775807, 'q', 't')")
+    assert patient.about("tables").verdict is TO_DO
     with pytest.raises(sqlq.EnqueueError, match="AUTO_INCREMENT = 1"):
-        patient.app.enqueue(late.new())
+        patient.enqueue()
     remedy = patient.about("tables").remedy
     assert remedy is not None
-    with patient.app.database.begin() as conn:
-        for command in remedy.split(", then "):
-            conn.execute(text(command))
-    patient.app.enqueue(late.new())
+    for statement in remedy.split(", then "):
+        execute(engine, statement)
+    patient.enqueue()
     assert patient.about("tables").verdict is Verdict.OK
 
 
 @needs("mariadb")
-def test_the_doctor_finds_transactions_that_hold_back_the_purge(
-    patient: Patient, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with engine.connect() as conn:
-        number = conn.scalar(text("SELECT CONNECTION_ID()"))
-        conn.execute(text("SET time_zone = '+09:00'"))
-        conn.execute(text("SELECT * FROM jobs"))
-        assert patient.about("transactions").verdict is Verdict.OK, "it is young"
-        monkeypatch.setattr(finding, "OLD_TRANSACTION_S", 0.0)
-        said = [found for found in patient.examine() if f"session {number} (" in found.said]
-        assert [found.verdict for found in said] == [Verdict.CHECK]
-        assert f"KILL {number}" in str(said[0].remedy)
-        assert patient.app.queues._vitals()[1].oldest_transaction_seconds is not None
-        monkeypatch.setattr(finding, "VERY_OLD_TRANSACTION_S", 0.0)
-        said = [found for found in patient.examine() if f"session {number} (" in found.said]
-        assert [found.verdict for found in said] == [Verdict.TO_DO]
-
-
-@needs("mariadb")
-def test_the_doctor_finds_unpurged_rows(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
-    answer(monkeypatch, mariadb_health.unpurged_transactions, 123_456)
-    patient.finds("purge", Verdict.CHECK, "123,456 transactions are not purged yet")
-
-
-@needs("mariadb")
 def test_the_doctor_finds_tables_of_another_engine_or_collation(patient: Patient, engine: Engine) -> None:
-    with engine.begin() as conn:
-        conn.execute(text("ALTER TABLE sqlq_edges ENGINE = MyISAM"))
-        other = "CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci"
-        conn.execute(text(f"ALTER TABLE sqlq_limits CONVERT TO {other}"))
-        conn.execute(text("ALTER TABLE jobs ALTER INDEX jobs_flow IGNORED"))
+    other = "CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci"
+    execute(engine, "ALTER TABLE sqlq_edges ENGINE = MyISAM")
+    execute(engine, f"ALTER TABLE sqlq_limits CONVERT TO {other}")
+    execute(engine, "ALTER TABLE jobs ALTER INDEX jobs_flow IGNORED")
     found = patient.examine()
     tables = [(each.verdict, each.remedy) for each in found if each.check == "tables"]
     assert tables == [
-        (Verdict.TO_DO, "ALTER TABLE sqlq_edges ENGINE = InnoDB"),
-        (Verdict.TO_DO, "ALTER TABLE sqlq_limits CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"),
+        (TO_DO, "ALTER TABLE sqlq_edges ENGINE = InnoDB"),
+        (TO_DO, "ALTER TABLE sqlq_limits CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"),
     ]
     (ignored,) = (each for each in found if each.check == "indexes")
     assert ignored.said.startswith("the index jobs_flow is INVALID")
@@ -638,63 +507,48 @@ def test_the_doctor_finds_tables_of_another_engine_or_collation(patient: Patient
 def test_an_account_that_may_only_look_sees_the_queue(database_url: str) -> None:
     account, owner = f"poor_{uuid4().hex[:12]}", create_engine(database_url, poolclass=NullPool)
     name = make_url(database_url).database
-    with owner.connect() as conn:
-        conn.execute(text(f"CREATE USER {account}@'%' IDENTIFIED BY '{account}'"))
-        conn.execute(text(f"GRANT SELECT ON {name}.* TO {account}@'%'"))
+    execute(owner, f"CREATE USER {account}@'%' IDENTIFIED BY '{account}'")
+    execute(owner, f"GRANT SELECT ON {name}.* TO {account}@'%'")
     try:
         with closing(sqlq.App(make_url(database_url).set(username=account, password=account))) as app:
             found = examine(app.database)
             assert app.queues._vitals()[1].oldest_transaction_seconds is None
         (unseen,) = (each for each in found if each.said.startswith("could not look"))
-        assert (unseen.check, unseen.remedy) == (
-            "transactions",
-            "GRANT PROCESS ON *.* to the account in the URL",
-        )
+        assert unseen.check == "transactions"
+        assert unseen.remedy == "GRANT PROCESS ON *.* to the account in the URL"
     finally:
-        with owner.connect() as conn:
-            conn.execute(text(f"DROP USER {account}@'%'"))
-
-
-# -- SQLite --------------------------------------------------------------------------------------------------
+        execute(owner, f"DROP USER {account}@'%'")
 
 
 @needs("file")
 @pytest.mark.parametrize(
-    ("level", "verdict"), [("OFF", Verdict.TO_DO), ("NORMAL", Verdict.CHECK), ("EXTRA", Verdict.OK)]
+    ("pragma", "check", "verdict"),
+    [
+        ("synchronous = OFF", "synchronous", TO_DO),
+        ("synchronous = NORMAL", "synchronous", CHECK),
+        ("synchronous = EXTRA", "synchronous", Verdict.OK),
+        ("journal_mode = DELETE", "journal", TO_DO),
+    ],
 )
-def test_the_doctor_checks_the_synchronous_setting_of_sqlite(
-    patient: Patient, level: str, verdict: Verdict
+def test_the_doctor_checks_the_settings_of_sqlite(
+    patient: Patient, pragma: str, check: str, verdict: Verdict
 ) -> None:
     @event.listens_for(patient.app.database.engine, "connect")
     def careless(dbapi_connection: Any, record: Any) -> None:
-        dbapi_connection.execute(f"PRAGMA synchronous = {level}").close()
+        dbapi_connection.execute(f"PRAGMA {pragma}").close()
 
-    found = patient.about("synchronous")
-    assert found.verdict is verdict
-
-
-@needs("file")
-def test_the_doctor_finds_a_file_outside_wal_mode(patient: Patient) -> None:
-    @event.listens_for(patient.app.database.engine, "connect")
-    def another(dbapi_connection: Any, record: Any) -> None:
-        dbapi_connection.execute("PRAGMA journal_mode = DELETE").close()
-
-    assert patient.about("journal").verdict is Verdict.TO_DO
+    assert patient.about(check).verdict is verdict
 
 
 @needs("file")
-def test_the_doctor_finds_a_large_wal_file(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite, "LARGE_LOG_BYTES", 1)
-    patient.enqueue()
-    assert patient.about("journal").verdict is Verdict.CHECK
-
-
-@needs("file")
-def test_the_doctor_finds_a_file_on_a_network_filesystem(
+def test_the_doctor_finds_a_large_wal_file_and_a_network_filesystem(
     patient: Patient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sqlite, "LARGE_LOG_BYTES", 1)
     monkeypatch.setattr(sqlite, "filesystem", lambda file, mounts: "nfs4")
-    patient.finds("file", Verdict.TO_DO, "nfs4")
+    patient.enqueue()
+    assert patient.about("journal").verdict is CHECK
+    patient.finds("file", TO_DO, "nfs4")
 
 
 @for_each(
@@ -722,12 +576,7 @@ odd
 
 @needs("file")
 def test_the_doctor_finds_a_damaged_file(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
-    with patient.app.database.begin() as conn:
-        for i in range(300):
-            conn.execute(
-                text("INSERT INTO jobs (task, queue, payload) VALUES ('t', :queue, '{}')"),
-                {"queue": f"queue {i:0200}"},
-            )
+    patient.app.enqueue_many([patient.tasks["send"].new().set(queue=f"queue {i:0200}") for i in range(300)])
     with patient.app.database.engine.connect() as conn:
         conn.exec_driver_sql("ROLLBACK")
         conn.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").all()
@@ -739,6 +588,163 @@ def test_the_doctor_finds_a_damaged_file(patient: Patient, monkeypatch: pytest.M
     with Path(str(patient.app.database.engine.url.database)).open("r+b") as file:
         file.seek((page - 1) * size)
         file.write(b"\xff" * size)
-    patient.finds("integrity", Verdict.TO_DO, "the file is damaged")
+    patient.finds("integrity", TO_DO, "the file is damaged")
     monkeypatch.setattr(sqlite, "CHECKED_BYTES", 1)
     assert patient.about("integrity").verdict is Verdict.OK, "a large file is not read"
+
+
+# -- standbys of PostgreSQL ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Pair]:
+    with pair_of_servers() as pair:
+        yield pair
+
+
+@pytest.fixture
+def pair(servers: Pair) -> Iterator[Pair]:
+    """The servers, whose settings are as before after each test."""
+    yield servers
+    servers.standby.configure("synchronous_standby_names = ''")
+
+
+def tell(pair: Pair, *statements: str) -> None:
+    with psycopg.connect(pair.primary.url(pair.database).replace("+psycopg", ""), autocommit=True) as conn:
+        for statement in statements:
+            conn.execute(statement.encode())
+
+
+def test_the_doctor_reports_whether_commits_wait_for_a_standby(pair: Pair) -> None:
+    def said() -> tuple[Verdict, str]:
+        (found,) = about("standbys", pair.primary.url(pair.database))
+        return found.verdict, found.said
+
+    assert said() == (
+        CHECK,
+        "1 standby follows, and commits wait for none: a failover loses the jobs acknowledged in its last "
+        "moments",
+    )
+    pair.standby.configure("synchronous_standby_names = '*'")
+    wait_until(lambda: said()[0] is Verdict.OK, what="the standby being synchronous")
+    assert said()[1] == "commits wait for a standby (synchronous_standby_names is *)"
+    pair.standby.configure("synchronous_standby_names = 'elsewhere'")
+    wait_until(lambda: said()[0] is TO_DO, what="the standby being none of these")
+    assert "a standby that is away (synchronous_standby_names is elsewhere)" in said()[1]
+    (found,) = about("standbys", pair.standby.url(pair.database))
+    assert found.verdict is Verdict.OK, "it is the primary that knows"
+
+
+def test_the_doctor_names_the_grant_to_a_role_that_may_not_see_standbys(pair: Pair) -> None:
+    tell(pair, "CREATE ROLE poor LOGIN")
+    (found,) = about("standbys", make_url(pair.primary.url(pair.database)).set(username="poor"))
+    assert found.remedy == "GRANT pg_read_all_stats to the role in the URL"
+
+
+def test_the_server_that_answers_is_named(pair: Pair) -> None:
+    (found,) = about("primary", pair.standby.list_url(pair.database, first=True))
+    assert (found.verdict, found.said) == (
+        Verdict.OK,
+        f"the server 127.0.0.1:{pair.primary.port} takes writes",
+    )
+    (found,) = about("primary", pair.standby.url(pair.database))
+    assert found.verdict is TO_DO
+    assert found.said.startswith(f"the server 127.0.0.1:{pair.standby.port} is a standby")
+
+
+@for_each(
+    ("whose", "said"),
+    [
+        ("ROLE weak", "for the role weak: "),
+        ("ROLE weak IN DATABASE {}", "for the role weak in the database {}: "),
+        ("DATABASE {}", "synchronous_commit is remote_write: "),
+    ],
+)
+def test_commits_that_wait_for_less_are_named(pair: Pair, whose: str, said: str) -> None:
+    tell(pair, "CREATE ROLE weak")
+    try:
+        tell(pair, f"ALTER {whose.format(pair.database)} SET synchronous_commit = remote_write")
+        (found,) = durability(pair)
+        assert found.verdict is CHECK
+        assert said.format(pair.database) in found.said
+        assert "set synchronous_commit = on" in str(found.remedy)
+    finally:
+        tell(pair, f"ALTER {whose.format(pair.database)} RESET synchronous_commit", "DROP ROLE weak")
+
+
+def durability(pair: Pair) -> list[Finding]:
+    """The tests' servers run with fsync off, which would hide every other finding."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(postgresql.DURABILITY, "fsync", {})
+        return about("durability", pair.primary.url(pair.database))
+
+
+# -- sizes ---------------------------------------------------------------------------------------------------
+
+NAMES = {
+    "postgresql": ("size", "tables", "connections", "oldest transaction"),
+    "mariadb": ("size", "tables", "connections", "oldest transaction", "history list"),
+    "sqlite": ("file", "size", "journal mode", "WAL file"),
+}
+
+
+def reading(found: Storage, name: str) -> Reading:
+    (each,) = (each for each in found.readings if each.name == name)
+    return each
+
+
+def test_each_database_is_read_in_full(app: sqlq.App) -> None:
+    task = app.task(name="send")(lambda n: None)
+    app.enqueue_many([task.new(i) for i in range(50)])
+    found = storage(app.database)
+    kind = app.database.dialect.name
+    assert found.database.startswith(app.database.dialect.title)
+    assert tuple(each.name for each in found.readings) == NAMES[kind]
+    assert not [each for each in found.readings if each.value.startswith("could not look")]
+    assert all(each.meaning for each in found.readings)
+    assert (reading(found, "size").number or 0) > 10_000
+    if kind != "sqlite":
+        (jobs,) = (table for table in found.tables if table.name == "jobs")
+        assert jobs.bytes > 0
+        assert jobs.index_bytes > 0
+        sizes = list((jobs.largest_indexes or {}).values())
+        assert sizes == sorted(sizes, reverse=True)
+        assert len(sizes) == (3 if kind == "postgresql" else 0)
+        assert sum(sizes) <= jobs.index_bytes
+        assert {"finished_jobs", "failed_jobs", "sqlq_workers"} <= {table.name for table in found.tables}
+
+
+def test_the_command_prints_the_readings_as_text_and_json(app: sqlq.App, database_url: str) -> None:
+    def run(*options: str) -> str:
+        context = Context()
+        words = ["-d", database_url, "doctor", "--sizes", *options]
+        done = CliRunner(env={"COLUMNS": "300"}).invoke(command, words, obj=context)
+        context.app().close()
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    found: dict[str, Any] = json.loads(run("--json"))
+    assert [each["name"] for each in found["readings"]] == list(NAMES[app.database.dialect.name])
+    said = run()
+    assert app.database.dialect.title in said
+    names = {name for table in found["tables"] for name in table["largest_indexes"] or ()}
+    assert {name for name in names if name not in said} == set(), said
+    assert [in_units(number) for number in (0, 8192, 5 << 40)] == ["0 bytes", "8 KiB", "5 TiB"]
+
+
+@needs("postgresql")
+def test_a_reading_that_takes_too_long_ends(
+    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queue_health, "STATEMENT_TIMEOUT_MS", 100)
+    assert app.database.schema == "public"
+    with engine.begin() as conn:
+        conn.execute(text("LOCK TABLE finished_jobs IN ACCESS EXCLUSIVE MODE"))
+        pid = conn.execute(text("SELECT pg_backend_pid() /* mine */")).scalar()
+        found = storage(app.database)
+    oldest = reading(found, "oldest transaction")
+    assert f"{pid} " in oldest.value
+    assert oldest.query == "SELECT pg_backend_pid() /* mine */"
+    assert "statement timeout" in reading(found, "tables").value
+    assert found.tables == ()
+    assert "iB" in reading(found, "size").value

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from sqlq.store.jobs import failed as failed_rows
 from sqlq.store.jobs import lookup
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
-from tests.kit import NOW, Hand, claim_on, failed, needs, received, span
+from tests.kit import NOW, Hand, claim_on, failed, for_each, needs, received, rows_read, span
 
 pytestmark = pytest.mark.each_database
 
@@ -95,27 +96,6 @@ def test_failures_are_counted_by_their_error(hand: Hand) -> None:
     assert hand.app.jobs.failures(task="pack") == ([], True)
 
 
-def test_jobs_of_one_error_are_found_in_each_queue_and_task(hand: Hand) -> None:
-    fail(hand, 2, "no box of size 1")
-    fail(hand, 1, "no van")
-    (other,) = fail(hand, 1, "no box of size 7", queue="other")
-    with hand.app.database.begin() as conn:
-        conn.execute(text("UPDATE failed_jobs SET task = 'pack' WHERE id = :id"), {"id": other})
-    fingerprint = hand.app.jobs.get(other).fingerprint
-    assert fingerprint is not None
-    with hand.app.database.read() as conn:
-        selections = failed_rows.of_error(conn, fingerprint)
-        assert [(each.queue, each.task) for each in selections] == [("mail", "send"), ("other", "pack")]
-        assert [len(lookup.handles(conn, each)) for each in selections] == [2, 1]
-        assert [each.queue for each in failed_rows.of_error(conn, fingerprint, queue="mail")] == ["mail"]
-        assert [each.queue for each in failed_rows.of_error(conn, fingerprint, task="pack")] == ["other"]
-        assert failed_rows.of_error(conn, "") == []
-    assert hand.app.jobs.retry(error=fingerprint)[-1] == other
-
-
-# -- listing -------------------------------------------------------------------------------------------------
-
-
 def test_a_listing_reports_whether_it_is_complete(hand: Hand) -> None:
     (old,) = hand.enqueue(1, queue="rare")
     running = hand.enqueue(1, queue="busy")
@@ -152,23 +132,12 @@ def test_the_error_of_a_job_is_the_text_that_the_view_has(hand: Hand, engine: En
         rows = conn.execute(text("SELECT id, error FROM job_states")).all()
         errors: dict[int, str | None] = {row.id: row.error for row in rows}
     assert {id: hand.app.jobs.get(id).error for id in ids} == errors
-    assert [hand.app.jobs.get(id).error for id in ids] == [
-        "ValueError: two\nlines",
-        "not wanted",
-        None,
-        "the result was too long",
-        None,
-    ]
+    said = ["ValueError: two\nlines", "not wanted", None, "the result was too long", None]
+    assert [hand.app.jobs.get(id).error for id in ids] == said
     with engine.begin() as conn:
         conn.execute(text("UPDATE failed_jobs SET exception = NULL"))
         assert conn.scalar(text("SELECT error FROM job_states WHERE state = 'failed'")) == "timeout"
     assert hand.app.jobs.get(ids[0]).error == "timeout"
-
-
-def test_a_job_shows_its_timeout_and_unique_key(hand: Hand) -> None:
-    (id,) = hand.enqueue(timeout="5s", unique_key="k", unique_until="start")
-    job = hand.app.jobs.get(id)
-    assert (job.timeout_ms, job.unique_key, job.unique_until) == (5_000, "k", "start")
 
 
 # -- what is read for it -------------------------------------------------------------------------------------
@@ -177,20 +146,20 @@ WAITING = 60_000
 
 
 @pytest.fixture
-def crowded(app: sqlq.App) -> sqlq.App:
+def crowded(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> sqlq.App:
     """A database in which a careless count would read some thousand pages. The planner has no statistics.
 
     In the index scheduled jobs of a higher priority lie before due ones. Few jobs are of another queue.
     """
+    monkeypatch.setattr(health, "COUNT_LIMIT", 500)
+    monkeypatch.setattr(health, "SAMPLE_JOBS", 100)
+    for bound in ("EXACT", "ROWS", "TIMES"):
+        monkeypatch.setattr(failed_rows, bound, 100)
     kind = app.database.dialect.name
     postgresql = kind == "postgresql"
-    now = NOW[kind]
-    soon, later = now, f"{now} + {span(app.database.engine, 86_400)}"
+    soon, later = NOW[kind], f"{NOW[kind]} + {span(app.database.engine, 86_400)}"
     numbers = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :rows)"
-    columns = (
-        "queue, task, payload, priority, attempts, max_attempts, available_at, lease_token, unique_until, "
-        "releases, created_at"
-    )
+    columns = "queue, task, payload, priority, attempts, available_at, lease_token, unique_until, releases"
     with app.database.begin() as conn:
         prefix = f"{app.database.schema}." if postgresql else ""
         if kind == "mariadb":
@@ -210,19 +179,14 @@ def crowded(app: sqlq.App) -> sqlq.App:
                 ),
                 {"rows": rows},
             )
-        ended = f"SELECT id, {columns}, {{0}}, created_at FROM {prefix}jobs WHERE queue = 'mail'"
-        conn.execute(
-            text(
-                f"INSERT INTO {prefix}finished_jobs (id, {columns}, outcome, finished_at) "
-                f"{ended.format(chr(39) + 'finished' + chr(39))}"
+        for table, reason, how, at in (
+            ("finished_jobs", "outcome", "finished", "finished_at"),
+            ("failed_jobs", "reason", "error", "failed_at"),
+        ):
+            conn.exec_driver_sql(
+                f"INSERT INTO {prefix}{table} (id, {columns}, created_at, {reason}, {at}) SELECT "
+                f"id, {columns}, created_at, '{how}', created_at FROM {prefix}jobs WHERE queue = 'mail'"
             )
-        )
-        conn.execute(
-            text(
-                f"INSERT INTO {prefix}failed_jobs (id, {columns}, reason, failed_at) "
-                f"{ended.format(chr(39) + 'error' + chr(39))}"
-            )
-        )
         claim_on(conn, ["rare"], limit=5, owner="w")
     return app
 
@@ -249,18 +213,8 @@ NEED_STATISTICS = {
 
 
 @needs("plans")
-def test_postgresql_reads_a_bounded_number_of_pages(
-    crowded: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(health, "COUNT_LIMIT", 500)
-    monkeypatch.setattr(health, "SAMPLE_JOBS", 100)
-    for bound in ("EXACT", "ROWS", "TIMES"):
-        monkeypatch.setattr(failed_rows, bound, 100)
-    for analyzed in (False, True):
-        reads_few_pages(crowded, analyzed=analyzed)
-
-
-def reads_few_pages(crowded: sqlq.App, *, analyzed: bool) -> None:
+@for_each("analyzed", [False, True])
+def test_postgresql_reads_a_bounded_number_of_pages(crowded: sqlq.App, analyzed: bool) -> None:
     if analyzed:
         with crowded.database.connect(isolation_level="AUTOCOMMIT") as conn:
             conn.exec_driver_sql("VACUUM ANALYZE")  # an index alone has the times
@@ -273,37 +227,27 @@ def reads_few_pages(crowded: sqlq.App, *, analyzed: bool) -> None:
             for statement, parameters in got:
                 if not analyzed and "GROUP BY public.failed_jobs.queue" in statement:
                     continue  # the sample, whose rows are looked up until there was a vacuum
-                (plan,) = conn.exec_driver_sql(
-                    f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters
-                ).scalar_one()
+                explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"
+                (plan,) = conn.exec_driver_sql(explain, parameters).scalar_one()
                 touched = plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
                 assert touched <= 250, f"{name}: {touched} pages\n{json.dumps(plan, indent=1)}"
                 # from there on PostgreSQL compiles a statement, which takes a third of a second
                 assert plan["Plan"]["Total Cost"] < 100_000, f"{name}\n{json.dumps(plan, indent=1)}"
 
 
-@needs("mariadb")
-def test_mariadb_reads_a_bounded_number_of_rows(crowded: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "COUNT_LIMIT", 500)
-    monkeypatch.setattr(health, "SAMPLE_JOBS", 100)
-    for bound in ("EXACT", "ROWS", "TIMES"):
-        monkeypatch.setattr(failed_rows, bound, 100)
-    with crowded.database.connect(isolation_level="AUTOCOMMIT") as conn:
-        conn.exec_driver_sql("ANALYZE TABLE jobs, finished_jobs, failed_jobs")
-    with crowded.database.read() as conn:
-        for name, look in {**LOOKS, "keys": sweep}.items():
-            before = rows_read(conn)
-            look(conn)
-            assert rows_read(conn) - before <= 10_000, name
-
-
 def sweep(conn: Connection) -> Any:
     return admit.sweep_on(conn, "", 500)
 
 
-def rows_read(conn: Connection) -> int:
-    """Return the number of rows that a session of MariaDB has read."""
-    return sum(int(number) for _, number in conn.exec_driver_sql("SHOW SESSION STATUS LIKE 'Handler_read%%'"))
+@needs("mariadb")
+def test_mariadb_reads_a_bounded_number_of_rows(crowded: sqlq.App) -> None:
+    with crowded.database.connect(isolation_level="AUTOCOMMIT") as conn:
+        conn.exec_driver_sql("ANALYZE TABLE jobs, finished_jobs, failed_jobs")
+    with crowded.database.read() as conn:
+        for name, look in (LOOKS | {"keys": sweep}).items():
+            with received(conn) as got:
+                look(conn)
+            assert sum(rows_read(conn, *statement) for statement in got) <= 10_000, name
 
 
 @needs("file")
@@ -318,3 +262,138 @@ def test_sqlite_reads_by_indexes(crowded: sqlq.App) -> None:
                 plan = [row[3] for row in conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)]
                 scans = [step for step in plan if re.match(r"SCAN main\.(jobs|\w+_jobs)$", step)]
                 assert not scans or "LIMIT" in statement, f"{name}: {plan}"
+
+
+# -- failed jobs, where there are many -----------------------------------------------------------------------
+
+
+COLUMNS = (
+    "queue, task, payload, priority, attempts, available_at, lease_token, unique_until, releases, "
+    "created_at, reason, exception, message, fingerprint, failed_at"
+)
+
+
+def insert_failed(
+    app: sqlq.App, rows: int, queue: str, task: str, error: str, *, first: int, column: str = ""
+) -> None:
+    """Insert failed jobs, one a second until now; `column` computes the fingerprint of each from `i`."""
+    kind = app.database.dialect.name
+    at = f"{NOW[kind]} - {span(app.database.engine, 1)} * ({rows} - i)"
+    if kind == "mariadb":
+        at = f"{NOW[kind]} - INTERVAL {rows} - i SECOND"
+    with app.database.begin() as conn:
+        if kind == "mariadb":
+            conn.exec_driver_sql("SET SESSION max_recursive_iterations = 1000000")
+        prefix = f"{app.database.schema}." if kind == "postgresql" else ""
+        conn.execute(
+            text(
+                f"INSERT INTO {prefix}failed_jobs (id, {COLUMNS}) "
+                f"WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows}) "
+                f"SELECT {first} + i, '{queue}', '{task}', '{{}}', 0, 1, {NOW[kind]}, 1, 'finish', 0, "
+                f"{NOW[kind]}, 'error', '{error}', 'it broke', {column or repr(error)}, {at} FROM n"
+            )
+        )
+
+
+@pytest.fixture
+def burst(app: sqlq.App) -> sqlq.App:
+    """50,000 failed jobs of three errors in three queues; the newest 10,000 are all of one queue."""
+    insert_failed(app, 15_000, "mail", "shop.send", "SMTPError", first=0)
+    insert_failed(app, 20_000, "exports", "shop.export", "DiskFull", first=20_000)
+    insert_failed(app, 15_000, "bulk", "shop.crunch", "KeyError", first=60_000)
+    return app
+
+
+def numbers(app: sqlq.App, **only: Any) -> dict[tuple[str, str], int]:
+    groups, is_complete = app.jobs.failures(**only)
+    assert is_complete
+    return {(each.task, each.fingerprint): each.number for each in groups}
+
+
+def test_every_queue_and_error_is_counted_beyond_the_newest_10_000(burst: sqlq.App) -> None:
+    queues = {each.queue: (each.failed, each.capped, each.estimated) for each in burst.queues.list()}
+    assert queues == {"mail": (15_000, (), ()), "exports": (20_000, (), ()), "bulk": (15_000, (), ())}
+    assert numbers(burst) == {
+        ("shop.export", "DiskFull"): 20_000,
+        ("shop.send", "SMTPError"): 15_000,
+        ("shop.crunch", "KeyError"): 15_000,
+    }
+    exports = {("shop.export", "DiskFull"): 20_000}
+    assert numbers(burst, queue="exports") == exports
+    assert numbers(burst, task="shop.export") == exports
+    assert numbers(burst, queue="exports", task="shop.export") == exports
+    assert numbers(burst, error="DiskFull") == exports
+    assert numbers(burst, queue="nowhere") == numbers(burst, task="mail") == numbers(burst, error="?") == {}
+    assert burst.queues._vitals()[0] == {"error": 50_000}
+    assert burst.jobs._counts(("failed",), error="DiskFull") == {"failed": 20_000}
+    (group,), _ = burst.jobs.failures(queue="mail")
+    assert group.newest == 15_000
+    lasted = (group.last_at - group.first_at).total_seconds()
+    assert lasted == pytest.approx(15_000, abs=300)
+    assert sum(group.over_time) == pytest.approx(15_000, rel=0.05)
+    assert min(group.over_time) > 0
+
+
+def test_a_number_beyond_the_bound_is_an_estimate(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+    insert_failed(app, 300_000, "mail", "shop.send", "SMTPError", first=0)
+    insert_failed(app, 100, "mail", "shop.send", "Other", first=400_000)
+    (queue,) = app.queues.list()
+    assert queue.failed == pytest.approx(300_000, rel=0.2)
+    assert queue.estimated == ("failed",)
+    many, few = app.jobs.failures()[0]
+    assert many.number == pytest.approx(300_000, rel=0.2)
+    assert many.estimated == ("number",)
+    assert (few.number, few.estimated) == (100, ())
+    assert sum(many.over_time) == pytest.approx(300_000, rel=0.2)
+    assert many.last_at - many.first_at == timedelta(seconds=299_999), "the oldest is not in the sample"
+    monkeypatch.setattr(failed_rows, "ROWS", 50)
+    monkeypatch.setattr(failed_rows, "TIMES", 50)
+    many, few = app.jobs.failures()[0]
+    assert (many.estimated, few.estimated) == (("number",), ("number",))
+
+
+def test_distinct_errors_without_end_are_bounded(app: sqlq.App) -> None:
+    insert_failed(app, 100_000, "mail", "shop.send", "E", first=1_000, column="CAST(i AS CHAR(12))")
+    insert_failed(app, 5_000, "mail", "shop.send", "Zzz", first=200_000)
+    groups, is_complete = app.jobs.failures()
+    assert (len(groups), is_complete) == (failed_rows.KEYS, False)
+    assert (groups[0].fingerprint, groups[0].number) == ("Zzz", 5_000), "the sample has what is frequent"
+    with app.database.read() as conn:
+        found, is_complete = failed_rows.groups(conn, lookup.Selection(queue="mail"))
+        assert (len(found), is_complete) == (failed_rows.KEYS, False)
+        with received(conn) as sent:
+            failed_rows.queues(conn, 10)
+        assert all(reads_few(conn, *statement) for statement in sent)
+
+
+def rows_of(node: dict[str, Any]) -> Iterator[int]:
+    """Yield how many rows each scan of a plan of PostgreSQL has read."""
+    if "Relation Name" in node:
+        yield int(node["Actual Rows"])
+    for child in node.get("Plans", ()):
+        yield from rows_of(child)
+
+
+def reads_few(conn: Connection, statement: str, parameters: Any) -> bool:
+    """Whether no part of the plan reads many rows of failed_jobs."""
+
+    def plan(explain: str) -> Any:
+        return conn.exec_driver_sql(f"{explain} {statement}", parameters)
+
+    match conn.dialect.name:
+        case "postgresql":
+            return max(rows_of(plan("EXPLAIN (ANALYZE, FORMAT JSON)").scalar_one()[0]["Plan"])) < 2_000
+        case "mariadb":
+            return all("index" in str(row["Extra"]) for row in plan("EXPLAIN").mappings())
+        case _:
+            steps = [row[3] for row in plan("EXPLAIN QUERY PLAN")]
+            return not [step for step in steps if re.match("SCAN failed_jobs(?!.*USING)", step)]
+
+
+def test_a_fingerprint_leaves_out_what_varies() -> None:
+    def of(message: str, exception: str = "ValueError") -> str:
+        return Failed("error", ErrorText(exception, message)).fingerprint
+
+    assert of("order 17 of 'ada' is gone\nx") == of("order 4711 of 'bob' is gone\ny")
+    assert len({of("a"), of("b"), of("a", "KeyError")}) == 3
+    assert len(of("a")) == 12

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-import subprocess
-import sys
 import threading
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -20,10 +18,9 @@ import psycopg
 import psycopg2
 import pytest
 from psycopg import rows
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 import sqlq
-from sqlq.enqueue import notify
 from tests.kit import execute, needs, run_one
 from tests.kit.callers import Caller, Way, automatic, common_modes, dsn, file_of, modes, orders_and_jobs
 
@@ -67,35 +64,22 @@ def test_enqueue_keeps_the_settings_of_the_callers_connection(
     assert settings(caller.session) == before
 
 
-@needs("file")
-def test_enqueue_sends_no_begin_or_commit(
-    app: sqlq.App, send: Any, watched_orders: Engine, database_url: str
-) -> None:
-    said: list[str] = []
-    with closing(sqlite3.connect(file_of(database_url))) as conn:
-        conn.execute("INSERT INTO orders VALUES (1)")
-        conn.set_trace_callback(said.append)
-        app.enqueue_many([send.new(1), send.new(2).set(unique_key="a"), send.new(2)], session=conn)
-    words = {statement.split()[0] for statement in said}
-    assert words <= {"INSERT", "SELECT", "PRAGMA", "--"}
-
-
 @modes(lambda name, mode: mode.is_async)
 def test_an_asynchronous_connection_is_awaited_on_its_loop(
     app: sqlq.App, send: Any, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caller.begin()
-    # which has a thread, to wake workers
-    monkeypatch.setattr(notify.Notifier, "_begin", lambda self: None)
     started: list[str] = []
-    monkeypatch.setattr(threading.Thread, "start", lambda thread: started.append(thread.name))
+    start = threading.Thread.start
+
+    def noted(thread: threading.Thread) -> None:
+        started.append(thread.name)
+        start(thread)
+
+    caller.begin()
+    monkeypatch.setattr(threading.Thread, "start", noted)
     caller.enqueue_many(app, [send.new(1), send.new(2).set(unique_key="k")])
-    assert started == []
-    monkeypatch.undo()
+    assert {*started} <= {"sqlq-notify"}, "which wakes workers"
     caller.commit()
-
-
-# -- autocommit ----------------------------------------------------------------------------------------------
 
 
 @automatic
@@ -148,43 +132,41 @@ def test_psycopgs_transaction_blocks(
 
 
 @needs("postgresql")
-def test_psycopg_in_a_pipeline(app: sqlq.App, send: Any, watched_orders: Engine, database_url: str) -> None:
+def test_psycopg_in_pipelines_and_two_phases(
+    app: sqlq.App, send: Any, watched_orders: Engine, database_url: str
+) -> None:
+    jobs: list[sqlq.Job] = []
     with psycopg.connect(dsn(database_url)) as conn:
-        with conn.pipeline():
-            conn.execute("INSERT INTO orders VALUES (1)")
-            job = app.enqueue(send.new(1), session=conn)
-        conn.commit()
-        with conn.pipeline():
-            conn.execute("INSERT INTO orders VALUES (2)")
-            app.enqueue(send.new(2), session=conn)
-        conn.rollback()
-    assert orders_and_jobs(watched_orders) == ([1], [job.id])
-
-
-@needs("postgresql")
-def test_psycopg_in_two_phases(app: sqlq.App, send: Any, watched_orders: Engine, database_url: str) -> None:
-    with psycopg.connect(dsn(database_url)) as conn:
-        job: sqlq.Job | None = None
+        for number, end in enumerate((conn.rollback, conn.commit)):
+            with conn.pipeline():
+                conn.execute(f"INSERT INTO orders VALUES ({number})".encode())
+                jobs.append(app.enqueue(send.new(1), session=conn))
+            end()
         for end in (conn.tpc_rollback, conn.tpc_commit):
             conn.tpc_begin(conn.xid(1, f"{database_url[-8:]}{end.__name__}", ""))
-            job = app.enqueue(send.new(1), session=conn)
+            jobs.append(app.enqueue(send.new(1), session=conn))
             conn.tpc_prepare()
             end()
-    assert job is not None
-    assert orders_and_jobs(watched_orders) == ([], [job.id])
+    assert orders_and_jobs(watched_orders) == ([1], [job.id for job in jobs[1::2]])
 
 
-@needs("postgresql")
-def test_psycopg2_in_with_blocks(app: sqlq.App, send: Any, watched_orders: Engine, database_url: str) -> None:
-    with closing(psycopg2.connect(dsn(database_url))) as conn:
-        with conn, conn.cursor() as cursor:
-            cursor.execute("INSERT INTO orders VALUES (1)")
+@pytest.mark.parametrize("database_url", ["postgresql", "sqlite"], indirect=True)
+def test_with_blocks_of_psycopg2_and_sqlite3(
+    app: sqlq.App, send: Any, watched_orders: Engine, database_url: str
+) -> None:
+    is_postgresql = database_url.startswith("postgresql")
+    connection: Any = (
+        psycopg2.connect(dsn(database_url)) if is_postgresql else sqlite3.connect(file_of(database_url))
+    )
+    with closing(connection) as conn:
+        with conn:
+            conn.cursor().execute("INSERT INTO orders VALUES (1)")
             job = app.enqueue(send.new(1), session=conn)
-        with pytest.raises(ZeroDivisionError), conn:
-            enqueue_and_fail(app, send.new(2), conn)
-        conn.autocommit = True
-        with pytest.raises(ZeroDivisionError), conn:
-            enqueue_and_fail(app, send.new(3), conn)
+        for autocommit in (False, True) if is_postgresql else (False,):
+            if autocommit:
+                conn.autocommit = True
+            with pytest.raises(ZeroDivisionError), conn:
+                enqueue_and_fail(app, send.new(2), conn)
     assert orders_and_jobs(watched_orders) == ([1], [job.id])
 
 
@@ -215,17 +197,6 @@ def test_asyncpgs_transaction_blocks_and_pools(
 
 
 @needs("file")
-def test_sqlite3_in_with_blocks(app: sqlq.App, send: Any, watched_orders: Engine, database_url: str) -> None:
-    with closing(sqlite3.connect(file_of(database_url))) as conn:
-        with conn:
-            conn.execute("INSERT INTO orders VALUES (1)")
-            job = app.enqueue(send.new(1), session=conn)
-        with pytest.raises(ZeroDivisionError), conn:
-            enqueue_and_fail(app, send.new(2), conn)
-    assert orders_and_jobs(watched_orders) == ([1], [job.id])
-
-
-@needs("file")
 def test_an_outermost_savepoint_keeps_or_undoes_write_and_job(
     app: sqlq.App, send: Any, watched_orders: Engine, database_url: str
 ) -> None:
@@ -249,9 +220,8 @@ def test_a_write_on_a_stale_snapshot_is_refused_in_a_sentence(
         conn.execute("BEGIN")
         conn.execute("SELECT count(*) FROM jobs").fetchall()
         first = app.enqueue(send.new(1))
-        with pytest.raises(
-            sqlq.EnqueueError, match=r"another program wrote after this transaction .* by BEGIN IMMEDIATE or"
-        ):
+        says = r"another program wrote after this transaction .* by BEGIN IMMEDIATE or"
+        with pytest.raises(sqlq.EnqueueError, match=says):
             app.enqueue(send.new(2), session=conn)
         conn.execute("ROLLBACK")
     assert orders_and_jobs(watched_orders)[1] == [first.id]
@@ -276,9 +246,8 @@ def test_jobs_in_a_database_in_memory(app: sqlq.App, send: Any, database_url: st
 def test_the_search_path_of_the_caller_does_not_redirect_jobs(
     app: sqlq.App, send: Any, watched_orders: Engine, database_url: str
 ) -> None:
-    with watched_orders.begin() as conn:
-        conn.execute(text("CREATE SCHEMA tenant"))
-        conn.execute(text("CREATE TABLE tenant.jobs (LIKE public.jobs INCLUDING ALL)"))
+    execute(watched_orders, "CREATE SCHEMA tenant")
+    execute(watched_orders, "CREATE TABLE tenant.jobs (LIKE public.jobs INCLUDING ALL)")
     options = [
         None,
         "-csearch_path=missing,Public",
@@ -300,14 +269,12 @@ def test_the_search_path_of_the_caller_does_not_redirect_jobs(
 def test_a_connection_of_the_other_kind_is_refused_with_the_right_call(
     app: sqlq.App, send: Any, tmp_path: Path, database_url: str
 ) -> None:
+    says = r"this is a psycopg.AsyncConnection, which .*: await the call .* await app.aenqueue"
+
     async def main() -> None:
         async with await psycopg.AsyncConnection.connect(dsn(database_url)) as conn:
-            wrong: Any = conn
-            with pytest.raises(
-                sqlq.EnqueueError,
-                match=r"this is a psycopg.AsyncConnection, which .*: await the call .* await app.aenqueue",
-            ):
-                app.enqueue(send.new(1), session=wrong)
+            with pytest.raises(sqlq.EnqueueError, match=says):
+                app.enqueue(send.new(1), session=cast(Any, conn))
 
     asyncio.run(main())
     with (
@@ -315,19 +282,14 @@ def test_a_connection_of_the_other_kind_is_refused_with_the_right_call(
         pytest.raises(sqlq.EnqueueError, match=r"not a sqlite3.Connection: use the call of the same name"),
     ):
         asyncio.run(app.aenqueue(send.new(1), session=cast(Any, conn)))
-
-
-@needs("postgresql")
-def test_a_cursor_is_refused_in_a_sentence(app: sqlq.App, send: Any, database_url: str) -> None:
     drivers: tuple[Any, ...] = (psycopg, psycopg2)
     for driver in drivers:
-        with closing(driver.connect(dsn(database_url))) as conn:
-            wrong = conn.cursor()
-            with pytest.raises(
-                sqlq.EnqueueError,
-                match=rf"session is a {driver.__name__}.[Cc]ursor: pass a Session or Connection",
-            ):
-                app.enqueue(send.new(1), session=wrong)
+        of_a_cursor = rf"session is a {driver.__name__}.[Cc]ursor: pass a Session or Connection"
+        with (
+            closing(driver.connect(dsn(database_url))) as theirs,
+            pytest.raises(sqlq.EnqueueError, match=of_a_cursor),
+        ):
+            app.enqueue(send.new(1), session=theirs.cursor())
 
 
 class Traced:
@@ -359,32 +321,31 @@ def test_enqueue_takes_wrapped_connections(
     assert len(orders_and_jobs(watched_orders)[1]) == 2
 
 
-@needs("file")
-def test_enqueue_imports_no_other_driver(database_url: str) -> None:
-    program = f"""
-import sqlalchemy, sqlite3, sys
-before = set(sys.modules)
-import sqlq
-app = sqlq.App({database_url!r})
-task = app.task(name="t")(print)
-conn = sqlite3.connect({file_of(database_url)!r})
-app.enqueue(task.new(), session=conn)
-conn.commit()
-foreign = {{"psycopg", "psycopg2", "asyncpg", "django", "sqlalchemy.orm", "greenlet"}}
-print(sorted(foreign & (set(sys.modules) - before)))
-"""
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == "[]"
-
-
 # -- completing ----------------------------------------------------------------------------------------------
 
 
 def complete(caller: Caller, running: sqlq.JobContext, result: Any = None) -> None:
+    caller.do((running.acomplete if caller.is_async else running.complete)(caller.session, result))
+
+
+def complete_in_a_block(caller: Caller, running: sqlq.JobContext) -> None:
+    """Write an order in a block that completes the job with the result 1; the first attempt fails in it."""
+
+    async def acomplete() -> None:
+        async with running.acompleting(caller.session, 1) as conn:
+            assert conn is caller.session
+            await caller.executing(f"INSERT INTO orders VALUES ({running.attempt})")
+            if running.attempt == 1:
+                raise ZeroDivisionError
+
     if caller.is_async:
-        caller.do(running.acomplete(caller.session, result))
+        caller.do(acomplete())
     else:
-        running.complete(caller.session, result)
+        with running.completing(caller.session, 1) as conn:
+            assert conn is caller.session
+            caller.order(running.attempt)
+            if running.attempt == 1:
+                raise ZeroDivisionError
 
 
 @common_modes
@@ -420,24 +381,8 @@ def test_complete_begins_a_transaction_of_its_own(
     app: sqlq.App, watched_orders: Engine, database_url: str, way: Way
 ) -> None:
     def pay() -> None:
-        running = sqlq.current_job()
         with way(database_url) as caller:
-
-            async def apay() -> None:
-                async with running.acompleting(caller.session, 1) as conn:
-                    assert conn is caller.session
-                    await caller.executing(f"INSERT INTO orders VALUES ({running.attempt})")
-                    if running.attempt == 1:
-                        raise ZeroDivisionError
-
-            if caller.is_async:
-                caller.do(apay())
-            else:
-                with running.completing(caller.session, 1) as conn:
-                    assert conn is caller.session
-                    caller.order(running.attempt)
-                    if running.attempt == 1:
-                        raise ZeroDivisionError
+            complete_in_a_block(caller, sqlq.current_job())
 
     done = run_one(app, pay)
     assert (done.state, done.attempts, done.result) == ("finished", 2, 1)
@@ -450,20 +395,10 @@ def test_complete_refuses_an_open_transaction(
     app: sqlq.App, watched_orders: Engine, database_url: str, way: Way
 ) -> None:
     def pay() -> None:
-        running = sqlq.current_job()
         with way(database_url) as caller:
             caller.begin()
             caller.order(1)
-
-            async def apay() -> None:
-                async with running.acompleting(caller.session):
-                    pass
-
-            if caller.is_async:
-                caller.do(apay())
-            else:
-                with running.completing(caller.session):
-                    pass
+            complete_in_a_block(caller, sqlq.current_job())
 
     done = run_one(app, pay, max_attempts=1)
     assert "a transaction is open on this connection, and this block makes one of its own" in done.message

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.enqueue import notify
 from sqlq.store.workers import notify as notifys
-from tests.kit import needs, wait_until
+from tests.kit import needs, received, wait_until
 from tests.kit.callers import MODES, SESSIONS, Caller, Way
 from tests.kit.notifications import Listener
 
@@ -66,26 +66,6 @@ def test_a_rollback_sends_no_notification(
     with caller.savepoint():
         caller.enqueue(app, send.new(1))
     caller.rollback()
-    assert listener.hears_no_more()
-
-
-def test_a_long_transaction_of_a_driver_is_watched_for_a_limited_time(
-    app: sqlq.App, send: Any, listener: Listener, database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(notify, "WATCH_SECONDS", 0.0)
-    with MODES["postgresql"]["psycopg"](database_url) as caller:
-        caller.enqueue(app, send.new(1))
-        sent: Any = app._connected.enqueuer
-        wait_until(lambda: not sent._notifier._watched, what="an end of looking")
-        caller.commit()
-        assert listener.hears_no_more()
-
-
-def test_an_enqueue_without_a_session_sends_one_notification(
-    app: sqlq.App, send: Any, listener: Listener
-) -> None:
-    app.enqueue(send.new(1))
-    assert listener.hears_one()
     assert listener.hears_no_more()
 
 
@@ -160,60 +140,35 @@ def test_a_two_phase_commit_sends_a_notification(
     assert listener.hears_one()
 
 
-def test_connections_made_before_the_first_enqueue_send_notifications(
+def test_each_connection_of_an_engine_sends_one_notification(
     app: sqlq.App, send: Any, listener: Listener, engine: Engine
 ) -> None:
-    with engine.connect() as one, engine.connect() as two:
-        for conn in (one, two):
-            app.enqueue(send.new(1), session=conn)
+    """Those made before the first enqueue, too, with execution options, and beside a second App."""
+    strict = engine.execution_options(isolation_level="SERIALIZABLE")
+    beside = sqlq.App(engine=engine)
+    with engine.connect() as one, engine.connect() as two, strict.connect() as three:
+        for owner, conn in ((app, one), (app, two), (app, three), (beside, two)):
+            owner.enqueue(send.new(1), session=conn)
             conn.commit()
             assert listener.hears_one()
             assert listener.hears_no_more()
-
-
-def test_an_engine_with_execution_options_sends_notifications(
-    app: sqlq.App, send: Any, listener: Listener, engine: Engine
-) -> None:
-    for _ in range(2):
-        with engine.execution_options(isolation_level="SERIALIZABLE").begin() as conn:
-            app.enqueue(send.new(1), session=conn)
-        assert listener.hears_one()
-        assert listener.hears_no_more()
+    beside.close()
+    app.enqueue(send.new(1))
+    assert listener.hears_one()
+    assert listener.hears_no_more()
 
 
 def test_an_enqueue_adds_one_statement_to_the_callers_transaction(
     app: sqlq.App, send: Any, engine: Engine
 ) -> None:
-    statements: list[str] = []
     with Session(engine) as session:
         app.enqueue(send.new(1), session=session)
         session.commit()
-        event.listen(
-            engine,
-            "before_cursor_execute",
-            lambda conn, cursor, statement, *rest: statements.append(statement),
-        )
-        app.enqueue(send.new(2), session=session)
-        session.commit()
-    assert len(statements) == 1
-    assert statements[0].startswith("INSERT INTO public.jobs ")
-
-
-def test_a_failed_notification_does_not_disturb_the_caller(
-    app: sqlq.App, send: Any, engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried = threading.Event()
-
-    def broken(database: object) -> None:
-        tried.set()
-        raise RuntimeError("no way to the server")
-
-    monkeypatch.setattr(notifys, "notify", broken)
-    with Session(engine) as session:
-        app.enqueue(send.new(1), session=session)
-        session.commit()
-    assert tried.wait(10)
-    assert app.enqueue(send.new(2)).created
+        with received(engine) as statements:
+            app.enqueue(send.new(2), session=session)
+            session.commit()
+    ((statement, _),) = statements
+    assert statement.startswith("INSERT INTO public.jobs ")
 
 
 def test_the_next_notification_starts_the_thread_that_could_not_start(
@@ -233,17 +188,3 @@ def test_the_next_notification_starts_the_thread_that_could_not_start(
     with Session(engine) as session, session.begin():
         app.enqueue(send.new(2), session=session)
     assert listener.hears_one()
-
-
-def test_collected_apps_send_no_more_notifications(
-    app: sqlq.App, database_url: str, listener: Listener
-) -> None:
-    engine = create_engine(database_url)
-    for _ in range(2):
-        other = sqlq.App(engine=engine)
-        with Session(engine) as session, session.begin():
-            other.enqueue(other.task(name="shop.send")(print).new(), session=session)
-        assert listener.hears_one()
-        assert listener.hears_no_more()
-        other.close()
-    engine.dispose()

@@ -7,20 +7,17 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import asdict, replace
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, Pool, event, text
+from sqlalchemy import Engine, Pool, event
 from sqlalchemy.exc import IntegrityError, SAWarning
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.admin.selections import ids_of
 from sqlq.errors import JobNotFoundError
-from tests.kit import needs, received, wait_until
+from tests.kit import drain, wait_until
 from tests.kit.callers import Caller, Way, common_sessions, common_ways, sessions
 
 pytestmark = pytest.mark.each_database
@@ -93,25 +90,9 @@ def test_a_handle_of_a_rollback_names_no_other_job(app: sqlq.App, task: Any, cal
     caller.commit()
     assert (mine.id == stale.id) is (app.database.engine.dialect.name == "sqlite")
     refuses(app, stale)
-    app.worker(drain=True).run()
+    drain(app)
     refuses(app, stale)
     serves(app, mine, 14)
-
-
-@needs("postgresql")
-def test_a_handle_of_another_databases_rollback_names_no_job(
-    app: sqlq.App, task: Any, tmp_path: Path
-) -> None:
-    """The session's database decides whether ids are used again, not the App's."""
-    app.enqueue(task.new(1))
-    with closing(sqlq.App(f"sqlite:///{tmp_path}/other.db")) as other:
-        other.migrate()
-        with Session(other.database.engine) as session:
-            with pytest.warns(RuntimeWarning, match="they will not see them"):
-                stale = app.enqueue(task.new(2), session=session)
-            session.rollback()
-    with pytest.raises(JobNotFoundError):
-        app.jobs.get(stale)
 
 
 @common_sessions
@@ -126,7 +107,7 @@ def test_a_rolled_back_savepoint_invalidates_its_handles_alone(
         late = caller.enqueue(app, task.new(4))
     caller.commit()
     assert (late.id == stale[0].id) is (app.database.engine.dialect.name == "sqlite")
-    app.worker(drain=True).run()
+    drain(app)
     for job in stale:
         refuses(app, job)
     serves(app, kept, 2)
@@ -153,7 +134,7 @@ def test_a_handle_of_a_commit_that_fails_names_no_other_job(
     assert app._events.flush(10)
     assert [event.id for event in told] == [kept.id]
     is_taken_again(app, stale, task)
-    app.worker(drain=True).run()
+    drain(app)
     refuses(app, stale)
     serves(app, kept, 2)
 
@@ -192,7 +173,7 @@ def test_an_outer_savepoint_takes_the_handles_of_an_inner_one(
         late = app.enqueue(task.new(5), session=conn)
         conn.commit()
     assert (late.id == stale[0].id) is (engine.dialect.name == "sqlite")
-    app.worker(drain=True).run()
+    drain(app)
     for job in stale:
         refuses(app, job)
     serves(app, kept, 2)
@@ -221,48 +202,23 @@ def test_a_job_found_by_its_key_survives_the_callers_rollback(
         assert (old.id, old.created) == (there.id, False)
         session.rollback()
     is_taken_again(app, first, task)
-    app.worker(drain=True).run()
+    drain(app)
     refuses(app, first)
     serves(app, old, 2)
 
 
-def test_a_flow_that_was_rolled_back_has_no_result(app: sqlq.App, task: Any, engine: Engine) -> None:
-    with Session(engine) as session:
-        stale = app.enqueue(sqlq.chain(task.new(1), task), session=session)
-        session.rollback()
-    app.enqueue_many([task.new(1), task.new(2)])
-    app.worker(drain=True).run()
-    for timeout in ("0s", "10s"):
-        with pytest.raises(JobNotFoundError):
-            app.result(stale, timeout=timeout)
-
-
-def test_a_handle_of_a_schedules_rollback_names_no_other_job(
+def test_a_flow_or_run_of_a_schedule_that_was_rolled_back_has_no_result(
     app: sqlq.App, task: Any, engine: Engine
 ) -> None:
     app.schedules.add("yearly", task.new(5), cron="0 0 1 1 *")
     with Session(engine) as session:
-        stale = app.schedules.run("yearly", session=session)
+        run = app.schedules.run("yearly", session=session)
+        flow = app.enqueue(sqlq.chain(task.new(1), task), session=session)
         session.rollback()
-    is_taken_again(app, stale, task)
-    refuses(app, stale)
-
-
-def test_many_handles_are_checked_in_few_statements(app: sqlq.App, task: Any, engine: Engine) -> None:
-    with Session(engine) as session, session.begin():
-        jobs = app.enqueue_many([task.new(n) for n in range(30)], session=session)
-    app.database.require_tables()
-    with received(app.database.engine) as statements:
-        assert ids_of(jobs, app.jobs._read) == [job.id for job in jobs]
-    assert len(statements) < 10, statements
-    assert set(app.jobs.cancel(set(jobs)).values()) == {"cancelled"}
-
-
-def test_a_handle_has_its_public_fields(app: sqlq.App, task: Any, engine: Engine) -> None:
-    with Session(engine) as session, session.begin():
-        job = app.enqueue(task.new(1), session=session)
-    assert asdict(job).keys() == {"id", "queue", "task", "state", "created", "replaced"}
-    assert job == replace(job)
-    with engine.connect() as conn:
-        assert conn.scalar(text("SELECT count(*) FROM jobs")) == 1
-    assert app.jobs.get(job).id == app.jobs.get(job.id).id == job.id
+    is_taken_again(app, run, task)
+    app.enqueue_many([task.new(1), task.new(2)])
+    drain(app)
+    refuses(app, run)
+    for timeout in ("0s", "10s"):
+        with pytest.raises(JobNotFoundError):
+            app.result(flow, timeout=timeout)

@@ -16,7 +16,7 @@ from sqlalchemy.exc import OperationalError, PendingRollbackError
 from sqlalchemy.orm import Session
 
 import sqlq
-from tests.kit import committed, needs, run_one, wait_until, waiting_for_locks
+from tests.kit import BOOM, committed, count, end, execute, needs, run_one, wait_until, waiting_for_locks
 from tests.kit.callers import Caller, modes, sessions
 
 UNDONE = "MariaDB has undone the whole transaction, .*deadlock .*run it again from its start"
@@ -25,10 +25,9 @@ UNDONE = "MariaDB has undone the whole transaction, .*deadlock .*run it again fr
 @contextmanager
 def deadlock(app: sqlq.App, watched_orders: Engine, take: Callable[[Session], object]) -> Iterator[None]:
     """Let a rival `take` what the block waits for, and wait for the order 1 that the block's transaction has
-    written. The rival has written more, so that the server undoes the block's transaction."""
+    written. The rival has written more, so that the server undoes the block's transaction, which raises."""
     with Session(watched_orders) as rival:
-        for number in range(101, 111):
-            rival.execute(text(f"INSERT INTO orders VALUES ({number})"))
+        rival.execute(text("INSERT INTO orders SELECT seq FROM seq_101_to_110"))
         take(rival)
 
         def wait() -> None:
@@ -38,9 +37,14 @@ def deadlock(app: sqlq.App, watched_orders: Engine, take: Callable[[Session], ob
         thread = threading.Thread(target=wait)
         thread.start()
         wait_until(lambda: waiting_for_locks(watched_orders), what="the rival waiting for the order")
-        yield
+        with pytest.raises(sqlq.EnqueueError, match=UNDONE):
+            yield
         thread.join(20)
         rival.rollback()
+
+
+def takes_the_key(app: sqlq.App, send: Any) -> Callable[[Session], object]:
+    return lambda rival: app.enqueue(keyed(send), session=rival)
 
 
 def order(connection: Any, id: int) -> None:
@@ -53,10 +57,7 @@ def keyed(send: Any) -> Any:
 
 
 def enqueue_undone(caller: Any, app: sqlq.App, send: Any, watched_orders: Engine) -> None:
-    with (
-        deadlock(app, watched_orders, lambda rival: app.enqueue(keyed(send), session=rival)),
-        pytest.raises(sqlq.EnqueueError, match=UNDONE),
-    ):
+    with deadlock(app, watched_orders, takes_the_key(app, send)):
         caller.enqueue_many(app, [keyed(send), send.new(2).set(unique_key="l")])
 
 
@@ -105,10 +106,7 @@ def test_djangos_block_is_rolled_back_after_a_deadlock(
     from django.db import transaction
 
     def enqueue() -> None:
-        with (
-            deadlock(app, watched_orders, lambda rival: app.enqueue(keyed(send), session=rival)),
-            pytest.raises(sqlq.EnqueueError, match=UNDONE),
-        ):
+        with deadlock(app, watched_orders, takes_the_key(app, send)):
             app.enqueue(keyed(send), session=connection)
 
     with transaction.atomic(using=connection.alias):
@@ -145,10 +143,7 @@ def test_a_handler_whose_transaction_was_undone_completes_nothing(
                 running.complete(session)
                 session.commit()
                 return
-            with (
-                deadlock(app, watched_orders, lambda rival: rival.execute(take)),
-                pytest.raises(sqlq.EnqueueError, match=UNDONE),
-            ):
+            with deadlock(app, watched_orders, lambda rival: rival.execute(take)):
                 running.complete(session)
             with pytest.raises(PendingRollbackError):
                 session.commit()
@@ -250,25 +245,18 @@ WRITTEN = ("jobs", "finished_jobs", "failed_jobs", "sqlq_queues", "sqlq_limits",
 def test_sqlqs_own_transaction_is_repeated_after_a_deadlock(
     app: sqlq.App, send: Any, watched_orders: Engine, write: Callable[..., object]
 ) -> None:
-    @app.task(name="shop.fail", max_attempts=1)
-    def fail() -> None:
-        raise ValueError
-
     app.limit("stripe", running=1)
-    failed = app.enqueue(fail.new()).id
-    app.worker(drain=True).run()
+    failed = app.enqueue(send.new()).id
+    end(app, BOOM)
     waiting = app.enqueue(send.new().set(delay="1d")).id
-    with watched_orders.begin() as conn:
-        conn.execute(text("CREATE TABLE deadlocks (number integer) ENGINE = Aria TRANSACTIONAL = 0"))
-        for table in WRITTEN:
-            for event in ("INSERT", "UPDATE", "DELETE"):
-                conn.execute(
-                    text(
-                        f"CREATE TRIGGER {event}_{table} AFTER {event} ON {table} FOR EACH ROW "
-                        "IF NOT EXISTS (SELECT 1 FROM deadlocks) THEN INSERT INTO deadlocks VALUES (1); "
-                        "SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213; END IF"
-                    )
-                )
+    execute(watched_orders, "CREATE TABLE deadlocks (number integer) ENGINE = Aria TRANSACTIONAL = 0")
+    for table in WRITTEN:
+        for event in ("INSERT", "UPDATE", "DELETE"):
+            execute(
+                watched_orders,
+                f"CREATE TRIGGER {event}_{table} AFTER {event} ON {table} FOR EACH ROW "
+                "IF NOT EXISTS (SELECT 1 FROM deadlocks) THEN INSERT INTO deadlocks VALUES (1); "
+                "SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213; END IF",
+            )
     write(app, send, [waiting, failed])
-    with watched_orders.connect() as conn:
-        assert conn.scalar(text("SELECT COUNT(*) FROM deadlocks")) == 1
+    assert count(watched_orders, "deadlocks") == 1

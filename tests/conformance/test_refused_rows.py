@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -83,15 +82,15 @@ class Play:
 
 def _old(play: Play) -> None:
     play.enqueue()
-    play.app.jobs.cancel([job.id for job in play.app.jobs.list()])
+    play.app.jobs.cancel(all=True)
     execute(play.engine, f"UPDATE finished_jobs SET finished_at = finished_at - {span(play.engine, 1e6)}")
 
 
 def _scheduled(play: Play) -> None:
-    for job in play.all():
-        play.app.schedules.add(f"{job.task} {time.monotonic_ns()}", job, every="1h")
-    execute(play.engine, f"UPDATE sqlq_schedules SET next_at = next_at - {span(play.engine, 3600)}")
-    execute(play.engine, f"UPDATE sqlq_schedules SET last_at = last_at - {span(play.engine, 3600)}")
+    for number, job in enumerate(play.all()):
+        play.app.schedules.add(f"{job.task} {number}", job, every="1h")
+    for column in ("next_at", "last_at"):
+        execute(play.engine, f"UPDATE sqlq_schedules SET {column} = {column} - {span(play.engine, 3600)}")
 
 
 def _chains(play: Play) -> None:
@@ -113,68 +112,44 @@ def _in_line(play: Play) -> None:
     play.enqueue()
 
 
-_GIVES_UP = "OLD.task = 'poison' AND NEW.reserved_at IS NULL"
+def _case(
+    prepare: Callable[[Play], None], on: str, refuses: str, state: str, logged: str, number: int = INNOCENT
+) -> Case:
+    return Case(prepare, on, refuses, lambda play: play.are(state, number), logged)
+
+
+_LOST = "has lost its worker, but"
+_POISON = "NEW.task = 'poison'"
 CASES = {
-    "settle": Case(
-        lambda play: play.enqueue(),
-        *("INSERT ON finished_jobs", "NEW.task = 'poison'"),
-        lambda play: play.are("finished"),
-        "its outcome could not be stored",
+    "settle": _case(
+        Play.enqueue, "INSERT ON finished_jobs", _POISON, "finished", "its outcome could not be stored"
     ),
-    "rescue": Case(
-        lambda play: play.claimed(),
-        *("INSERT ON failed_jobs", "NEW.task = 'poison'"),
-        lambda play: play.are("failed"),
-        "has lost its worker, but",
+    "rescue": _case(Play.claimed, "INSERT ON failed_jobs", _POISON, "failed", _LOST),
+    "rescue of rows that refuse a change": _case(
+        Play.claimed, "UPDATE ON jobs", "OLD.task = 'poison'", "failed", _LOST
     ),
-    "rescue of rows that refuse a change": Case(
-        lambda play: play.claimed(),
-        *("UPDATE ON jobs", "OLD.task = 'poison'"),
-        lambda play: play.are("failed"),
-        "has lost its worker, but",
-    ),
-    "ticks": Case(
-        _scheduled,
-        *("INSERT ON jobs", "NEW.task = 'poison'"),
-        lambda play: play.are("finished"),
-        "schedule poison",
-    ),
-    "ticks of rows that refuse a change": Case(
-        _scheduled,
-        *("UPDATE ON sqlq_schedules", "OLD.task = 'poison'"),
-        lambda play: play.are("finished"),
+    "ticks": _case(_scheduled, "INSERT ON jobs", _POISON, "finished", "schedule poison"),
+    "ticks of rows that refuse a change": _case(
+        *(_scheduled, "UPDATE ON sqlq_schedules", "OLD.task = 'poison'", "finished"),
         "of a schedule is due, but",
     ),
-    "unblock": Case(
-        _chains,
-        *("INSERT ON finished_jobs", "NEW.task = 'poison'"),
-        lambda play: play.are("finished"),
-        "waits for no other step any more, but",
+    "unblock": _case(
+        *(_chains, "INSERT ON finished_jobs", _POISON, "finished"), "waits for no other step any more, but"
     ),
-    "admission": Case(
-        _in_line,
-        *("UPDATE ON jobs", "OLD.task = 'poison' AND OLD.blocked_by = 'limit' AND NEW.blocked_by IS NULL"),
-        lambda play: play.are("finished"),
-        "may start by its limit, but",
+    "admission": _case(
+        *(_in_line, "UPDATE ON jobs"),
+        "OLD.task = 'poison' AND OLD.blocked_by = 'limit' AND NEW.blocked_by IS NULL",
+        *("finished", "may start by its limit, but"),
     ),
-    "prune": Case(
-        _old,
-        *("DELETE ON finished_jobs", "OLD.task = 'poison'"),
-        lambda play: play.are("", 0),
-        "is old enough to be deleted, but",
+    "prune": _case(
+        *(_old, "DELETE ON finished_jobs", "OLD.task = 'poison'", ""),
+        *("is old enough to be deleted, but", 0),
     ),
-    "deaths": Case(
-        lambda play: play.claimed(),
-        *("UPDATE ON jobs", _GIVES_UP),
-        lambda play: play.are("available"),
-        "has lost its worker, but",
+    "deaths": _case(
+        *(Play.claimed, "UPDATE ON jobs", "OLD.task = 'poison' AND NEW.reserved_at IS NULL"),
+        *("available", _LOST),
     ),
-    "deaths of jobs that had started": Case(
-        lambda play: play.claimed(),
-        *("INSERT ON failed_jobs", "NEW.task = 'poison'"),
-        lambda play: play.are("failed"),
-        "has lost its worker, but",
-    ),
+    "deaths of jobs that had started": _case(Play.claimed, "INSERT ON failed_jobs", _POISON, "failed", _LOST),
 }
 
 

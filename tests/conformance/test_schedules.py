@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.errors import ConfigurationError, SqlqError
 from sqlq.store import schedules
-from sqlq.store.workers import notify
-from sqlq.testing import drain, on_database, tick
+from sqlq.testing import drain, tick
 from sqlq.testing.database import write_declared
-from tests.kit import execute, needs, received, refuse, rows_read, span, wait_until
-from tests.kit.postgresql import async_database_url
+from tests.kit import execute, needs, received, refuse, rows_read, span
+from tests.kit.callers import Caller, common_ways
+from tests.kit.notifications import Listener
 
 pytestmark = pytest.mark.each_database
 
@@ -65,31 +65,10 @@ def test_each_run_gets_one_job_with_its_time(app: sqlq.App, engine: Engine) -> N
     assert [row.schedule for row in rows] == ["minutely"] * 3
     assert "2030-01-01" in str(rows[0].scheduled_for)
     details = app.schedules.get("minutely")
-    assert (details.state, details.ticks, details.skipped, details.last_at) == (
-        "active",
-        3,
-        0,
-        NOON + 3 * MINUTE,
-    )
+    assert (details.state, details.ticks, details.skipped) == ("active", 3, 0)
+    assert details.last_at == NOON + 3 * MINUTE
     assert [(job.id, job.state) for job in details.jobs] == [(job.id, "finished") for job in reversed(found)]
     assert [moment - NOON for moment in details.upcoming] == [step * MINUTE for step in range(4, 14)]
-
-
-def test_an_ordinary_job_is_of_no_schedule(app: sqlq.App, report: Any) -> None:
-    job = app.jobs.get(app.enqueue(report.new()).id)
-    assert (job.schedule, job.scheduled_for) == (None, None)
-
-
-def test_a_failed_job_keeps_its_scheduled_time_through_a_retry(app: sqlq.App) -> None:
-    task = app.task(name="broken", max_attempts=1)(lambda: 1 / 0)
-    app.schedule("hourly", task.new(), every="1h")
-    [job] = tick(app, NOON + HOUR, since=NOON)
-    drain(app)
-    failed = app.jobs.get(job.id)
-    assert (failed.state, failed.schedule, failed.scheduled_for) == ("failed", "hourly", NOON + HOUR)
-    app.jobs.retry([job.id])
-    assert app.jobs.get(job.id).scheduled_for == NOON + HOUR
-    assert app.schedules.get("hourly").jobs[0].state == "available"
 
 
 @pytest.mark.parametrize(
@@ -105,33 +84,18 @@ def test_catch_up_decides_which_missed_runs_are_enqueued(
     assert moments(tick(app, NOON + 6 * HOUR)) == [360]
 
 
-def test_a_clock_step_runs_no_schedule_twice(app: sqlq.App, report: Any) -> None:
-    app.schedule("minutely", report.new(), cron="* * * * *", catch_up="all")
-    found = tick(app, NOON + 3 * MINUTE, since=NOON)
-    for step in (1, -600, 2, 5, 3, 5, 90, 4, 91):
-        found += tick(app, NOON + step * MINUTE)
-    assert moments(found) == list(range(1, 92))
-
-
 def test_overlap_skips_or_delays_a_run_while_the_last_job_lives(app: sqlq.App, report: Any) -> None:
     app.schedule("skips", report.new(), every="1h", overlap="skip")
     app.schedule("waits", report.new(), every="1h", overlap="queue")
     app.schedule("goes on", report.new(), every="1h")
+    app.schedule("has a key", report.new().set(unique_key="one"), every="1h")
     first = tick(app, NOON + HOUR, since=NOON)
-    assert sorted(str(job.schedule) for job in first) == ["goes on", "skips", "waits"]
+    assert sorted(str(job.schedule) for job in first) == ["goes on", "has a key", "skips", "waits"]
     assert [job.schedule for job in tick(app, NOON + 2 * HOUR)] == ["goes on"]
-    assert [app.schedules.get(name).skipped for name in ("skips", "waits")] == [1, 0]
+    assert [app.schedules.get(name).skipped for name in ("skips", "waits", "has a key")] == [1, 0, 1]
     drain(app)
     later = tick(app, NOON + 2 * HOUR + MINUTE)
     assert [(job.schedule, job.scheduled_for) for job in later] == [("waits", NOON + 2 * HOUR)]
-
-
-def test_a_run_whose_unique_key_is_live_is_skipped(app: sqlq.App, report: Any) -> None:
-    app.schedule("hourly", report.new().set(unique_key="one"), every="1h")
-    assert len(tick(app, NOON + HOUR, since=NOON)) == 1
-    assert tick(app, NOON + 2 * HOUR) == []
-    found = app.schedules.get("hourly")
-    assert (found.ticks, found.skipped) == (1, 1)
 
 
 def test_schedules_with_repeats_ends_or_at_end(app: sqlq.App, report: Any) -> None:
@@ -159,11 +123,8 @@ def test_jitter_delays_a_job_and_keeps_its_scheduled_time(app: sqlq.App, report:
     assert found.scheduled_for == new.scheduled_for
     assert found.scheduled_for is not None
     assert found.available_at is not None
-    assert (
-        timedelta(seconds=10)
-        <= found.available_at - found.scheduled_for
-        < 30 * MINUTE + timedelta(seconds=10)
-    )
+    delay, jitter = timedelta(seconds=10), 30 * MINUTE
+    assert delay <= found.available_at - found.scheduled_for < delay + jitter
 
 
 @pytest.mark.parametrize(
@@ -178,51 +139,39 @@ def test_a_job_that_no_driver_takes_fails_alone(
     note = app.task(name="note")(lambda: None)
     for name in ("before", "odd", "later"):
         app.schedules.add(name, note.new(), every="1m")
-    with engine.begin() as conn:
-        odd = {"options": f'{{"{option}": {value}}}'}
-        conn.execute(text("UPDATE sqlq_schedules SET options = :options WHERE name = 'odd'"), odd)
+    options = f'{{"{option}": {value}}}'
+    execute(engine, "UPDATE sqlq_schedules SET options = :options WHERE name = 'odd'", options=options)
     ticked = schedules.tick(app.database, at=datetime.now(UTC) + timedelta(minutes=2))
     assert sorted(str(job.schedule) for job in app.jobs.list()) == ["before", "later"]
     assert list(ticked.errors) == ["odd"]
     assert app.schedules.get("odd").state == "failing"
 
 
-def test_a_stored_plan_beyond_all_bounds_hides_no_other(app: sqlq.App, engine: Engine, report: Any) -> None:
-    for name in ("a", "b"):
-        app.schedules.add(name, report.new(), every="1h", repeats=7)
-    execute(
-        engine,
-        "UPDATE sqlq_schedules SET plan = replace(plan, '7', :many) WHERE name = 'a'",
-        many=str(10**30),
-    )
-    assert [(each.name, each.state) for each in app.schedules.list()] == [("a", "failing"), ("b", "active")]
-    assert "from 1 to 1,000,000,000" in str(app.schedules.get("a").error)
-
-
 def test_a_failing_schedule_stops_no_other_and_recovers(app: sqlq.App, engine: Engine, report: Any) -> None:
     for name in ("a", "b", "c"):
         app.schedules.add(name, report.new(), every="1h")
+    app.schedules.add("d", report.new(), every="1h", repeats=7)
     tick(app, NOON, since=NOON)
-    with engine.begin() as conn:
-        conn.execute(text("UPDATE sqlq_schedules SET options = '{\"moon\": 1}' WHERE name = 'a'"))
-        conn.execute(text("UPDATE sqlq_schedules SET payload = 'refused' WHERE name = 'b'"))
+    execute(engine, "UPDATE sqlq_schedules SET options = :odd WHERE name = 'a'", odd='{"moon": 1}')
+    execute(engine, "UPDATE sqlq_schedules SET payload = 'refused' WHERE name = 'b'")
+    beyond = "UPDATE sqlq_schedules SET plan = replace(plan, :was, :now) WHERE name = 'd'"
+    execute(engine, beyond, was="7", now=str(10**30))
     refuse(engine, "INSERT ON jobs", "NEW.payload = 'refused'", "refused here")
     done = schedules.tick(app.database, at=NOON + HOUR)
     assert [new.schedule for new, _ in done.jobs] == ["c"]
-    assert done.errors.keys() == {"a", "b"}
+    assert done.errors.keys() == {"a", "b", "d"}
     found = {each.name: each for each in app.schedules.list()}
-    assert [(found[name].state, found[name].ticks) for name in "abc"] == [
-        ("failing", 0),
-        ("failing", 0),
-        ("active", 1),
-    ]
+    states = [(found[name].state, found[name].ticks) for name in "abcd"]
+    assert states == [("failing", 0), ("failing", 0), ("active", 1), ("failing", 0)]
     assert "options of its job cannot be read" in str(found["a"].error)
     assert "refused here" in str(found["b"].error)
+    assert "from 1 to 1,000,000,000" in str(found["d"].error)
     with pytest.raises(SqlqError, match="the schedule 'a' could not be ticked"):
         tick(app, NOON + HOUR + 2 * MINUTE)
     execute(engine, "UPDATE sqlq_schedules SET options = '{}', payload = '{}'")
+    execute(engine, beyond, was=str(10**30), now="7")
     later = tick(app, NOON + HOUR + 5 * MINUTE)
-    assert [(job.schedule, job.scheduled_for) for job in later] == [("a", NOON + HOUR), ("b", NOON + HOUR)]
+    assert [(job.schedule, job.scheduled_for) for job in later] == [(name, NOON + HOUR) for name in "abd"]
     assert {each.state for each in app.schedules.list()} == {"active"}
 
 
@@ -234,14 +183,10 @@ def test_one_of_two_concurrent_ticks_enqueues_and_neither_waits(app: sqlq.App, r
     with app.database.begin() as conn:
         conn.execute(text("SET LOCAL lock_timeout = '10s'"))
         assert len(schedules._tick(conn, at=NOON + HOUR).jobs) == 2
-        other = sqlq.App(app.database.engine.url)
-        done: list[schedules.Ticked] = []
-        thread = threading.Thread(target=lambda: done.append(schedules.tick(other.database, at=NOON + HOUR)))
-        thread.start()
-        thread.join(30)
-        assert [each.seen for each in done] == [0]
-    assert schedules.tick(other.database, at=NOON + HOUR).seen == 0
-    other.close()
+        with ThreadPoolExecutor(1) as pool:
+            rival = pool.submit(schedules.tick, app.database, at=NOON + HOUR)
+            assert rival.result(30).seen == 0
+    assert schedules.tick(app.database, at=NOON + HOUR).seen == 0
 
 
 def test_concurrent_ticks_lose_and_double_no_run(app: sqlq.App, report: Any) -> None:
@@ -249,71 +194,53 @@ def test_concurrent_ticks_lose_and_double_no_run(app: sqlq.App, report: Any) -> 
     for name in names:
         app.schedule(name, report.new(), cron="* * * * *", catch_up="all")
     tick(app, NOON, since=NOON)
-    others = [sqlq.App(app.database.engine.url) for _ in range(4)]
 
-    def work(other: sqlq.App) -> None:
-        for step in range(1, minutes + 1):
-            while schedules.tick(other.database, at=NOON + step * MINUTE).seen:
-                pass
+    def work(_: int) -> None:
+        with closing(sqlq.App(app.database.engine.url)) as other:
+            for step in range(1, minutes + 1):
+                while schedules.tick(other.database, at=NOON + step * MINUTE).seen:
+                    pass
 
-    threads = [threading.Thread(target=work, args=(other,)) for other in others]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
     tick(app, NOON + minutes * MINUTE)
     found = app.jobs.list(limit=10_000)
     assert sorted((str(job.schedule), job.scheduled_for) for job in found) == sorted(
         (name, NOON + step * MINUTE) for name in names for step in range(1, minutes + 1)
     )
-    for other in others:
-        other.close()
 
 
 @needs("listen")
-def test_a_tick_wakes_idle_workers(app: sqlq.App, engine: Engine, report: Any) -> None:
+def test_a_tick_wakes_idle_workers(app: sqlq.App, report: Any) -> None:
     app.schedules.add("hourly", report.new(), every="1h")
     tick(app, NOON, since=NOON)
-    connection = engine.raw_connection()
-    driver: Any = connection.driver_connection
-    driver.autocommit = True
-    driver.execute(f'LISTEN "{notify.channel(app.database.schema)}"')
+    listener = Listener(app)
     assert schedules.tick(app.database, at=NOON).jobs == []
-    assert list(driver.notifies(timeout=0, stop_after=1)) == []
+    assert not listener.hears_within(0)
     assert len(schedules.tick(app.database, at=NOON + HOUR).jobs) == 1
-    wait_until(lambda: list(driver.notifies(timeout=0.1, stop_after=1)), what="the hint")
-    connection.close()
-
-
-# -- ten thousand --------------------------------------------------------------------------------------------
+    assert listener.hears_one()
+    listener.close()
 
 
 def fill(engine: Engine, number: int) -> None:
     """Add schedules of which none is due."""
+    insert = (
+        "INSERT INTO sqlq_schedules (name, task, queue, payload, plan) VALUES (:name, 't', 'q', '{}', :p)"
+    )
     with engine.begin() as conn:
-        conn.execute(
-            text(
-                "INSERT INTO sqlq_schedules (name, task, queue, payload, plan) "
-                "VALUES (:name, 'report', 'reports', '{}', '{\"every\": 60000}')"
-            ),
-            [{"name": f"far{i}"} for i in range(number)],
-        )
+        conn.execute(text(insert), [{"name": f"far{i}", "p": '{"every": 60000}'} for i in range(number)])
         conn.execute(text(f"UPDATE sqlq_schedules SET next_at = last_at + {span(engine, 86_400)}"))
-    analyze = {
-        "postgresql": "VACUUM (ANALYZE)",
-        "sqlite": "ANALYZE",
-        "mariadb": "ANALYZE TABLE sqlq_schedules",
-    }
+    analyze = {"postgresql": "VACUUM (ANALYZE)", "mariadb": "ANALYZE TABLE sqlq_schedules"}
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
-        conn.exec_driver_sql(analyze[engine.dialect.name])
+        conn.exec_driver_sql(analyze.get(engine.dialect.name, "ANALYZE"))
 
 
 def test_a_tick_reads_only_what_is_due(app: sqlq.App, engine: Engine, report: Any) -> None:
     fill(engine, 10_000)
     app.schedule("due", report.new(), every="1h")
     write_declared(app)
+    execute(engine, "UPDATE sqlq_schedules SET next_at = created_at WHERE name = 'due'")
     with app.database.begin() as conn:
-        conn.execute(text(f"UPDATE {where(app)}sqlq_schedules SET next_at = created_at WHERE name = 'due'"))
         with received(conn) as got:
             schedules._tick(conn, at=None)
             conn.execute(schedules._NEXT_MS).all()
@@ -331,27 +258,31 @@ def test_a_tick_reads_only_what_is_due(app: sqlq.App, engine: Engine, report: An
                 if statement.startswith("SELECT"):
                     assert rows_read(conn, statement, parameters) < 40, statement
             else:
-                steps = [
-                    row[3] for row in conn.exec_driver_sql("EXPLAIN QUERY PLAN " + statement, parameters)
-                ]
+                plan = conn.exec_driver_sql("EXPLAIN QUERY PLAN " + statement, parameters)
+                steps = [row[3] for row in plan]
                 read = [step for step in steps if "sqlq_schedules" in step]
                 assert read
                 assert not [step for step in read if "INDEX" not in step], steps
 
 
-def where(app: sqlq.App) -> str:
-    return f"{app.database.schema}." if app.database.schema else ""
-
-
 # -- what code declares --------------------------------------------------------------------------------------
 
 
-def deploy(url: Any, service: str | None = None, **plans: str) -> sqlq.App:
-    """A release whose code declares these schedules, each of the task of its name."""
-    app = sqlq.App(url, service=service)
-    for name, cron in plans.items():
-        app.task(name=name, schedule=cron)(lambda: None)
-    return app
+@pytest.fixture
+def deploy(database_url: str) -> Iterator[Callable[..., sqlq.App]]:
+    """Makes releases whose code declares these schedules, each of the task of its name."""
+    apps: list[sqlq.App] = []
+
+    def made(service: str | None = None, **plans: str) -> sqlq.App:
+        app = sqlq.App(database_url, service=service)
+        for name, cron in plans.items():
+            app.task(name=name, schedule=cron)(lambda: None)
+        apps.append(app)
+        return app
+
+    yield made
+    for app in apps:
+        app.close()
 
 
 def starts(app: sqlq.App, hours_ago: float = 0) -> schedules.Followed:
@@ -366,12 +297,12 @@ def plans(app: sqlq.App) -> dict[str, tuple[str, str]]:
     return {each.name: (each.state, str(each.plan)) for each in app.schedules.list()}
 
 
-def test_declared_schedules_follow_the_deploy(database_url: str) -> None:
-    old = deploy(database_url, kept="0 1 * * *", changed="0 2 * * *", gone="0 3 * * *")
+def test_declared_schedules_follow_the_deploy(deploy: Callable[..., sqlq.App]) -> None:
+    old = deploy(kept="0 1 * * *", changed="0 2 * * *", gone="0 3 * * *")
     done = starts(old, hours_ago=5)
     assert (sorted(done.added), done.changed, done.retired) == (["changed", "gone", "kept"], [], [])
     assert starts(old, hours_ago=5)[:4] == ([], [], [], [])
-    new = deploy(database_url, kept="0 1 * * *", changed="0 4 * * *", fresh="0 5 * * *")
+    new = deploy(kept="0 1 * * *", changed="0 4 * * *", fresh="0 5 * * *")
     new.task(name="gone")(lambda: None)
     assert starts(new, hours_ago=1)[:4] == (["fresh"], ["changed"], ["gone"], [])
     wanted = {
@@ -387,67 +318,58 @@ def test_declared_schedules_follow_the_deploy(database_url: str) -> None:
     # back to the old release, by a new start
     assert sorted(starts(old).changed) == ["changed", "gone"]
     assert plans(new)["gone"] == ("active", "0 3 * * *")
-    for app in (old, new):
-        app.close()
 
 
-def test_a_deploy_with_an_unchanged_plan_catches_up_missed_runs(database_url: str) -> None:
-    app = deploy(database_url, hourly="0 * * * *")
+def test_a_deploy_with_an_unchanged_plan_catches_up_missed_runs(deploy: Callable[..., sqlq.App]) -> None:
+    app = deploy(hourly="0 * * * *")
     tick(app, NOON, since=NOON)
     starts(app)
     assert moments(tick(app, NOON + HOUR)) == [60]
-    changed = sqlq.App(database_url)
+    changed = deploy()
     changed.task(name="hourly", queue="other", schedule="0 * * * *")(lambda: None)
     assert starts(changed).changed == ["hourly"], "its job, not its plan"
     assert moments(found := tick(changed, NOON + 2 * HOUR)) == [120]
     assert found[0].queue == "other"
-    for each in (app, changed):
-        each.close()
 
 
 @pytest.mark.parametrize("services", [("shop", "mail"), (None, "mail"), ("shop", None), (None, None)])
 def test_services_on_one_database_retire_only_their_own_schedules(
-    database_url: str, services: tuple[str | None, str | None]
+    deploy: Callable[..., sqlq.App], services: tuple[str | None, str | None]
 ) -> None:
-    shop = deploy(database_url, services[0], nightly="0 1 * * *")
-    mail = deploy(database_url, services[1], weekly="0 2 * * 1")
+    shop = deploy(services[0], nightly="0 1 * * *")
+    mail = deploy(services[1], weekly="0 2 * * 1")
     for _ in range(2):
         for app in (shop, mail):
             assert starts(app).retired == []
     assert plans(shop) == {"nightly": ("active", "0 1 * * *"), "weekly": ("active", "0 2 * * 1")}
-    without = deploy(database_url, services[0])
+    without = deploy(services[0])
     if services[0] is None:
         without.task(name="nightly")(lambda: None)
     assert starts(without).retired == ["nightly"]
     assert plans(shop)["weekly"] == ("active", "0 2 * * 1")
-    for app in (shop, mail, without):
-        app.close()
 
 
-def test_a_schedule_of_another_service_is_left_alone(database_url: str) -> None:
-    shop = deploy(database_url, "shop", nightly="0 1 * * *")
-    mail = deploy(database_url, "mail", nightly="0 2 * * *", added="0 3 * * *")
+def test_a_schedule_of_another_service_is_left_alone(deploy: Callable[..., sqlq.App]) -> None:
+    shop = deploy("shop", nightly="0 1 * * *")
+    mail = deploy("mail", nightly="0 2 * * *", added="0 3 * * *")
     starts(shop)
     shop.schedules.add("added", shop.tasks["nightly"].new(), cron="0 4 * * *")
     assert sorted(starts(mail).foreign) == ["added", "nightly"]
     assert plans(shop) == {"nightly": ("active", "0 1 * * *"), "added": ("active", "0 4 * * *")}
-    for app in (shop, mail):
-        app.close()
 
 
-def test_a_pause_holds_across_deploys(database_url: str) -> None:
-    old = deploy(database_url, weekly="0 2 * * 1")
+def test_a_pause_holds_across_deploys(deploy: Callable[..., sqlq.App]) -> None:
+    old = deploy(weekly="0 2 * * 1")
     starts(old, hours_ago=2)
     assert old.schedules.pause("weekly")
-    new = deploy(database_url, weekly="0 4 * * 1")
+    assert not old.schedules.pause("weekly")
+    new = deploy(weekly="0 4 * * 1")
     assert starts(new).changed == ["weekly"]
     assert plans(new) == {"weekly": ("paused", "0 4 * * 1")}
     assert tick(new, NOON + timedelta(days=30), since=NOON) == []
     assert new.schedules.resume("weekly")
     assert not new.schedules.resume("weekly")
     assert plans(new) == {"weekly": ("active", "0 4 * * 1")}
-    for app in (old, new):
-        app.close()
 
 
 # -- at run time ---------------------------------------------------------------------------------------------
@@ -474,45 +396,29 @@ def test_a_schedule_is_added_in_the_callers_transaction(app: sqlq.App, engine: E
         conn.rollback()
     assert app.schedules.get("daily").state == "active"
     app.schedules.remove("daily")
-    with pytest.raises(sqlq.errors.ScheduleNotFoundError, match="there is no schedule 'dayly'"):
-        app.schedules.get("dayly")
-    with pytest.raises(sqlq.errors.ScheduleNotFoundError, match="there is no schedule 'dayly'"):
-        app.schedules.pause("dayly")
+    for missed in (app.schedules.get, app.schedules.pause):
+        with pytest.raises(sqlq.errors.ScheduleNotFoundError, match="there is no schedule 'dayly'"):
+            missed("dayly")
+
+
+@common_ways
+def test_a_schedule_is_added_in_any_callers_transaction(app: sqlq.App, report: Any, caller: Caller) -> None:
+    add = app.schedules.aadd if caller.is_async else app.schedules.add
+    for end in (caller.rollback, caller.commit):
+        caller.begin()
+        caller.do(add("hourly", report.new(), every="1h", session=caller.session))
+        end()
+        assert [each.name for each in app.schedules.list()] == (["hourly"] if end == caller.commit else [])
 
 
 def test_a_schedule_runs_first_at_its_start_when_that_is_now(app: sqlq.App, report: Any) -> None:
     start = datetime.now(UTC)
     app.schedules.add("hourly", report.new(), every="1h", starts=start)
+    app.schedules.add("long ago", report.new(), every="1h", starts=start - 2 * MINUTE)
     whole = start.replace(microsecond=start.microsecond // 1000 * 1000)
     assert [job.scheduled_for for job in tick(app, start + MINUTE)] == [whole]
     assert tick(app, start + MINUTE) == []
-    assert [job.scheduled_for for job in tick(app, start + HOUR)] == [whole + HOUR]
-
-
-def test_a_schedule_has_no_run_at_a_start_long_ago(app: sqlq.App, report: Any) -> None:
-    start = datetime.now(UTC) - 2 * MINUTE
-    app.schedules.add("hourly", report.new(), every="1h", starts=start)
-    assert tick(app, start + 3 * MINUTE) == []
-
-
-def test_a_schedule_is_added_on_a_drivers_connection(app: sqlq.App, engine: Engine, report: Any) -> None:
-    connection = engine.raw_connection()
-    app.schedules.add("hourly", report.new(), every="1h", session=connection)
-    connection.rollback()
-    assert app.schedules.list() == []
-    app.schedules.add("hourly", report.new(), every="1h", session=connection)
-    connection.commit()
-    connection.close()
-    assert str(app.schedules.get("hourly").plan) == "every 1 h"
-
-
-def test_a_paused_schedule_enqueues_no_runs(app: sqlq.App, report: Any) -> None:
-    app.schedules.add("hourly", report.new(), every="1h")
-    app.schedules.pause("hourly")
-    assert not app.schedules.pause("hourly")
-    assert tick(app, NOON + 5 * HOUR) == []
-    app.schedules.resume("hourly")
-    assert moments(tick(app, NOON + HOUR, since=NOON)) == [60]
+    assert whole + HOUR in [job.scheduled_for for job in tick(app, start + HOUR)]
 
 
 def test_run_enqueues_beside_the_plan(app: sqlq.App, report: Any) -> None:
@@ -533,34 +439,3 @@ def test_a_schedules_job_takes_no_result_of_a_step(app: sqlq.App, report: Any) -
         ):
             add("hourly", job, every="1h")
     assert tick(app, NOON) == []
-
-
-@needs("file")
-def test_a_test_ticks_on_its_own_database(app: sqlq.App, report: Any, tmp_path: Any) -> None:
-    app.schedule("hourly", report.new(), every="1h")
-    with on_database(app, f"sqlite:///{tmp_path}/own.db"):
-        assert moments(tick(app, NOON + HOUR, since=NOON)) == [60]
-    assert app.schedules.list() == []
-    with pytest.raises(ConfigurationError, match="has no time zone"):
-        tick(app, datetime(2030, 1, 1))  # noqa: DTZ001
-
-
-# -- for asynchronous code -----------------------------------------------------------------------------------
-
-
-def test_an_asynchronous_session_is_joined(app: sqlq.App, report: Any) -> None:
-    async def work() -> None:
-        url = app.database.engine.url
-        engine = create_async_engine(async_database_url(url.render_as_string(hide_password=False)))
-        if url.get_backend_name() == "sqlite":
-            sqlq.configure_sqlite(engine)
-        async with AsyncSession(engine) as session:
-            await app.schedules.aadd("nightly", report.new(), cron="0 3 * * *", session=session)
-            await session.rollback()
-            assert await app.schedules.alist() == []
-            await app.schedules.aadd("nightly", report.new(), cron="0 3 * * *", session=session)
-            await session.commit()
-        await engine.dispose()
-        assert [each.name for each in app.schedules.list()] == ["nightly"]
-
-    asyncio.run(work())

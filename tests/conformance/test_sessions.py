@@ -9,25 +9,31 @@ import asyncio
 import sqlite3
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from contextlib import suppress
 from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
-import flask
-import flask_sqlalchemy
+import django
+import django.conf
+import django.db
 import pytest
 import sqlmodel
 import transaction
 import zope.sqlalchemy
-from sqlalchemy import Connection, Engine, create_engine, event, text
+from django.db import transaction as blocks
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
 import sqlq
+from sqlq.database.caller import drivers
 from sqlq.testing import inline
-from tests.kit import count, needs
-from tests.kit.callers import OfSqlalchemy, Way
+from tests.kit import count, needs, run_one
+from tests.kit.callers import OfSqlalchemy, orders_and_jobs
+from tests.kit.notifications import Listener
 from tests.kit.postgresql import async_database_url
+from tests.kit.workers import listening
 
 pytestmark = pytest.mark.each_database
 
@@ -77,7 +83,7 @@ def read_first(session: Any, app: sqlq.App, new: sqlq.NewJob) -> None:
 
 
 def write_by_orm(session: Any, app: sqlq.App, new: sqlq.NewJob) -> None:
-    session.add(Order(id=1))
+    session.add(Order())
     app.enqueue(new, session=session)
 
 
@@ -86,23 +92,26 @@ def in_a_savepoint(session: Any, app: sqlq.App, new: sqlq.NewJob) -> None:
         app.enqueue(new, session=session)
 
 
-in_every_case = pytest.mark.parametrize(
-    "write",
-    [
-        pytest.param(only_enqueue, id="enqueue"),
-        pytest.param(read_first, id="read"),
-        pytest.param(write_by_orm, id="orm"),
-        pytest.param(in_a_savepoint, id="savepoint"),
-    ],
-)
+WRITES = {"enqueue": only_enqueue, "read": read_first, "orm": write_by_orm, "savepoint": in_a_savepoint}
 
 
-@in_every_case
-def test_a_job_is_committed_by_zopes_transaction(
-    app: sqlq.App, send: Any, shop: Engine, write: Callable[..., None]
-) -> None:
-    maker = scoped_session(sessionmaker(shop))
-    zope.sqlalchemy.register(maker)
+def registered(engine: Engine, **options: Any) -> Any:
+    """A scoped session whose transactions are those of zope's manager."""
+    maker = scoped_session(sessionmaker(engine))
+    zope.sqlalchemy.register(maker, **options)
+    return maker
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_job_is_committed_by_zopes_transaction(app: sqlq.App, send: Any, shop: Engine, name: str) -> None:
+    maker, write = registered(shop), WRITES[name]
+    with inline(app, at="commit") as ran:
+        with transaction.manager:
+            write(maker, app, send.new(1))
+        transaction.begin()
+        write(maker, app, send.new(1))
+        transaction.abort()
+    assert [job.state for job in ran.jobs] == ["finished"]
     with transaction.manager:
         write(maker, app, send.new(1))
     assert count(shop) == 1
@@ -112,10 +121,8 @@ def test_a_job_is_committed_by_zopes_transaction(
     assert count(shop) == 1
 
 
-@in_every_case
-def test_a_job_is_committed_by_pyramids_request(
-    app: sqlq.App, send: Any, shop: Engine, write: Callable[..., None]
-) -> None:
+@pytest.mark.parametrize("name", WRITES)
+def test_a_job_is_committed_by_pyramids_request(app: sqlq.App, send: Any, shop: Engine, name: str) -> None:
     """As Pyramid's cookiecutter does: a session for each request, joined to the request's own manager."""
     maker = sessionmaker(shop)
 
@@ -125,7 +132,7 @@ def test_a_job_is_committed_by_pyramids_request(
         return session
 
     def view(request: Any) -> Response:
-        write(request.dbsession, app, send.new(1))
+        WRITES[name](request.dbsession, app, send.new(1))
         return Response("done", status=request.params["status"])
 
     config = Configurator(
@@ -145,40 +152,23 @@ def test_a_job_is_committed_by_pyramids_request(
 
 
 def test_a_kept_session_joins_each_transaction_of_zope(app: sqlq.App, send: Any, shop: Engine) -> None:
-    session = Session(shop)
-    zope.sqlalchemy.register(session, keep_session=True)
-    with transaction.manager:
-        session.get(Order, 1)  # not joined again by what is read after this
-    for number in (1, 2):
+    with Session(shop) as session:
+        zope.sqlalchemy.register(session, keep_session=True)
         with transaction.manager:
-            app.enqueue(send.new(), session=session)
-        assert count(shop) == number
-    session.close()
-
-
-@needs("postgresql")
-def test_a_job_is_committed_by_zope_in_two_phases(app: sqlq.App, send: Any, shop: Engine) -> None:
-    maker = scoped_session(sessionmaker(shop, twophase=True))
-    zope.sqlalchemy.register(maker)
+            session.get(Order, 1)  # not joined again by what is read after this
+        for number in (1, 2):
+            with transaction.manager:
+                app.enqueue(send.new(), session=session)
+            assert count(shop) == number
     with transaction.manager:
-        app.enqueue(send.new(), session=maker)
-    transaction.begin()
-    app.enqueue(send.new(), session=maker)
-    transaction.abort()
-    assert count(shop) == 1
-
-
-def test_a_session_joined_by_hand_commits_its_job(app: sqlq.App, send: Any, shop: Engine) -> None:
-    with transaction.manager:
-        session = Session(shop)
-        zope.sqlalchemy.datamanager.join_transaction(session)
-        app.enqueue(send.new(), session=session)
-    assert count(shop) == 1
+        by_hand = Session(shop)
+        zope.sqlalchemy.datamanager.join_transaction(by_hand)
+        app.enqueue(send.new(), session=by_hand)
+    assert count(shop) == 3
 
 
 def test_a_session_that_zope_takes_for_read_only_is_refused(app: sqlq.App, send: Any, shop: Engine) -> None:
-    maker = scoped_session(sessionmaker(shop))
-    zope.sqlalchemy.register(maker, initial_state=zope.sqlalchemy.datamanager.STATUS_READONLY)
+    maker = registered(shop, initial_state=zope.sqlalchemy.datamanager.STATUS_READONLY)
     with (
         transaction.manager,
         pytest.raises(sqlq.EnqueueError, match="this session registered as read only, and rolls back"),
@@ -187,95 +177,70 @@ def test_a_session_that_zope_takes_for_read_only_is_refused(app: sqlq.App, send:
     assert count(shop) == 0
 
 
-def test_a_refused_job_leaves_zopes_session_unchanged(app: sqlq.App, send: Any, shop: Engine) -> None:
-    maker = scoped_session(sessionmaker(shop))
-    zope.sqlalchemy.register(maker)
-    with shop.begin() as conn:
-        conn.execute(text("ALTER TABLE jobs RENAME TO elsewhere"))
-    with transaction.manager:
-        with pytest.raises(Exception, match="jobs"):
-            app.enqueue(send.new(), session=maker)
-        assert zope.sqlalchemy.datamanager._SESSION_STATE[maker()] == "active"
-
-
 def test_a_handler_that_only_reads_completes_in_zopes_transaction(app: sqlq.App, shop: Engine) -> None:
     def pay() -> None:
-        maker = scoped_session(sessionmaker(shop))
-        zope.sqlalchemy.register(maker)
+        maker = registered(shop)
         with transaction.manager:
             maker.get(Order, 1)
             sqlq.current_job().complete(maker)
 
     # an attempt that reads, sees the worker's own write, and then writes, SQLite refuses
-    job = app.enqueue(app.task(name="t", backoff="0s")(pay).new())
-    app.worker(drain=True).run()
-    assert app.jobs.get(job.id).state == "finished"
-
-
-def test_a_job_runs_inline_when_zopes_transaction_commits(app: sqlq.App, send: Any, shop: Engine) -> None:
-    maker = scoped_session(sessionmaker(shop))
-    zope.sqlalchemy.register(maker)
-    with inline(app, at="commit") as ran:
-        with transaction.manager:
-            app.enqueue(send.new(), session=maker)
-        transaction.begin()
-        app.enqueue(send.new(), session=maker)
-        transaction.abort()
-    assert [job.state for job in ran.jobs] == ["finished"]
-
-
-# -- other frameworks and hooks ------------------------------------------------------------------------------
-
-
-def test_sqlmodels_session(app: sqlq.App, send: Any, shop: Engine) -> None:
-    def get_session() -> Iterator[Session]:
-        """As a dependency of FastAPI."""
-        with sqlmodel.Session(shop) as session:
-            yield session
-
-    for commits in (True, False):
-        for session in get_session():
-            app.enqueue(send.new(), session=session)
-            if commits:
-                session.commit()
-    assert count(shop) == 1
+    assert run_one(app, pay).state == "finished"
 
 
 @pytest.mark.parametrize("name", ["before_flush", "after_flush", "after_flush_postexec", "before_commit"])
 def test_a_job_enqueued_by_a_session_event(app: sqlq.App, send: Any, shop: Engine, name: str) -> None:
-    session = Session(shop)
-    event.listen(session, name, lambda session, *_: app.enqueue(send.new(), session=session))
-    for number in (1, 2):
-        session.add(Order(id=number))
-        session.flush()
-        if number == 1:
-            session.rollback()
-        else:
-            session.commit()
+    with sqlmodel.Session(shop) as session:
+        event.listen(session, name, lambda session, *_: app.enqueue(send.new(), session=session))
+        for number, end in enumerate((session.rollback, session.commit)):
+            session.add(Order(id=number))
+            session.flush()
+            end()
     assert count(shop) == 1
-    session.close()
 
 
 # -- AUTOCOMMIT ----------------------------------------------------------------------------------------------
 
-every_driver = pytest.mark.parametrize(
-    ("database_url", "way"),
-    [
-        ("postgresql", OfSqlalchemy("psycopg", Session)),
-        ("postgresql", OfSqlalchemy("psycopg2", Connection)),
-        ("postgresql", OfSqlalchemy("asyncpg", AsyncSession)),
-        ("postgresql", OfSqlalchemy("psycopg_async", AsyncSession)),
-        ("sqlite", OfSqlalchemy("pysqlite", Session)),
-        ("sqlite", OfSqlalchemy("pysqlite", Connection)),
-        ("sqlite", OfSqlalchemy("aiosqlite", AsyncSession)),
-    ],
+
+class Automatic(sqlite3.Connection):
+    autocommit = True  # as Python 3.12 has it
+
+
+BY_ENGINE = {"isolation_level": "AUTOCOMMIT"}
+AUTOMATIC: dict[str, tuple[str, str, type[Any], dict[str, Any]]] = {
+    "psycopg": ("postgresql", "psycopg", Session, BY_ENGINE),
+    "psycopg2": ("postgresql", "psycopg2", Connection, BY_ENGINE),
+    "asyncpg": ("postgresql", "asyncpg", AsyncSession, BY_ENGINE),
+    "psycopg_async": ("postgresql", "psycopg_async", AsyncSession, BY_ENGINE),
+    "pysqlite": ("sqlite", "pysqlite", Session, BY_ENGINE),
+    "pysqlite_connection": ("sqlite", "pysqlite", Connection, BY_ENGINE),
+    "aiosqlite": ("sqlite", "aiosqlite", AsyncSession, BY_ENGINE),
+    "of_psycopg": ("postgresql", "psycopg", Session, {"connect_args": {"autocommit": True}}),
+    "of_sqlite3": ("sqlite", "pysqlite", Session, {"connect_args": {"isolation_level": None}}),
+    "behind_aiosqlite": ("sqlite", "aiosqlite", AsyncSession, {"connect_args": {"factory": Automatic}}),
+}
+if sys.version_info >= (3, 12):
+    for level in (None, ""):
+        by_sqlite3 = {"connect_args": {"autocommit": True, "isolation_level": level}}
+        AUTOMATIC[f"pysqlite_{level}"] = ("sqlite", "pysqlite", Session, by_sqlite3)
+        AUTOMATIC[f"aiosqlite_{level}"] = ("sqlite", "aiosqlite", AsyncSession, by_sqlite3)
+
+
+@pytest.mark.parametrize(
+    ("database_url", "driver", "kind", "options"),
+    [pytest.param(*row, id=name) for name, row in AUTOMATIC.items()],
     indirect=["database_url"],
 )
-
-
-@every_driver
-def test_autocommit_is_refused(app: sqlq.App, send: Any, engine: Engine, database_url: str, way: Way) -> None:
-    with way(database_url, configured=False, isolation_level="AUTOCOMMIT") as caller:
+def test_autocommit_is_refused(
+    app: sqlq.App,
+    send: Any,
+    engine: Engine,
+    database_url: str,
+    driver: str,
+    kind: type[Any],
+    options: dict[str, Any],
+) -> None:
+    with OfSqlalchemy(driver, kind)(database_url, configured=False, **options) as caller:
         for _ in range(2):
             with pytest.raises(
                 sqlq.EnqueueError, match="this connection is in AUTOCOMMIT, where no rollback"
@@ -285,66 +250,21 @@ def test_autocommit_is_refused(app: sqlq.App, send: Any, engine: Engine, databas
     assert count(engine) == 0
 
 
-@pytest.mark.parametrize(
-    ("database_url", "arguments"),
-    [("postgresql", {"autocommit": True}), ("sqlite", {"isolation_level": None})],
-    indirect=["database_url"],
-)
-def test_a_driver_that_commits_by_itself_is_refused(
-    app: sqlq.App, send: Any, database_url: str, arguments: dict[str, Any]
-) -> None:
-    engine = create_engine(database_url, connect_args=arguments)
-    with Session(engine) as session, pytest.raises(sqlq.EnqueueError, match="is in AUTOCOMMIT"):
-        app.enqueue(send.new(1), session=session)
-    engine.dispose()
-
-
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3 has had autocommit since Python 3.12")
 @needs("file")
 @pytest.mark.parametrize("isolation_level", [None, ""])
-@pytest.mark.parametrize("autocommit", [True, False])
-@pytest.mark.parametrize(
-    "way",
-    [OfSqlalchemy("pysqlite", Session), OfSqlalchemy("aiosqlite", AsyncSession)],
-    ids=lambda way: way.driver,
-)
-def test_autocommit_of_sqlite3_is_refused_whatever_its_isolation_level(
-    app: sqlq.App,
-    send: Any,
-    engine: Engine,
-    database_url: str,
-    way: Way,
-    autocommit: bool,
-    isolation_level: str | None,
+@pytest.mark.parametrize("driver", ["pysqlite", "aiosqlite"])
+def test_a_connection_of_sqlite3_without_autocommit_is_taken(
+    app: sqlq.App, send: Any, engine: Engine, database_url: str, driver: str, isolation_level: str | None
 ) -> None:
-    arguments = {"autocommit": autocommit, "isolation_level": isolation_level}
+    way = OfSqlalchemy(driver, AsyncSession if driver == "aiosqlite" else Session)
+    arguments = {"autocommit": False, "isolation_level": isolation_level}
     with way(database_url, configured=False, connect_args=arguments) as caller:
-        if autocommit:
-            with pytest.raises(sqlq.EnqueueError, match="is in AUTOCOMMIT"):
-                caller.enqueue(app, send.new(1))
-        else:
-            caller.enqueue(app, send.new(1))
-            caller.rollback()
-            with caller.savepoint():  # which is not the outermost, as one always is open around it
-                caller.enqueue(app, send.new(1))
-        caller.rollback()
-    assert count(engine) == 0
-
-
-class Automatic(sqlite3.Connection):
-    autocommit = True  # as Python 3.12 has it
-
-
-@needs("file")
-def test_autocommit_of_a_connection_behind_aiosqlite_is_refused(
-    app: sqlq.App, send: Any, engine: Engine, database_url: str
-) -> None:
-    way = OfSqlalchemy("aiosqlite", AsyncSession)
-    with (
-        way(database_url, configured=False, connect_args={"factory": Automatic}) as caller,
-        pytest.raises(sqlq.EnqueueError, match="is in AUTOCOMMIT"),
-    ):
         caller.enqueue(app, send.new(1))
+        caller.rollback()
+        with caller.savepoint():  # which is not the outermost, as one always is open around it
+            caller.enqueue(app, send.new(1))
+        caller.rollback()
     assert count(engine) == 0
 
 
@@ -367,17 +287,12 @@ def test_a_transaction_begun_by_a_hook_rolls_back_its_job(app: sqlq.App, send: A
     assert count(shop) == 0
 
 
-def test_completing_in_autocommit_is_refused(app: sqlq.App, engine: Engine) -> None:
+def test_completing_and_inline_in_autocommit_are_refused(app: sqlq.App, send: Any, engine: Engine) -> None:
     def pay() -> None:
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
             sqlq.current_job().complete(conn)
 
-    job = app.enqueue(app.task(name="t", max_attempts=1)(pay).new())
-    app.worker(drain=True).run()
-    assert "is in AUTOCOMMIT" in str(app.jobs.get(job.id).message)
-
-
-def test_inline_refuses_autocommit(app: sqlq.App, send: Any, engine: Engine) -> None:
+    assert "is in AUTOCOMMIT" in run_one(app, pay, max_attempts=1).message
     with (
         inline(app, at="commit"),
         engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn,
@@ -395,6 +310,7 @@ current: ContextVar[Any] = ContextVar("current", default=None)
 def test_a_scoped_session_is_joined(app: sqlq.App, send: Any, database_url: str, engine: Engine) -> None:
     sessions = scoped_session(sessionmaker(engine))
     app.use(database_url, session=sessions)
+    app.use(database_url)  # which keeps the session
     app.enqueue(send.new(1))
     app.enqueue_many([send.new(2), send.new(3)])
     assert count(engine) == 0
@@ -412,25 +328,12 @@ def test_a_scoped_session_is_joined(app: sqlq.App, send: Any, database_url: str,
         assert count(engine) == 2
         other.commit()
     assert count(engine) == 3
+    with inline(app, at="commit") as ran:
+        app.enqueue(send.new())
+        assert [job.state for job in ran.jobs] == ["available"]
+        sessions.commit()
+        assert [job.state for job in ran.jobs] == ["finished"]
     sessions.remove()
-
-
-def test_flask_sqlalchemys_session_is_joined(
-    app: sqlq.App, send: Any, database_url: str, engine: Engine
-) -> None:
-    web, db = flask.Flask("shop"), flask_sqlalchemy.SQLAlchemy()
-    web.config["SQLALCHEMY_DATABASE_URI"] = engine.url
-    db.init_app(web)
-    app.use(database_url, session=db.session)
-    with web.app_context():
-        app.enqueue(send.new())
-        db.session.commit()
-        app.enqueue(send.new())  # the end of the request rolls back
-    with web.app_context():
-        db.engine.dispose()
-    assert count(engine) == 1
-    with pytest.raises(RuntimeError, match="outside of application context"):
-        app.enqueue(send.new())
 
 
 def test_the_session_function_selects_the_session_to_join(
@@ -471,56 +374,117 @@ def test_an_asynchronous_session_is_joined(
     assert count(engine) == 3
 
 
-def test_handlers_of_a_worker_join_the_app_session(
-    app: sqlq.App, send: Any, database_url: str, engine: Engine
-) -> None:
-    sessions = scoped_session(sessionmaker(engine))
-    app.use(database_url, session=sessions)
+# -- Django --------------------------------------------------------------------------------------------------
 
-    @app.task(name="shop.order", max_attempts=1)
-    def order() -> None:
+
+def order(connection: Any, id: int) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO orders (id) VALUES (%s)", [id])
+
+
+def order_and_fail(app: sqlq.App, job: sqlq.NewJob, connection: Any, id: int) -> None:
+    order(connection, id)
+    app.enqueue(job, session=connection)
+    raise ZeroDivisionError
+
+
+def test_an_atomic_block_commits_or_rolls_back_write_and_job(
+    app: sqlq.App, send: Any, watched_orders: Engine, connection: Any
+) -> None:
+    with blocks.atomic(using=connection.alias):
+        order(connection, 1)
+        first = app.enqueue(send.new(1), session=connection)
+        with suppress(ZeroDivisionError), blocks.atomic(using=connection.alias):
+            order_and_fail(app, send.new(2).set(unique_key="k"), connection, 2)
+        second, third = app.enqueue_many(
+            [send.new(3).set(unique_key="k"), send.new(4).set(unique_key="l")], session=connection
+        )
+        assert orders_and_jobs(watched_orders) == ([], [])
+    with suppress(ZeroDivisionError), blocks.atomic(using=connection.alias):
+        order_and_fail(app, send.new(5), connection, 5)
+    jobs = sorted([first.id, second.id, third.id])
+    assert orders_and_jobs(watched_orders) == ([1], jobs)
+    assert connection.get_autocommit()
+    outside = app.enqueue(send.new(1), session=connection)
+    assert orders_and_jobs(watched_orders)[1] == [*jobs, outside.id], "it is committed at once"
+
+
+def test_an_error_is_djangos_and_marks_its_block(
+    app: sqlq.App, send: Any, watched_orders: Engine, connection: Any
+) -> None:
+    with blocks.atomic(using=connection.alias):
+        order(connection, 1)
+        with pytest.raises(sqlq.EnqueueError):
+            app.enqueue(send, session=connection)
+        assert not connection.needs_rollback
+        # mysqlclient takes a CHECK for an error of operation
+        with pytest.raises((django.db.IntegrityError, django.db.OperationalError), match="priority"):
+            app.enqueue(replace(send.new(1), priority=1_000), session=connection)
+        with pytest.raises(blocks.TransactionManagementError, match="An error occurred in the current"):
+            app.enqueue(send.new(2), session=connection)
+    assert orders_and_jobs(watched_orders) == ([], [])
+
+
+def test_enqueue_takes_djangos_connection_proxy(
+    app: sqlq.App, send: Any, watched_orders: Engine, connection: Any
+) -> None:
+    from django.utils.connection import ConnectionProxy
+
+    proxy: Any = ConnectionProxy(django.db.connections, connection.alias)
+    app.use(watched_orders.url, session=proxy)
+    with suppress(ZeroDivisionError), blocks.atomic(using=connection.alias):
         app.enqueue(send.new(1))
-        sessions.rollback()
-        app.enqueue(send.new(2))
-        sessions.commit()
-        sessions.remove()
-
-    app.enqueue(order.new(), commit=True)
-    app.worker(drain=True, concurrency=1).run()
-    assert sorted(job.payload["args"][0] for job in app.jobs.list(task="shop.send")) == [2]
+        raise ZeroDivisionError
+    with blocks.atomic(using=connection.alias):
+        job = app.enqueue(send.new(1))
+    assert orders_and_jobs(watched_orders)[1] == [job.id]
 
 
-def test_use_without_a_session_keeps_the_last_one(
-    app: sqlq.App, send: Any, database_url: str, engine: Engine
+@needs("listen")
+def test_a_commit_of_djangos_notifies_workers_and_a_rollback_does_not(
+    app: sqlq.App, send: Any, connection: Any
 ) -> None:
-    sessions = scoped_session(sessionmaker(engine))
-    app.use(database_url, session=sessions)
-    app.use(database_url)
-    app.enqueue(send.new())
-    sessions.remove()
-    assert count(engine) == 0
+    heard = listening(app, "enqueued")
+    listener = Listener(app)
+    with suppress(ZeroDivisionError), blocks.atomic(using=connection.alias):
+        app.enqueue(send.new(1), session=connection)
+        raise ZeroDivisionError
+    assert listener.hears_no_more()
+    with blocks.atomic(using=connection.alias):
+        job = app.enqueue(send.new(2), session=connection)
+    assert listener.hears_one()
+    assert app._events.flush(60)
+    assert [event.id for event in heard] == [job.id]
+    listener.close()
 
 
-def test_inline_waits_for_the_sessions_commit(
-    app: sqlq.App, send: Any, database_url: str, engine: Engine
+def test_a_handler_completes_in_a_transaction_of_djangos(
+    app: sqlq.App, watched_orders: Engine, connection: Any
 ) -> None:
-    sessions = scoped_session(sessionmaker(engine))
-    app.use(database_url, session=sessions)
-    with inline(app, at="commit") as ran:
-        app.enqueue(send.new())
-        assert [job.state for job in ran.jobs] == ["available"]
-        sessions.commit()
-        assert [job.state for job in ran.jobs] == ["finished"]
-    sessions.remove()
+    def pay() -> None:
+        own = django.db.connections[connection.alias]
+        attempt = sqlq.current_job().attempt
+        with sqlq.current_job().completing(own) as same:
+            assert same is own
+            order(own, attempt)
+            if attempt == 1:
+                raise ZeroDivisionError
+        own.close()
+
+    done = run_one(app, pay)
+    assert (done.state, done.attempts) == ("finished", 2)
+    assert orders_and_jobs(watched_orders) == ([2], [])
 
 
-@needs("cheap")
-def test_a_session_that_all_threads_would_share_is_refused(database_url: str, engine: Engine) -> None:
-    connection = engine.raw_connection()
-    driver = connection.driver_connection
-    for wrong in (Session(engine), engine, engine.connect(), driver, Session, 7):
-        with pytest.raises(
-            sqlq.errors.ConfigurationError, match=r"App\(session=…\) is .*: give a scoped_session, or"
-        ):
-            sqlq.App(database_url, session=wrong)  # type: ignore[arg-type]  # what is refused here
-    connection.close()
+@needs("mariadb")
+def test_mysql_is_refused_by_name(
+    app: sqlq.App, send: Any, connection: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = drivers.PyMySQL.run
+
+    def of_mysql(self: drivers.PyMySQL, statement: str, parameters: Any) -> Any:
+        return run(self, statement.replace("VERSION()", "'8.0.36'"), parameters)
+
+    monkeypatch.setattr(drivers.PyMySQL, "run", of_mysql)
+    with pytest.raises(sqlq.errors.UnsupportedDatabaseError, match=r"not on MySQL, .* to MySQL 8\.0\.36"):
+        app.enqueue(send.new(1), session=connection)

@@ -1,16 +1,29 @@
-"""`sqlq.tables`: what users select from and join describes what is there, and makes nothing."""
+"""SQL of users themselves: joins with `sqlq.tables`, and the INSERT of `app.statement`."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
+import asyncpg
+import psycopg
+import pymysql
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Column, Engine, Integer, MetaData, Table, create_engine, inspect, select, true, update
+from sqlalchemy import (
+    Engine,
+    Table,
+    create_engine,
+    inspect,
+    make_url,
+    select,
+    update,
+)
 from sqlalchemy.dialects.postgresql import DOMAIN
 from sqlalchemy.exc import DBAPIError
 
@@ -69,30 +82,6 @@ def test_times_are_read_and_compared(app: sqlq.App, engine: Engine) -> None:
     assert waiting.id != job.id
 
 
-def test_the_users_alembic_does_not_see_the_tables(app: sqlq.App, engine: Engine) -> None:
-    own = MetaData()
-    orders = Table("orders", own, Column("job_id", Integer))
-    own.create_all(engine)
-    joined = select(orders, tables.job_states.c.state).join(tables.job_states, true())
-    with engine.connect() as conn:
-        assert conn.execute(joined).all() == []
-        context = MigrationContext.configure(conn, opts={"include_name": sqlq.alembic.include_name})
-        assert compare_metadata(context, own) == []
-
-
-@needs("schemas", empty=True)
-def test_a_schema_of_its_own(empty_database_url: str) -> None:
-    app = sqlq.App(empty_database_url, schema="queue")
-    app.migrate()
-    app.enqueue(app.task(name="t")(lambda: None).new())
-    states = tables.job_states.to_metadata(MetaData(), schema="queue")
-    engine = create_engine(empty_database_url)
-    with engine.connect() as conn:
-        assert conn.scalars(select(states.c.state)).all() == ["available"]
-    engine.dispose()
-    app.close()
-
-
 @needs("sessions")
 def test_times_of_jobs_are_in_utc_in_any_session_time_zone(database_url: str) -> None:
     """In a zone with daylight saving time, sums and comparisons would be of its wall clock."""
@@ -133,3 +122,89 @@ def test_tables_of_ended_jobs_refuse_times_that_python_cannot_read(
                 update(table).values(values)
             )
     assert [each.id for each in app.jobs.list()] == [job.id]
+
+
+# -- statements for drivers that sqlq does not know ----------------------------------------------------------
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"delay": "1h"},
+    {"available_at": datetime(2030, 1, 31, 8, tzinfo=UTC)},
+    {"priority": 9, "timeout": "1m", "max_attempts": 7, "queue": "other"},
+    {"unique_key": "k", "unique_until": "start"},
+    {"unique_key": "l", "delay": "1h", "priority": -3},
+]
+
+
+def run(url: str, style: str | None, sql: str, parameters: Any) -> list[tuple[Any, ...]]:
+    """Run a statement as a driver of that style does."""
+    parsed = make_url(url)
+    plain = parsed.set(drivername="postgresql").render_as_string(hide_password=False)
+    if parsed.get_backend_name() == "sqlite":
+        if style == "numeric":  # sqlite3, whose style is another, takes :1 by its name
+            parameters = {str(number): value for number, value in enumerate(parameters, 1)}
+        with closing(sqlite3.connect(parsed.database or "")) as conn, conn:
+            return conn.execute(sql, parameters).fetchall()
+    if parsed.get_backend_name() == "mariadb":
+        where = parsed.translate_connect_args(username="user")
+        with closing(pymysql.connect(**where, autocommit=True)) as mine, mine.cursor() as cursor:
+            cursor.execute(sql, parameters)
+            return [*cursor.fetchall()]
+    if style == "numeric_dollar":
+
+        async def fetch() -> list[tuple[Any, ...]]:
+            conn = await asyncpg.connect(plain)
+            rows = await conn.fetch(sql, *parameters)
+            await conn.close()
+            return [tuple(row) for row in rows]
+
+        return asyncio.run(fetch())
+    with psycopg.connect(plain) as theirs:
+        return theirs.execute(cast(Any, sql), parameters).fetchall()
+
+
+STYLES: dict[str, tuple[str | None, ...]] = {
+    "sqlite": (None, "qmark", "numeric", "named"),
+    "postgresql": (None, "format", "pyformat", "numeric_dollar"),
+    "mariadb": (None, "format", "pyformat"),
+}
+
+
+def test_the_statement_writes_the_same_row_as_enqueue(app: sqlq.App, database_url: str) -> None:
+    @app.task(name="shop.send", queue="mail", max_attempts=3)
+    def send(order_id: int, **more: Any) -> None: ...
+
+    def stored() -> list[tuple[Any, ...]]:
+        names = ("payload", "queue", "priority", "timeout_ms", "max_attempts", "unique_key", "unique_until")
+        rows = []
+        for job in app.jobs.list():
+            is_late = (job.available_at or job.created_at) > job.created_at
+            rows.append((*(getattr(job, name) for name in names), job.state, is_late))
+        app.jobs.cancel(all=True)
+        app.jobs.prune(finished="0s")
+        return rows
+
+    jobs = [send.new(1, text="ä\"'%s %% :x ? $1 €😀").set(**options) for options in OPTIONS]
+    for job in jobs:
+        app.enqueue(job)
+    expected = stored()
+    for style in STYLES[app.database.dialect.name]:
+        for job in jobs:
+            sql, parameters = app.statement(job, paramstyle=style)
+            assert sql.startswith(("INSERT INTO jobs (", "INSERT INTO main.jobs ("))
+            ((id,),) = run(database_url, style, sql, parameters)
+            assert app.jobs.get(id).payload == json.loads(job.payload)
+            if job.unique_key is not None:
+                there = [(id,)] if database_url.startswith("mariadb") else []
+                assert run(database_url, style, sql, parameters) == there
+        assert stored() == expected
+
+
+@needs("schemas")
+def test_the_statement_names_the_schema_of_the_app(database_url: str) -> None:
+    with closing(sqlq.App(database_url, schema="shop")) as app:
+        sql, _ = app.statement(app.named("t").new())
+        assert sql.startswith("INSERT INTO shop.jobs (")
+        with pytest.raises(sqlq.EnqueueError, match="paramstyle is 'colon': it is one of qmark, numeric,"):
+            app.statement(app.named("t").new(), paramstyle="colon")

@@ -1,8 +1,7 @@
 """The contract of each way to enqueue: a job is in the database exactly if its caller commits (G1).
 
 A way is a kind of session on a driver, a connection of a driver, or Django's. Tests of one way alone stand in
-test_sessions.py, test_driver_connections.py and test_django_connections.py. tests/faults/test_crash_points.py
-kills the caller.
+test_sessions.py and test_driver_connections.py. tests/faults/test_crash_points.py kills the caller.
 """
 
 from __future__ import annotations
@@ -139,11 +138,6 @@ def test_an_error_of_the_caller_undoes_write_and_job(
         caller.order(1)
     caller.rollback()
     assert orders_and_jobs(watched_orders) == ([], [])
-    caller.begin()
-    caller.order(1)
-    job = caller.enqueue(app, send.new(1))
-    caller.commit()
-    assert orders_and_jobs(watched_orders) == ([1], [job.id])
 
 
 # -- the rows ------------------------------------------------------------------------------------------------
@@ -230,21 +224,6 @@ def test_jobs_that_differ_in_their_arguments_only(
 
 
 # -- what is refused leaves the transaction usable -----------------------------------------------------------
-
-
-@common_ways
-def test_a_refused_job_leaves_the_transaction_usable(
-    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
-) -> None:
-    caller.begin()
-    caller.order(1)
-    with pytest.raises(sqlq.EnqueueError, match=r"not a Task: write app.enqueue"):
-        caller.enqueue(app, send)
-    with pytest.raises(sqlq.EnqueueError):
-        caller.enqueue_many(app, [send.new(1), send])
-    caller.order(2)
-    caller.commit()
-    assert orders_and_jobs(watched_orders) == ([1, 2], [])
 
 
 @common_ways

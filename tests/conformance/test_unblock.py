@@ -7,31 +7,25 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 import sqlq
 from sqlq.database.database import Database
 from sqlq.database.schemas import in_schema
 from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import ErrorText, Failed, Finished, Outcome, Settlement
+from sqlq.model.outcome import Finished, Outcome
 from sqlq.store.blockers import RECENT_MS, FlowBlocker
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import operate
 from sqlq.store.jobs import settle as settling
 from sqlq.worker.maintain.services import Unblock
-from tests.kit import claim_on, count, execute, locked, needs, received, span
+from tests.kit import BOOM, Hand, count, execute, locked, needs, received, span
 
 pytestmark = pytest.mark.each_database
 
-ERROR = ErrorText("ValueError", "no")
 
-
-class Seam:
-    """An App without a worker: the test claims, settles and unblocks by itself."""
-
-    def __init__(self, app: sqlq.App) -> None:
-        self.app = app
-        self.task = app.task(name="step")(lambda n=None: n)
+class Seam(Hand):
+    """A worker's hand, and flows."""
 
     @property
     def claims(self) -> Database:
@@ -39,31 +33,17 @@ class Seam:
 
     def flow(self, width: int, when: sqlq.model.flow.When = "success") -> tuple[list[int], int]:
         """Enqueue so many steps and one that waits for all; return their ids."""
-        flow = sqlq.Flow()
-        first = [flow.add(self.task.new(i)) for i in range(width)]
-        flow.add(self.task.new(), after=first, when=when)
+        flow, step = sqlq.Flow(), self.tasks["send"]
+        first = [flow.add(step.new(i)) for i in range(width)]
+        flow.add(step.new(), after=first, when=when)
         done = self.app.enqueue(flow)
         return [job.id for job in done.jobs[:-1]], done.jobs[-1].id
 
-    def claim(self) -> list[ClaimedJob]:
-        with self.app.database.begin() as conn:
-            return claim_on(conn, limit=1000, lease_ms=3_600_000)
-
-    def settle(self, held: list[ClaimedJob], outcome: Outcome | None = None) -> None:
-        with self.app.database.begin() as conn:
-            done = settling.settle(
-                conn, [Settlement(j.id, j.lease_token, j.attempts, outcome or Finished()) for j in held]
-            )
-        assert len(done) == len(held)
-
     def end(self, outcome: Outcome | None = None) -> list[int]:
-        """Claim and settle what is available; return their ids."""
-        held = self.claim()
-        self.settle(held, outcome)
-        return [job.id for job in held]
+        return super().end(outcome or Finished())
 
     def state(self, id: int) -> str:
-        return str(self.app.jobs.get(id).state)
+        return self.states([id])[0]
 
 
 @pytest.fixture
@@ -73,10 +53,8 @@ def seam(app: sqlq.App) -> Seam:
 
 def make_old(engine: Engine) -> None:
     """Let what has ended have ended long ago."""
-    ago = f"- {span(engine, 86_400)}"
-    with engine.begin() as conn:
-        conn.execute(text(f"UPDATE finished_jobs SET finished_at = finished_at {ago}"))
-        conn.execute(text(f"UPDATE failed_jobs SET failed_at = failed_at {ago}"))
+    for table, ended in (("finished_jobs", "finished_at"), ("failed_jobs", "failed_at")):
+        execute(engine, f"UPDATE {table} SET {ended} = {ended} - {span(engine, 86_400)}")
 
 
 # -- by facts ------------------------------------------------------------------------------------------------
@@ -86,9 +64,9 @@ def test_a_step_is_unblocked_after_its_last_parent(seam: Seam) -> None:
     parents, step = seam.flow(3)
     held = seam.claim()
     for job in held[:-1]:
-        seam.settle([job])
+        assert seam.settle(job, Finished())
         assert unblock.after(seam.claims, [job.id]) == unblock.Unblocked()
-    seam.settle(held[-1:])
+    assert seam.settle(held[-1:], Finished())
     assert seam.state(step) == "blocked", "a settle writes nothing of it"
     assert unblock.after(seam.claims, parents).free == 1
     assert seam.state(step) == "available"
@@ -99,11 +77,11 @@ def test_a_step_is_unblocked_after_its_last_parent(seam: Seam) -> None:
     ("when", "outcome", "state"),
     [
         ("success", Finished(), "available"),
-        ("success", Failed("error", ERROR), "blocked"),
+        ("success", BOOM, "blocked"),
         ("failure", Finished(), "cancelled"),
-        ("failure", Failed("error", ERROR), "available"),
+        ("failure", BOOM, "available"),
         ("ended", Finished(), "available"),
-        ("ended", Failed("error", ERROR), "available"),
+        ("ended", BOOM, "available"),
     ],
 )
 def test_an_edge_unblocks_or_cancels_by_its_condition(
@@ -138,7 +116,7 @@ def test_one_of_many_concurrent_settles_unblocks_the_step(seam: Seam) -> None:
 
             def end(job: ClaimedJob, together: threading.Barrier = together) -> int:
                 together.wait()
-                seam.settle([job])
+                assert seam.settle(job, Finished())
                 return unblock.after(seam.claims, [job.id]).free
 
             assert sum(pool.map(end, held)) == 1
@@ -148,7 +126,7 @@ def test_one_of_many_concurrent_settles_unblocks_the_step(seam: Seam) -> None:
 
 def test_a_delay_counts_from_the_enqueue(seam: Seam) -> None:
     flow = sqlq.Flow()
-    flow.add(seam.task.new()).then(seam.task.new().set(delay="1h"))
+    flow.add(seam.tasks["send"].new()).then(seam.tasks["send"].new().set(delay="1h"))
     first, second = seam.app.enqueue(flow).jobs
     seam.end()
     unblock.after(seam.claims, [first.id])
@@ -160,7 +138,7 @@ def test_a_delay_counts_from_the_enqueue(seam: Seam) -> None:
 
 def test_more_than_one_statement_takes_are_unblocked(seam: Seam, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unblock, "STEPS_AT_ONCE", 10)
-    flow = sqlq.chain(seam.task.new(), seam.task.map(range(35)), seam.task.new())
+    flow = sqlq.chain(seam.tasks["send"].new(), seam.tasks["send"].map(range(35)), seam.tasks["send"].new())
     done = seam.app.enqueue(flow)
     seam.end()
     assert unblock.after(seam.claims, [done.jobs[0].id]).free == 35
@@ -169,17 +147,14 @@ def test_more_than_one_statement_takes_are_unblocked(seam: Seam, monkeypatch: py
 
 def test_a_cancelled_step_cancels_its_followers(seam: Seam, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unblock, "STEPS_AT_ONCE", 3)
-    flow = sqlq.Flow()
-    first = flow.add(seam.task.new())
-    wide = flow.add(seam.task.map(range(10)), after=[first], when="failure")
-    flow.add(seam.task.new(), after=[wide])
+    flow, step = sqlq.Flow(), seam.tasks["send"]
+    first = flow.add(step.new())
+    wide = flow.add(step.map(range(10)), after=[first], when="failure")
+    flow.add(step.new(), after=[wide])
     done = seam.app.enqueue(flow)
     seam.end()
     assert len(unblock.after(seam.claims, [done.jobs[0].id]).cancelled) == 11
     assert {seam.state(job.id) for job in done.jobs[1:]} == {"cancelled"}
-
-
-# -- nobody waits --------------------------------------------------------------------------------------------
 
 
 @needs("sessions")
@@ -198,7 +173,7 @@ def test_a_completing_step_does_not_block_the_settle_of_others(seam: Seam, engin
     with engine.connect() as conn, in_schema(conn, "public"):
         right = (completing.id, completing.lease_token)
         assert settling.complete(conn, right, Finished())
-        seam.settle([other])
+        assert seam.settle(other, Finished())
         assert unblock.after(seam.claims, [other.id]) == unblock.Unblocked()
         conn.commit()
     assert unblock.after(seam.claims, [completing.id]).free == 1
@@ -206,14 +181,6 @@ def test_a_completing_step_does_not_block_the_settle_of_others(seam: Seam, engin
 
 
 # -- sweeps --------------------------------------------------------------------------------------------------
-
-
-def test_a_recent_sweep_unblocks_steps_of_recently_ended_jobs(seam: Seam) -> None:
-    _, step = seam.flow(2)
-    seam.end()
-    assert unblock.sweep_recent(seam.claims, RECENT_MS).free == 1
-    assert seam.state(step) == "available"
-    assert unblock.sweep_recent(seam.claims, RECENT_MS) == unblock.Unblocked()
 
 
 def test_a_full_sweep_unblocks_old_steps_in_batches(seam: Seam, engine: Engine) -> None:
@@ -252,9 +219,6 @@ def test_the_unblock_service_sweeps_recent_jobs_between_full_sweeps(
     assert seam.state(step) == "available"
 
 
-# -- pruning -------------------------------------------------------------------------------------------------
-
-
 def prune(seam: Seam) -> int:
     with seam.app.database.begin() as conn:
         return operate.prune(conn, older_than_ms=1_000, limit=100)
@@ -263,15 +227,13 @@ def prune(seam: Seam) -> int:
 def test_prune_keeps_the_parents_of_a_live_step(seam: Seam, engine: Engine) -> None:
     parents, step = seam.flow(2)
     seam.end()
-    seam.app.enqueue(seam.task.new())
-    (other,) = seam.claim()
-    seam.settle([other])
+    seam.ended(outcome=Finished())
     make_old(engine)
     assert prune(seam) == 1, "jobs of no flow go as ever"
     unblock.after(seam.claims, parents)
     assert prune(seam) == 0, "the step may still take their results"
     assert seam.app.jobs.delete(parents) == []
-    seam.end(Failed("error", ERROR))
+    seam.end(BOOM)
     make_old(engine)
     assert prune(seam) == 0, "it may be retried"
     assert seam.app.jobs.retry([step]) == [step]
@@ -284,7 +246,7 @@ def test_prune_keeps_the_parents_of_a_live_step(seam: Seam, engine: Engine) -> N
 
 def test_a_flow_stays_as_long_as_one_of_its_jobs(seam: Seam, engine: Engine) -> None:
     parents, _ = seam.flow(1, "ended")
-    seam.end(Failed("error", ERROR))
+    seam.end(BOOM)
     unblock.after(seam.claims, parents)
     seam.end()
     make_old(engine)
