@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
+from sqlq.cli.commands import work
 from sqlq.database.dialect import Driver
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Released
@@ -27,7 +28,19 @@ from sqlq.worker.maintain import services
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.run import executor
 from sqlq.worker.run.lease import Leases
-from tests.kit import claim, claim_size_of, deaths, expire, needs, rescue, settle, span, wait_until, working
+from tests.kit import (
+    claim,
+    claim_size_of,
+    deaths,
+    expire,
+    for_each,
+    needs,
+    rescue,
+    settle,
+    span,
+    wait_until,
+    working,
+)
 
 pytestmark = pytest.mark.each_database
 
@@ -60,6 +73,20 @@ def test_a_worker_serves_a_low_queue_beside_a_full_one(
     worker = app.worker({"high": 1, "low": 1}, concurrency=1, max_jobs=32, ahead="0s")
     worker.run()
     assert min(Counter(ran)["high"], Counter(ran)["low"]) >= 5
+
+
+@for_each(
+    ("given", "queues"),
+    [
+        ((), None),
+        (("high,low",), ["high", "low"]),
+        (("high=3", "low=1"), {"high": 3, "low": 1}),
+        (("high=3, low",), {"high": 3, "low": 1}),
+        (("a=b=2",), {"a=b": 2}),
+    ],
+)
+def test_the_command_line_reads_queues_and_weights(given: tuple[str, ...], queues: Any) -> None:
+    assert work._named_queues(given) == queues
 
 
 @needs("file")

@@ -11,6 +11,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import date
 from pathlib import Path
@@ -274,6 +275,21 @@ def test_a_process_that_stays_keeps_no_session_and_few_jobs(shop: OrderShop, eng
     results = shop.app._connected.results
     assert [results.job_here(jobs[0]), results.job_here(jobs[-1]) is None] == [None, False]
     assert len(shop.app._eagerly.jobs) == REMEMBERED
+
+
+def test_many_threads_commit_on_connections_of_their_own(shop: OrderShop, engine: Engine) -> None:
+    def commit(n: int) -> None:
+        for i in range(25):
+            with engine.connect() as conn:
+                if engine.dialect.name == "sqlite":
+                    conn.exec_driver_sql("BEGIN")
+                shop.app.enqueue(shop.note.new(f"{n} {i}"), session=conn)
+                conn.rollback() if i % 5 == 0 else conn.commit()
+
+    with ThreadPoolExecutor(8) as threads:
+        for _ in threads.map(commit, range(8)):
+            pass
+    assert sorted(shop.done) == sorted(f"{n} {i}" for n in range(8) for i in range(25) if i % 5)
 
 
 def test_eager_of_a_call_comes_before_the_app(shop: OrderShop, session: Session, engine: Engine) -> None:

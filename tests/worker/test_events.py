@@ -333,6 +333,18 @@ def test_events_beyond_the_maximum_are_dropped_and_counted(
     assert len(told) == 4
 
 
+def test_events_come_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "LARGEST_BATCH", 40)
+    app, sizes = sqlq.App("sqlite://"), list[int]()
+    app.on("lost")(lambda batch: sizes.append(len(batch)))
+    for id in range(100):
+        app._events.publish(lost(id))
+    assert app._events.flush(10)
+    assert sum(sizes) == 100
+    assert max(sizes) <= 40
+    assert len(sizes) < 50
+
+
 def test_no_event_is_made_without_listener_and_log_line(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

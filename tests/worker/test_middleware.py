@@ -25,7 +25,7 @@ from sqlq.errors import ConfigurationError, EnqueueError
 from sqlq.testing import drain, inline
 from sqlq.worker.ipc.pipe import packed
 from sqlq.worker.report.reporter import Reporter
-from tests.kit import execute, for_each, handler_of, needs, rescue, wait_until
+from tests.kit import execute, for_each, handler_of, needs, rescue, run_one, wait_until
 from tests.kit.processes import worker_process
 
 SETTING: ContextVar[str] = ContextVar("SETTING", default="unset")
@@ -162,6 +162,22 @@ def test_context_set_by_middleware_reaches_its_handler_alone(app: sqlq.App, kind
 
 class BusyError(Exception):
     pass
+
+
+def test_a_retry_raised_by_middleware_is_the_outcome(app: sqlq.App, kind: str) -> None:
+    @app.middleware
+    def translating(running: sqlq.JobContext) -> Iterator[None]:
+        try:
+            yield
+        except BusyError as error:
+            raise sqlq.Retry("0s") from error
+
+    def busy() -> None:
+        if sqlq.current_job().attempt == 1:
+            raise BusyError("too many requests")
+
+    done = run_one(app, handler_of(kind, busy), fail_on=BusyError)
+    assert (done.state, done.attempts) == ("finished", 2)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
