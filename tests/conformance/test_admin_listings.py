@@ -199,6 +199,7 @@ LOOKS: dict[str, Callable[[Connection], Any]] = {
     ),
     "listing_available": lambda conn: lookup.listing(conn, state=State.AVAILABLE, limit=20, within=1_000),
     "listing_running": lambda conn: lookup.listing(conn, state=State.RUNNING, limit=20, within=1_000),
+    "counts_batch": lambda conn: lookup.counts(conn, lookup.Selection(batch="import-42")),
     "failures": lambda conn: failures.grouped(conn, lookup.Selection()),
     "reserved": workers.reserved,
     "stuck": lambda conn: health.stuck(conn, longer_than_ms=1_000),
@@ -262,6 +263,16 @@ def test_sqlite_reads_by_indexes(crowded: sqlq.App) -> None:
                 plan = [row[3] for row in conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)]
                 scans = [step for step in plan if re.match(r"SCAN main\.(jobs|\w+_jobs)$", step)]
                 assert not scans or "LIMIT" in statement, f"{name}: {plan}"
+
+
+@needs("file")
+def test_a_probe_steps_over_all_jobs_of_an_error(app: sqlq.App) -> None:
+    with app.database.read() as conn:
+        with received(conn) as sent:
+            failed_rows.groups(conn, lookup.Selection())
+        plan = str([conn.exec_driver_sql(f"EXPLAIN QUERY PLAN {said}", given).all() for said, given in sent])
+    for place in ("queue=? AND task=? AND fingerprint<?", "queue=? AND task<?", "queue<?"):
+        assert f"failed_jobs_error ({place})" in plan
 
 
 # -- failed jobs, where there are many -----------------------------------------------------------------------

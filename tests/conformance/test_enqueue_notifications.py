@@ -69,6 +69,18 @@ def test_a_rollback_sends_no_notification(
     assert listener.hears_no_more()
 
 
+def test_a_long_transaction_of_a_driver_is_watched_for_a_limited_time(
+    app: sqlq.App, send: Any, listener: Listener, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "WATCH_SECONDS", 0.0)
+    with MODES["postgresql"]["psycopg"](database_url) as caller:
+        caller.enqueue(app, send.new(1))
+        sent: Any = app._connected.enqueuer
+        wait_until(lambda: not sent._notifier._watched, what="an end of looking")
+        caller.commit()
+        assert listener.hears_no_more()
+
+
 def test_the_insert_of_a_lone_job_sends_its_notification(
     app: sqlq.App, send: Any, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,8 @@ import asyncio
 import gc
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,6 +94,21 @@ def test_a_handle_of_a_rollback_names_no_other_job(app: sqlq.App, task: Any, cal
     drain(app)
     refuses(app, stale)
     serves(app, mine, 14)
+
+
+def test_a_handle_of_another_databases_rollback_names_no_job(
+    app: sqlq.App, task: Any, tmp_path: Path
+) -> None:
+    """The session's database decides whether ids are used again, not the App's."""
+    app.enqueue(task.new(1))
+    with closing(sqlq.App(f"sqlite:///{tmp_path}/other.db")) as other:
+        other.migrate()
+        with Session(other.database.engine) as session:
+            with pytest.warns(RuntimeWarning, match="they will not see them"):
+                stale = app.enqueue(task.new(2), session=session)
+            session.rollback()
+    with pytest.raises(JobNotFoundError):
+        app.jobs.get(stale)
 
 
 @common_sessions
