@@ -10,13 +10,22 @@ import subprocess
 import sys
 
 import pytest
-from sqlalchemy import make_url, text
+from sqlalchemy import make_url
 
 import sqlq
 from sqlq.cli import STAYING, main
 from sqlq.cli.root import sqlq as command_line
-from tests.kit import for_each, needs
+from tests.kit import needs
 from tests.kit.command import Command
+
+COMMANDS = [
+    *("init", "migrate", "work", "enqueue"),
+    *("status", "jobs", "show", "why", "failed"),
+    *("retry", "cancel", "reschedule", "change", "delete", "replay", "prune"),
+    *("queues", "workers", "flows", "limits", "schedules"),
+    *("web", "audit", "keys", "grants", "doctor", "health", "metrics", "demo"),
+]
+"""Each command, in the order of the help."""
 
 # -- help ----------------------------------------------------------------------------------------------------
 
@@ -36,64 +45,14 @@ finally:
         [sys.executable, "-c", program], env=bare.environment, capture_output=True, text=True, check=True
     )
     assert done.stderr.strip() == "[]"
-    assert re.findall(r"^  (\w+)  ", done.stdout.split("Commands:")[1], re.MULTILINE) == [
-        "init",
-        "migrate",
-        "work",
-        "enqueue",
-        "status",
-        "jobs",
-        "show",
-        "why",
-        "failed",
-        "retry",
-        "cancel",
-        "reschedule",
-        "change",
-        "delete",
-        "replay",
-        "prune",
-        "queues",
-        "workers",
-        "flows",
-        "limits",
-        "schedules",
-        "web",
-        "audit",
-        "keys",
-        "grants",
-        "doctor",
-        "health",
-        "metrics",
-        "demo",
-    ], "this list has each command, in the order of the help"
+    assert re.findall(r"^  (\w+)  ", done.stdout.split("Commands:")[1], re.MULTILINE) == COMMANDS
     for name in ("SQLQ_DATABASE_URL", "SQLQ_APP", "sqlite:///sqlq.db"):
         assert name in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 100
-
-
-@for_each(
-    "command",
-    [
-        "migrate",
-        "work",
-        "enqueue",
-        "status",
-        "jobs",
-        "show",
-        "why",
-        "failed",
-        "demo",
-        "retry",
-        "queues pause",
-        "schedules add",
-    ],
-)
-def test_every_command_has_help(bare: Command, command: str) -> None:
-    assert bare.ok(*command.split(), "--help").startswith(f"Usage: sqlq {command} ")
-
-
-def test_version(bare: Command) -> None:
+    for group in ([], ["schedules"]):
+        commands = bare.ok(*group, "--help", env={"COLUMNS": "80"}).split("Commands:")[1]
+        assert "..." not in commands
+        assert max(map(len, commands.splitlines())) <= 80
     assert bare.ok("--version").strip() == f"sqlq, version {sqlq.__version__}"
 
 
@@ -112,35 +71,6 @@ def test_migrate_prints_sql_that_makes_the_tables_and_connects_to_nothing(bare: 
     assert "CREATE TABLE shop_jobs.jobs" in bare.ok(
         "-d", "postgresql://nobody@nowhere.invalid/none", "migrate", "--sql", env={"SQLQ_SCHEMA": "shop_jobs"}
     )
-
-
-def test_newer_tables_are_used_unless_they_are_too_new(sqlq_: Command, app: sqlq.App) -> None:
-    """A pod of the release before that starts again after `sqlq migrate` of the new one."""
-
-    def change(columns: str) -> None:
-        with app.database.begin() as conn:
-            conn.execute(
-                text(
-                    f"UPDATE {app.database.schema + '.' if app.database.schema else ''}sqlq_version SET "
-                    f"{columns}"
-                )
-            )
-
-    change("version_num = '0098'")
-    assert sqlq_("migrate", "--check").code == 0
-    assert "at revision 0098, newer than the" in sqlq_.ok("migrate")
-    assert "which works with them" in sqlq_.shop("work", "--drain").err
-    change("version_num = '0099', oldest_code = '0098'")
-    for command in (
-        ["migrate"],
-        ["migrate", "--check"],
-        ["work", "--drain"],
-        ["enqueue", "shop.send", "7"],
-        ["status"],
-    ):
-        done = sqlq_.shop(*command)
-        assert done.code == 1
-        assert "install the newer sqlq here" in done.out + done.err
 
 
 # -- where the database is -----------------------------------------------------------------------------------
@@ -213,13 +143,6 @@ def test_ctrl_c_in_the_middle_of_an_import_is_quiet(bare: Command, module: str) 
     assert (done.code, done.out, done.err.strip()) == (130, "", "")
 
 
-def test_the_list_of_commands_fits_a_terminal(bare: Command) -> None:
-    for group in ([], ["schedules"]):
-        commands = bare.ok(*group, "--help", env={"COLUMNS": "80"}).split("Commands:")[1]
-        assert "..." not in commands
-        assert max(map(len, commands.splitlines())) <= 80
-
-
 def test_a_command_leaves_no_log_of_sqlite_behind(bare: Command) -> None:
     """The process ends without looking through its memory, so it has to close what is open."""
     for command in ("migrate", "status"):
@@ -244,3 +167,21 @@ def test_only_long_running_commands_collect_garbage(
         gc.set_threshold(*before)
     assert seen == [threshold]
     assert command_line.commands.keys() >= STAYING
+
+
+def test_the_demo_needs_nothing_and_leaves_nothing(bare: Command) -> None:
+    elsewhere = bare.directory / "temporary"
+    elsewhere.mkdir()
+    before = sorted(bare.directory.iterdir())
+    away = "postgresql://nobody@nowhere.invalid/none"
+    output = bare.ok("demo", env={"TMPDIR": str(elsewhere), "SQLQ_DATABASE_URL": away})
+    assert "40 transactions committed an order each" in output
+    assert "one more order and its job were rolled back: 40 orders and 40 jobs are there" in output
+    assert re.search(r"demo.charge_card .*attempt 1 of 5\) failed .*TimeoutError", output)
+    assert re.search(r"demo.charge_card .*attempt 2 of 5\) finished", output)
+    assert re.search(r"demo.ship_abroad .*attempt 2 of 2\) failed for good", output)
+    assert "1 failed, 41 finished" in output
+    assert re.search(r"^default( +0){4} +1 +- +no worker$", output, re.MULTILINE), "as sqlq status has it"
+    assert len(output.splitlines()) <= 60
+    assert sorted(bare.directory.iterdir()) == before
+    assert list(elsewhere.iterdir()) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -63,13 +62,21 @@ def test_a_signal_pauses_a_worker_and_replacements_of_its_children(
 
 
 @needs("cheap")
-def test_a_paused_worker_stops_at_a_signal(sqlq_: Command, becomes: Callable[..., None]) -> None:
-    with sqlq_.working() as worker:
-        becomes("idle")
-        worker.send_signal(signal.SIGUSR2)
-        becomes("paused")
+def test_a_job_that_runs_is_cancelled_by_force_and_its_worker_goes_on(sqlq_: Command, app: sqlq.App) -> None:
+    id = sqlq_.shop("enqueue", "wait", "a", "--json").json()["id"]
+    with sqlq_.working("-c", "1") as worker:
+        sqlq_.wait_for("a.started")
+        (found,) = sqlq_("workers", "--json").json()
+        assert found["pid"] != worker.pid, "that is the supervisor"
+        assert [(job["id"], job["task"], job["queue"]) for job in found["jobs"]] == [(id, "wait", "default")]
+        assert sqlq_.ok("cancel", str(id), "--force") == f"cancelled 1 job: {id}\n"
+        sqlq_.touch("a.go")
+        next_id = sqlq_.enqueue("shop.send", "7")
+        wait_until(lambda: app.jobs.get(next_id).state == "finished", timeout=60, what="the next job")
         worker.terminate()
-        assert worker.wait(30) == 0
+        assert worker.wait(60) == 0
+    assert app.jobs.get(id).state == "cancelled"
+    assert "silent" not in sqlq_.ok("workers")
 
 
 def test_workers_pause_resume_restart_and_stop_by_command(
@@ -173,21 +180,6 @@ def test_a_worker_that_is_replaced_meanwhile_can_be_stopped(
 
 
 @needs("cheap")
-def test_errors_at_start_are_json_under_a_log_of_json(sqlq_: Command) -> None:
-    (sqlq_.directory / "shop.py").write_text("import nowhere")
-    for options, code, said in (
-        ([], 1, "the App's module 'shop' cannot be imported: ModuleNotFoundError"),
-        (["--max-rss", "much"], 2, "--max-rss is 'much'"),
-        (["--health-file", "nowhere/alive"], 1, "--health-file nowhere/alive: No such file"),
-    ):
-        done = sqlq_.shop("work", "--log-format", "json", *options)
-        assert done.code == code
-        (line,) = map(json.loads, done.err.splitlines())
-        assert said in line["message"]
-        assert (line["level"], line["event"]) == ("error", "start_failed")
-
-
-@needs("cheap")
 def test_an_idle_worker_exits_after_max_idle(sqlq_: Command, app: sqlq.App) -> None:
     done = sqlq_.enqueue("shop.send", "7")
     with sqlq_.working("--max-idle", "1s") as worker:
@@ -211,14 +203,6 @@ def test_a_worker_process_that_has_grown_is_replaced_after_its_jobs(sqlq_: Comma
         said = r"ends \(it has \d+ MB in use, more than 400 MB\); another takes its place"
         wait_until(lambda: re.search(said, sqlq_.log()), what="the process replaced")
     assert (app.jobs.get(grown).state, app.jobs.get(next_one).state) == (State.FINISHED, State.FINISHED)
-
-
-@needs("cheap")
-def test_a_bound_below_the_size_of_a_worker_process_is_reported_in_one_sentence(sqlq_: Command) -> None:
-    done = sqlq_.shop("work", "--max-rss", "1MB")
-    assert done.code == 2
-    assert "--max-rss is 1 MB: this process has " in done.err
-    assert "give more than that, and room for what jobs need" in done.err
 
 
 @needs("cheap")

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.command import Command, Done, obey_permissions
+from tests.kit.command import Command, obey_permissions
 from tests.kit.preloaded import DJANGO, preloaded
 
 FLASK = "from flask import Flask\n\nweb = Flask(__name__)\n"
 KINDS: dict[str, tuple[Mapping[str, str], str, str]] = {
     "an empty folder": ({}, "plain Python", "tasks:app"),
-    "a module": ({"shop.py": "x = 1\n", "README.md": "shop\n"}, "plain Python", "tasks:app"),
     "an App of another library": (
         {"bot.py": "from slack_bolt import App\n\napp = App()\n"},
         *("plain Python", "tasks:app"),
@@ -36,7 +35,6 @@ KINDS: dict[str, tuple[Mapping[str, str], str, str]] = {
         {"pyproject.toml": '[project]\nname = "x"\nversion = "1"\ndependencies = ["fastapi>=0.100"]\n'},
         *("FastAPI", "tasks:queue"),
     ),
-    "FastAPI in requirements": ({"requirements.txt": "FastAPI\nhttpx\n"}, "FastAPI", "tasks:queue"),
 }
 
 
@@ -112,61 +110,11 @@ def test_init_in_a_project_of_django(project: Command) -> None:
     assert "OK" in said
 
 
-def refused(done: Done) -> str:
-    assert done.code == 1, done
-    (line,) = done.err.splitlines()
-    assert line.startswith("sqlq: ")
-    return line.removeprefix("sqlq: ")
-
-
-REFUSED: dict[str, tuple[Mapping[str, str], str]] = {
-    "foreign": (
-        {"package.json": "{}"},
-        "holds no Python project: run init where pyproject.toml or manage.py",
-    ),
-    "there already": ({"tasks.py": "x = 1\n"}, "tasks.py is there already, and init overwrites nothing"),
-    "a test there already": ({"test_tasks.py": ""}, "test_tasks.py is there already"),
-    "with the table": (
-        {"pyproject.toml": '[tool.sqlq]\napp = "a:b"\n'},
-        "pyproject.toml has [tool.sqlq] already",
-    ),
-    "no TOML": ({"pyproject.toml": "[project\n"}, "this project cannot be read: "),
-    "Django without an app": ({"manage.py": ""}, "this Django project has no app yet"),
-}
-
-
-@pytest.mark.parametrize("folder", REFUSED)
-def test_init_refuses_in_a_sentence_and_writes_nothing(project: Command, folder: str) -> None:
-    files, sentence = REFUSED[folder]
-    make(project, files)
-    said = refused(project("init", "--yes"))
-    assert sentence in said
-    assert said.endswith("nothing was written") or "cannot be read" in said
-    assert not project("init").out, "only the sentence"
-    assert contents(project.directory) == files
-
-
 def test_init_ignores_a_dangling_symlink_when_an_editor_locks_a_file(project: Command) -> None:
     make(project, {"shop/__init__.py": ""})
     for folder in (project.directory, project.directory / "shop"):
         (folder / ".#tasks.py").symlink_to("me@localhost.1234:1")
     assert project.ok("init", "--yes").startswith("a project of plain Python\n")
-
-
-def test_init_twice_is_reported_in_one_sentence(project: Command) -> None:
-    project.ok("init", "--yes")
-    before = contents(project.directory)
-    assert refused(project("init", "--yes")) == (
-        f"{project.directory}/pyproject.toml has [tool.sqlq] already: nothing was written"
-    )
-    assert contents(project.directory) == before
-
-
-def test_init_without_a_terminal_shows_its_changes_and_writes_nothing(project: Command) -> None:
-    done = project("init")
-    assert refused(done) == "nobody is here to confirm: write this; nothing was done; --yes goes without"
-    assert "tasks.py:\n    import sqlq\n" in done.out
-    assert contents(project.directory) == {}
 
 
 @pytest.mark.parametrize("made", [(), ("pyproject.toml",)], ids=["a folder", "a file"])
@@ -189,6 +137,8 @@ def test_init_without_rights_writes_nothing(project: Command, made: tuple[str, .
     finally:
         for each in locked:
             each.chmod(0o755)
-    said = refused(Done(done.returncode, done.stdout, done.stderr))
+    assert done.returncode == 1
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("sqlq: ")
     assert "Permission denied: " in said
     assert contents(project.directory) == before

@@ -15,10 +15,8 @@ from sqlalchemy import Engine, NullPool, create_engine, text
 
 import sqlq
 from sqlq.model.outcome import ErrorText, Failed
-from sqlq.store import health
-from sqlq.store.jobs import failed
 from sqlq.testing import drain
-from tests.kit import claim, needs
+from tests.kit import needs, wait_until
 from tests.kit.command import Command, Console, obey_permissions
 
 AGO = r"(?:\d+ s ago|just now)"
@@ -82,94 +80,82 @@ def test_a_narrow_terminal_folds_what_does_not_fit(console: Console, monkeypatch
     assert f"retry {id}" in console("show", str(id)).partition("\nnext\n")[2], "whole, however long"
 
 
-# -- show ----------------------------------------------------------------------------------------------------
+# -- history -------------------------------------------------------------------------------------------------
+
+MOMENT = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d"
+SPAN = r"[\d.]+ m?s"
+
+ODD = """
+import os
+from pathlib import Path
+
+import sqlq
+
+app = sqlq.App()
+
+@app.task(max_attempts=5, backoff="10ms")
+def odd() -> str:
+    job = sqlq.current_job()
+    if job.attempt == 1:
+        raise ValueError("no van\\nat all")
+    if job.attempt == 2:
+        os._exit(9)
+    if not Path("snoozed").exists():
+        Path("snoozed").touch()
+        raise sqlq.Snooze("10ms")
+    if not Path("mended").exists():
+        raise sqlq.Retry("0s") if job.attempt < 5 else LookupError("no box")
+    return "sent"
+"""
 
 
-def test_failed_jobs_counted_by_error(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert console("failed") == "no failed jobs\n"
-    _, newest = console.end(BOOM), console.end(BOOM)
-    other = console.end(Failed("error", ErrorText("LookupError", "no van")))
-    header, first, second = console("failed").splitlines()
-    assert header.split() == ["number", "first", "last", "task", "newest", "fingerprint", "error"]
-    row = r" +{}  \S.*\S  +\S.*\S +shop\.send +{}  ([0-9a-f]{{12}})  {}"
-    assert re.fullmatch(row.format(2, newest, "ValueError: no box"), first)
-    assert re.fullmatch(row.format(1, other, "LookupError: no van"), second)
-    listed = console.json("failed", "-n", "1")
-    (error,) = listed["errors"]
-    told = {"task": "shop.send", "error": "ValueError: no box", "number": 2, "newest": newest}
-    assert told.items() <= error.items()
-    assert not listed["capped"]
-    assert "and 1 other error; --limit N shows more" in console("failed", "-n", "1")
-    monkeypatch.setattr(failed, "ROWS", -1)
-    assert console("failed", "--queue", "default").count("about ") == 2
-    listed = console.json("failed")
-    assert sorted(each["estimated"] for each in listed["errors"]) == [["number"], ["number"]]
-    (queue,) = console.json("status")["queues"]
-    assert queue["estimated"] == ["failed"]
-    monkeypatch.setattr(failed, "KEYS", 1)
-    assert "and more errors" in console("failed")
-    assert console.json("failed")["capped"]
+def test_show_prints_every_attempt_of_a_jobs_history(sqlq_: Command, app: sqlq.App) -> None:
+    """Attempts fail, kill their process and snooze. Then the job fails for good, an operator retries it, and
+    it finishes."""
+    (sqlq_.directory / "odd.py").write_text(ODD)
+    id: int = sqlq_("-a", "odd:app", "enqueue", "odd.odd", "--json").json()["id"]
 
+    def work() -> str:
+        assert sqlq_("-a", "odd:app", "work", "--drain").code == 0
+        return app.jobs.get(id).state
 
-# -- status, workers -----------------------------------------------------------------------------------------
-
-
-def test_status_marks_counts_that_ended_early(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
-    for _ in range(3):
-        console.enqueue()
-    monkeypatch.setattr(health, "COUNT_LIMIT", 2)
-    said = console("status")
-    (row,) = [line for line in said.splitlines() if line.startswith("default ")]
-    assert row.split()[:3] == ["default", "2+", "0"], said
-    (queue,) = console.json("status")["queues"]
-    assert (queue["available"], queue["capped"]) == (2, ["available"])
-    (queue,) = console.json("status", "--exact")["queues"]
-    assert (queue["available"], queue["capped"]) == (3, [])
-
-
-def test_workers_shows_a_line_for_each_job_the_longest_held_first(console: Console) -> None:
-    console.serve(slots=8)
-    ids = [console.enqueue() for _ in range(12)]
-    first = claim(console.app, "w", 1)[0].id
-    claim(console.app, "w", 20)
-    _, row, _, name, _, *claimed = console("workers").splitlines()
-    assert re.fullmatch(rf"box pid 7  busy   all     8      12    {AGO} +1", row)
-    assert name == "box pid 7"
-    assert re.fullmatch(rf" *{first}  shop\.send  default  {AGO}", claimed[0])
-    assert len(claimed) == 10
-    assert len(console.json("workers")[0]["jobs"]) == len(ids)
-
-
-@needs("cheap")
-def test_workers_on_a_narrow_terminal(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
-    console.serve()
-    id = console.enqueue()
-    claim(console.app, "w", 1)
-    monkeypatch.setenv("COLUMNS", "50")
-    lines = console("workers").splitlines()
-    assert lines[-1].split()[0] == str(id)
-    assert max(map(len, lines)) <= 50
+    wait_until(lambda: work() == "failed")
+    assert sqlq_.ok("retry", str(id))
+    sqlq_.touch("mended")
+    # its first attempts are as odd again
+    wait_until(lambda: work() == "finished")
+    outcomes = [line.outcome for line in app.jobs.get(id).history]
+    assert outcomes == [
+        *("failed", "lost", "snoozed", "failed", "failed", "failed", "put_back"),
+        *("failed", "lost", "finished"),
+    ]
+    said = sqlq_.ok("show", str(id))
+    _, heading, story = said.partition("\nhistory\n")
+    assert heading, said
+    on = rf"\(after {SPAN}, on \S+ pid \d+\)"
+    expected = [
+        rf"    1  {MOMENT}  failed: ValueError: no van {on}\n",
+        rf"    2  {MOMENT}  lost: sqlq\.errors\.WorkerLostError: .* \(after {SPAN}, on worker ",
+        rf"    3  {MOMENT}  snoozed {on}\n",
+        rf"    5  {MOMENT}  failed: LookupError: no box ",
+        rf"    –  {MOMENT}  put back\n",
+        rf"    3  {MOMENT}  finished \(after {SPAN}, on ",
+    ]
+    places = [re.search(line, story) for line in expected]
+    assert all(places), story
+    starts = [place.start() for place in places if place]
+    assert starts == sorted(starts)
+    found = sqlq_("show", str(id), "--json").json()["history"]
+    assert [line["outcome"] for line in found] == outcomes
 
 
 # -- those who may only look ---------------------------------------------------------------------------------
 
 
-def looking(id: int) -> list[tuple[str, ...]]:
-    return [
-        ("status",),
-        ("status", "--exact"),
-        ("jobs",),
-        ("jobs", "--state", "failed"),
-        ("show", str(id)),
-        ("why", str(id)),
-        ("workers", "--all"),
-        ("schedules",),
-        ("jobs", "--state", "failed"),
-        ("failed",),
-        ("show", str(id)),
-        ("doctor",),
-        ("migrate", "--check"),
-    ]
+LOOKS = (
+    *("status", "status --exact", "jobs", "jobs --state failed", "show {id}", "why {id}", "workers --all"),
+    *("schedules", "failed", "doctor", "migrate --check"),
+)
 
 
 @pytest.mark.variants
@@ -198,13 +184,14 @@ def test_commands_read_a_read_only_file(console: Console, tmp_path: Path, journa
         "by its URL": ("-d", f"sqlite:///file:{file}?mode=ro&uri=true"),
         "by the App's engine": ("-a", "shop:app"),
     }[way]
+    looks = [each.format(id=id).split() for each in LOOKS]
     script = (
         "import sys\nfrom sqlq.cli.context import Context\nfrom sqlq.cli.root import sqlq\n"
-        f"for arguments in {looking(id)!r}:\n"
+        f"for arguments in {looks!r}:\n"
         "    try:\n"
         f"        sqlq.main([*{which!r}, *arguments], standalone_mode=False, obj=Context())\n"
         "    except SystemExit as ended:\n"
-        "        if ended.code and arguments != ('doctor',): raise\n"
+        "        if ended.code and arguments != ['doctor']: raise\n"
     )
     file.chmod(0o444)
     done = subprocess.run(
@@ -220,6 +207,13 @@ def test_commands_read_a_read_only_file(console: Console, tmp_path: Path, journa
     assert f"job {id}: failed" in done.stdout
     if way == "by its permissions":
         assert "may only be read" in done.stdout
+
+
+@needs("file")
+def test_a_file_that_may_not_be_written_is_reported_in_one_sentence(bare: Command, engine: Engine) -> None:
+    read_only = f"sqlite:///file:{engine.url.database}?mode=ro&uri=true"
+    said = bare("-d", read_only, "queues", "pause", "mail").sentence()
+    assert "attempt to write a readonly database; make the file, and its directory, ones that you may" in said
 
 
 # -- where it is shown ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from sqlq.events import JobEvent
 from sqlq.model.job import ClaimedJob
 from sqlq.worker.report import reporter
 
+ROOT, SQLQ, WORKER = (logging.getLogger(name) for name in (None, "sqlq", "sqlq.worker"))
 NAMES = [
     ("shop.send", "mail"),
     ('a "quoted"\ntask', "queue\r\nwith\\backslashes"),
@@ -52,70 +53,41 @@ def test_the_line_of_a_finished_job_equals_that_of_a_log_record(
     assert line == form.format(record)
 
 
-WAYS: dict[str, Callable[[], Callable[[], object]]] = {}
+class Own(logging.LogRecord):
+    pass
 
 
-def way(change: Callable[[], Callable[[], object]]) -> Callable[[], Callable[[], object]]:
-    WAYS[change.__name__] = change
-    return change
+def seen(self: logging.Logger, record: logging.LogRecord) -> None: ...
 
 
-@way
-def a_handler_beside() -> Callable[[], object]:
-    handler = logging.NullHandler()
-    logging.getLogger().addHandler(handler)
-    return lambda: logging.getLogger().removeHandler(handler)
+NULL, FILTER = logging.NullHandler(), OfJob()
+CHANGES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
+    "a handler beside": (lambda: ROOT.addHandler(NULL), lambda: ROOT.removeHandler(NULL)),
+    "a handler of sqlq": (lambda: SQLQ.addHandler(NULL), lambda: SQLQ.removeHandler(NULL)),
+    "a filter of the logger": (lambda: WORKER.addFilter(FILTER), lambda: WORKER.removeFilter(FILTER)),
+    "a filter of the handler": (
+        lambda: ROOT.handlers[0].addFilter(FILTER),
+        lambda: ROOT.handlers[0].removeFilter(FILTER),
+    ),
+    "records of another kind": (
+        lambda: logging.setLogRecordFactory(Own),
+        lambda: logging.setLogRecordFactory(logging.LogRecord),
+    ),
+}
+"""What somebody does to logging, and what takes it back."""
 
 
-@way
-def a_handler_of_sqlq() -> Callable[[], object]:
-    handler = logging.NullHandler()
-    logging.getLogger("sqlq").addHandler(handler)
-    return lambda: logging.getLogger("sqlq").removeHandler(handler)
-
-
-@way
-def a_filter_of_the_logger() -> Callable[[], object]:
-    logging.getLogger("sqlq.worker").addFilter(OfJob())
-    return logging.getLogger("sqlq.worker").filters.clear
-
-
-@way
-def a_filter_of_the_handler() -> Callable[[], object]:
-    (handler,) = logging.getLogger().handlers
-    handler.addFilter(seen := OfJob())
-    return lambda: handler.removeFilter(seen)
-
-
-@way
-def records_of_another_kind() -> Callable[[], object]:
-    class Own(logging.LogRecord):
-        pass
-
-    logging.setLogRecordFactory(Own)
-    return lambda: logging.setLogRecordFactory(logging.LogRecord)
-
-
-@way
-def a_function_in_place_of_loggings() -> Callable[[], object]:
-    before = logging.Logger.callHandlers
-
-    def seen(self: logging.Logger, record: logging.LogRecord) -> None:
-        before(self, record)
-
-    logging.Logger.callHandlers = seen  # type: ignore[method-assign]
-    return lambda: setattr(logging.Logger, "callHandlers", before)
-
-
-@pytest.mark.parametrize("change", WAYS.values(), ids=WAYS)
-def test_a_changed_logging_setup_gets_records(
-    change: Callable[[], Callable[[], object]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(logging.getLogger(), "handlers", [handler := Stderr(Lines())])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_logging_setup_gets_records(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ROOT, "handlers", [handler := Stderr(Lines())])
     assert reporter.lines_of_finished() == handler.finished
-    undo = change()
+    do, undo = CHANGES[change]
+    do()
     try:
         assert reporter.lines_of_finished() is None
     finally:
         undo()
     assert reporter.lines_of_finished() == handler.finished
+    with monkeypatch.context() as patch:
+        patch.setattr("logging.Logger.callHandlers", seen)
+        assert reporter.lines_of_finished() is None

@@ -17,10 +17,10 @@ from sqlalchemy import Engine, text
 import sqlq
 from sqlq.cli.terminal.logs import JsonLines, Lines, Stderr
 from sqlq.config.constants import ERROR_BYTES
-from sqlq.worker.attempt.context import current_job
 from sqlq.worker.report import reporter
 from tests.kit import needs, wait_until
 from tests.kit.command import Command
+from tests.kit.preloaded import Forked, preloaded
 
 pytestmark = needs("cheap")
 
@@ -43,13 +43,6 @@ async def later(n):
 def alone(n):
     log.info("alone %s", n)
 
-@app.task(name="large", max_attempts=1)
-def large():
-    try:
-        raise ValueError("x" * 5_000_000)
-    except ValueError as error:
-        log.error("large: %s", error)
-        raise
 """
 
 
@@ -79,17 +72,24 @@ def test_a_handlers_own_lines_appear_with_logger_and_job(chatty: Chatty) -> None
     assert "starts" not in said
 
 
+READING = """
+import json, sqlq
+app = sqlq.App()
+@app.task(name="read")
+def read(text):
+    return json.loads(text)
+"""
+
+
 @pytest.mark.parametrize(("options", "is_whole"), [((), False), (("--log-level", "debug"), True)])
 def test_a_failed_attempt_names_the_line_of_the_handler(
     sqlq_: Command, options: tuple[str, ...], is_whole: bool
 ) -> None:
-    program = ["import json, sqlq", "app = sqlq.App()", "@app.task(name='read')", "def read(text):"]
-    program += ["    return json.loads(text)"]
-    (sqlq_.directory / "reading.py").write_text("\n".join(program))
+    (sqlq_.directory / "reading.py").write_text(READING)
     sqlq_.ok("enqueue", "-a", "reading:app", "read", "nothing")
     said = sqlq_("work", "--drain", "-a", "reading:app", *options).err
     (line,) = (line for line in said.splitlines() if "next attempt in" in line)
-    assert f"(char 0), at {sqlq_.directory.name}/reading.py:5), next attempt in" in line
+    assert f"(char 0), at {sqlq_.directory.name}/reading.py:6), next attempt in" in line
     assert ("Traceback (most recent call last)" in said) is is_whole
 
 
@@ -147,10 +147,6 @@ def test_no_field_of_a_record_breaks_its_line(sqlq_: Command) -> None:
         assert "[[...]]" in json.dumps(events[-1])
 
 
-def test_the_log_level_holds_for_lines_of_handlers(chatty: Chatty) -> None:
-    assert chatty.log("", "--log-level", "warning", jobs=(("plain", "1"), ("alone", "2"))) == ""
-
-
 @pytest.mark.variants
 @pytest.mark.parametrize(
     "set_up",
@@ -172,10 +168,6 @@ def test_logging_configured_by_the_app_module_formats_all_lines(chatty: Chatty, 
     assert "stopped: 2 finished" in lines[-1], "the supervisor does not import the App"
 
 
-def test_an_error_of_many_megabytes_is_cut(chatty: Chatty) -> None:
-    assert len(chatty.log("", jobs=(("large",),))) < 6 * ERROR_BYTES
-
-
 def test_formatters_cut_tracebacks_and_messages(app: sqlq.App) -> None:
     try:
         raise ValueError("y" * 5_000_000)
@@ -186,26 +178,6 @@ def test_formatters_cut_tracebacks_and_messages(app: sqlq.App) -> None:
         text = form.format(record)
         assert len(text) < 3 * ERROR_BYTES
         assert "... cut ..." in text
-
-
-def test_a_thread_has_no_current_job_between_jobs(app: sqlq.App) -> None:
-    seen: list[Any] = []
-
-    @app.task(name="looks")
-    def looks() -> None:
-        seen.append(sqlq.current_job().id)
-
-    app.enqueue(looks.new())
-    worker = app.worker(drain=True)
-    settle = worker._executors._done
-
-    def done(job: Any, outcome: Any) -> None:
-        seen.append(current_job(None))
-        settle(job, outcome)
-
-    worker._executors._done = done
-    worker.run()
-    assert seen == [1, None]
 
 
 def test_no_record_is_made_when_only_sqlqs_handler_listens(
@@ -266,14 +238,9 @@ def enqueue(app: sqlq.App, task: str, count: int, **options: Any) -> None:
     app.enqueue_many([app.task(name=task, **options)(lambda: None).new()] * count)
 
 
-def working(run: Command, *options: str, stderr: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "sqlq", "work", *options],
-        cwd=run.directory,
-        env=run.environment,
-        stderr=stderr,
-        start_new_session=True,
-    )
+def working(run: Command, *options: str, stderr: Any) -> Forked:
+    args = ["work", *options]
+    return preloaded().start(args, run.directory, run.environment, stderr, stderr, new_session=True)
 
 
 @pytest.mark.integration

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,7 +14,7 @@ from sqlalchemy import make_url
 from tests.kit import let_pass, needs, wait_until
 from tests.kit.command import Command
 from tests.kit.databases import fresh_database
-from tests.kit.mariadb import MariaDB, OwnMariaDB, found
+from tests.kit.mariadb import MariaDB, OwnMariaDB
 
 Account = Callable[[str], str]
 
@@ -120,19 +119,6 @@ def test_a_replica_that_is_read_only_is_reported_in_one_sentence(
 
 
 @needs("mariadb")
-def test_tables_that_others_changed_are_found(bare: Command, database_url: str, mariadb: MariaDB) -> None:
-    database = make_url(database_url).database
-    mariadb.administer(f"ALTER TABLE {database}.sqlq_edges ENGINE = MyISAM")
-    mariadb.administer(
-        f"ALTER TABLE {database}.sqlq_limits CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
-    )
-    done = bare("-d", database_url, "doctor")
-    assert done.code == 1
-    assert "the table sqlq_edges is MyISAM's, which has no transactions" in done.out
-    assert "the table sqlq_limits has text in utf8mb4_bin" in done.out
-
-
-@needs("mariadb")
 def test_sessions_that_the_server_ends_soon_are_not_missed(
     sqlq_: Command, database_url: str, mariadb: MariaDB
 ) -> None:
@@ -198,16 +184,3 @@ def test_a_migration_whose_server_dies_goes_on(bare: Command, restartable_mariad
         bare.ok("-d", url, "migrate", "--down", "base", "--force")
         bare.ok("-d", url, "migrate")
         bare.ok("-d", url, "--app", "shop:app", "enqueue", "shop.send", "7")
-
-
-@needs("mariadb")
-def test_a_job_that_the_client_inserts_is_run(sqlq_: Command, database_url: str) -> None:
-    url = make_url(database_url)
-    subprocess.run(
-        [found("mariadb"), "--no-defaults", "-h", str(url.host), "-P", str(url.port), "-u", str(url.username),
-         str(url.database), "-e",
-         """INSERT INTO jobs (queue, task, payload) VALUES ('mail', 'shop.send', '{"args": [7]}')"""],
-        check=True,
-    )  # fmt: skip
-    sqlq_.work()
-    assert finished(sqlq_)

@@ -80,29 +80,6 @@ def test_commands_leave_out_what_the_environment_names(
 
 # -- pyproject.toml ------------------------------------------------------------------------------------------
 
-
-def test_pyproject_names_app_and_database_from_a_directory_below(tmp_path: Path) -> None:
-    run = Command(tmp_path)
-    (tmp_path / "pyproject.toml").write_text(
-        '[tool.sqlq]\napp = "shop:app"\ndatabase-url = "sqlite:///dev.db"\n'
-    )
-    (tmp_path / "below").mkdir()
-    run.directory = tmp_path / "below"
-    assert run("migrate").err == "", "a database was named"
-    assert "sqlq migrate`" not in run.ok("enqueue", "shop.where")
-    worked = run("work", "--drain")
-    assert "1 finished" in worked.err
-    assert f"sqlite:///{tmp_path}/dev.db" in worked.err
-    assert "start one with sqlq work\n" in run.ok("status"), "which finds the App, too"
-    assert "no module 'nowhere'" in run("status", env={"SQLQ_APP": "nowhere:app"}).err
-
-
-def test_a_wrong_pyproject_is_reported_in_one_sentence(bare: Command) -> None:
-    (bare.directory / "pyproject.toml").write_text("[tool.sqlq]\napplication = 'shop:app'\n")
-    said = bare("status").sentence()
-    assert said.startswith(f"{bare.directory / 'pyproject.toml'}: [tool.sqlq] has no key 'application'")
-
-
 STRANGE = """
 import pathlib, sqlq
 pathlib.Path("ran").touch()
@@ -171,14 +148,11 @@ def pasted(said: str) -> list[str]:
 
 
 WAYS: dict[str, tuple[tuple[str, ...], dict[str, str]]] = {
-    "app": (("-a", "own:app"), {}),
     "app in the environment": ((), {"SQLQ_APP": "own:app"}),
     "app and a variable that does not count": (
         ("-a", "own:app"),
         {"SQLQ_DATABASE_URL": "sqlite:///wrong.db"},
     ),
-    "url": (("-d", "sqlite:///the own.db"), {}),
-    "url in the environment": ((), {"SQLQ_DATABASE_URL": "sqlite:///the own.db"}),
     "both": (("-a", "shop:app", "-d", "sqlite:///the own.db"), {}),
     "app that takes the variable": (("-a", "shop:app"), {"SQLQ_DATABASE_URL": "sqlite:///the own.db"}),
 }

@@ -1,5 +1,5 @@
-"""Each recipe of the cookbook is run as it stands there: jobs by a worker, requests to a server that counts
-them, commands as commands."""
+"""Recipes of the cookbook are run as they stand there: jobs by a worker, requests to a server that counts
+them, commands as commands. Others are in `transcripts/pages/recipe_*.txt`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
-from datetime import UTC, datetime, timedelta
+from contextlib import closing
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,13 +19,14 @@ import pytest
 import sentry_sdk
 from sentry_sdk.envelope import Envelope
 from sentry_sdk.transport import Transport
-from sqlalchemy import Engine, Insert, text
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy import Engine, Insert
+from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.testing import drain, tick
-from tests.kit import execute, wait_until, working
+from sqlq.testing import drain
+from tests.kit import wait_until, working
 from tests.kit.pages import BLOCKS, COOKBOOK, PAGES, Desk, Order, block, commands, run_python
+from tests.kit.service import Service
 
 
 @pytest.fixture
@@ -36,18 +34,6 @@ def app(app: sqlq.App, engine: Engine) -> sqlq.App:
     if engine.dialect.name == "sqlite":
         sqlq.configure_sqlite(engine, immediate=True)
     return app
-
-
-class Base(DeclarativeBase):
-    pass
-
-
-class Booking(Base):
-    __tablename__ = "bookings"
-
-    id: Mapped[int] = mapped_column(primary_key=True)
-    customer_id: Mapped[int]
-    amount: Mapped[int]
 
 
 def cook(name: str, names: dict[str, Any], **replaced: str) -> SimpleNamespace:
@@ -60,41 +46,6 @@ def drain_now(app: sqlq.App) -> None:
     """Run all that waits, whatever its delay."""
     app.jobs.reschedule(all=True)
     drain(app)
-
-
-class Service:
-    """A server that answers each request with the next of its codes, and then with 200."""
-
-    def __init__(self, *codes: int) -> None:
-        service, self.codes = self, list(codes)
-        self.requests: list[tuple[str, dict[str, str], str]] = []
-
-        class Answer(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                said = self.rfile.read(int(self.headers.get("content-length", 0))).decode()
-                headers = {name.lower(): value for name, value in self.headers.items()}
-                service.requests.append((self.path, headers, said))
-                self.send_response(service.codes.pop(0) if service.codes else 200)
-                self.send_header("retry-after", "0")
-                self.end_headers()
-
-            do_PUT = do_POST  # noqa: N815 - named after the method
-
-            def log_message(self, *_: object) -> None: ...
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-
-    @contextmanager
-    def serving(self) -> Iterator[Service]:
-        thread = threading.Thread(target=self._server.serve_forever, args=[0.01])
-        thread.start()
-        try:
-            yield self
-        finally:
-            self._server.shutdown()
-            thread.join()
-            self._server.server_close()
 
 
 def test_a_recipe_is_short_and_explains_its_safety() -> None:
@@ -120,38 +71,6 @@ def test_a_recipe_keeps_the_rate_of_an_api(names: dict[str, Any], app: sqlq.App)
     assert sorted(app.jobs.get(job.id).attempts for job in jobs) == [1] * 5
 
 
-def test_a_recipe_debounces(names: dict[str, Any], app: sqlq.App) -> None:
-    index: dict[int, str | None] = {}
-    names["search"] = SimpleNamespace(put=index.__setitem__)
-    recipe = cook("debounced_search_index", names)
-    due = []
-    for item in ("tea", "teapot", "blue teapot"):
-        recipe.save(7, item)
-        due.append([str(job.available_at) for job in app.jobs.list()])
-    assert [len(times) for times in due] == [1, 1, 1]
-    assert due[0] < due[2]  # each change puts it off
-    (job,) = app.jobs.list()
-    assert drain(app).finished == 0
-    drain_now(app)
-    assert (index, app.jobs.get(job.id).state) == ({7: "blue teapot"}, "finished")
-    recipe.save(7, "red teapot")
-    drain_now(app)
-    assert index == {7: "red teapot"}
-
-
-def test_a_recipe_reports_once_per_tenant_and_night(names: dict[str, Any], app: sqlq.App) -> None:
-    execute(names["engine"], "CREATE TABLE tenants (name VARCHAR(40))")
-    execute(names["engine"], "INSERT INTO tenants VALUES ('blue'), ('red')")
-    cook("nightly_report_per_tenant", names)
-    noon = datetime(2026, 6, 1, 12, tzinfo=UTC)
-    assert len(tick(app, noon + timedelta(days=1), since=noon)) == 1
-    drain(app)
-    assert sorted(job.state for job in app.jobs.list(queue="reports")) == ["finished", "scheduled"]
-    drain_now(app)
-    reports = [job.result for job in app.jobs.list(queue="reports")]
-    assert sorted(map(str, reports)) == ["blue, 02 June", "red, 02 June"]
-
-
 def test_a_recipe_signs_each_attempt_of_a_webhook(names: dict[str, Any], app: sqlq.App) -> None:
     with Service(500, 200, 410).serving() as customer:
         recipe = cook("webhook_with_signature", names)
@@ -171,15 +90,6 @@ def test_a_recipe_signs_each_attempt_of_a_webhook(names: dict[str, Any], app: sq
         gone = app.enqueue(recipe.deliver.new(customer.url, {}))
         drain(app)
         assert app.jobs.get(gone.id).state == "cancelled"
-
-
-def test_a_recipe_queries_all_suppliers_and_chooses_the_best(names: dict[str, Any], app: sqlq.App) -> None:
-    def price_at(supplier: str, article: str) -> int:
-        return {"north": 30, "south": 20}[supplier]
-
-    names["price_at"] = price_at
-    with working(app):
-        assert cook("fan_out_and_fan_in", names).best == 20
 
 
 def test_a_recipe_shows_progress_and_cancels(names: dict[str, Any], app: sqlq.App) -> None:
@@ -235,45 +145,6 @@ def test_a_recipe_imports_each_line_once(names: dict[str, Any], app: sqlq.App, t
         assert [order.item for order in session.query(Order).order_by(Order.id)] == lines
 
 
-def test_a_recipe_publishes_commits_in_order(names: dict[str, Any], app: sqlq.App) -> None:
-    messages: list[tuple[str, str, str]] = []
-    failures = [ConnectionError("no broker")]
-
-    def publish(topic: str, *, key: str, body: dict[str, Any], message_id: str) -> None:
-        if key == "1" and failures:
-            raise failures.pop()
-        messages.append((key, body["item"], message_id))
-
-    names["bus"] = SimpleNamespace(publish=publish)
-    recipe = cook("outbox", names)
-    with Session(names["engine"]) as session, session.begin():
-        session.add_all([Order(id=1, item="a"), Order(id=2, item="b")])
-    for id, item in ((1, "c"), (1, "d"), (2, "e")):
-        recipe.rename(id, item)
-    drain(app)
-    assert [message[:2] for message in messages] == [("2", "e")]
-    drain_now(app)
-    assert [message[:2] for message in messages] == [("2", "e"), ("1", "c"), ("1", "d")]
-    assert len({id for _, _, id in messages}) == 3
-
-
-def test_a_recipe_keeps_each_customers_order(names: dict[str, Any], app: sqlq.App) -> None:
-    engine: Engine = names["engine"]
-    Booking.metadata.create_all(engine)
-    execute(engine, "CREATE TABLE customers (id INT PRIMARY KEY, requests INT)")
-    execute(engine, "INSERT INTO customers VALUES (1, 0), (2, 0)")
-    recipe = cook("order_per_customer", names)
-    for amount in range(5):
-        for customer in (1, 2):
-            recipe.request(customer, amount)
-    with working(app):
-        assert not app.wait_all([job.id for job in app.jobs.list()], timeout="30s").pending
-    with engine.connect() as conn:
-        rows = conn.execute(text("SELECT customer_id, amount FROM bookings ORDER BY id")).all()
-    for customer in (1, 2):
-        assert [amount for id, amount in rows if id == customer] == [0, 1, 2, 3, 4]
-
-
 def test_a_recipe_deploys_green_beside_blue(desk: Desk) -> None:
     url = f"sqlite:///{desk.directory}/shop.db"
     desk.run(block("recipe", "migrate"))
@@ -292,10 +163,6 @@ def test_a_recipe_deploys_green_beside_blue(desk: Desk) -> None:
             assert "asked blue" in desk.run(stop)
             wait_until(lambda: "blue" not in desk.run(lists), 10)
             assert "green" in desk.run(lists)
-
-
-def test_a_recipe_tests_its_schedule(names: dict[str, Any], app: sqlq.App) -> None:
-    cook("cron_under_test", names).test_each_night_is_closed_once(app)
 
 
 class Memory(Transport):

@@ -12,9 +12,7 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -161,13 +159,6 @@ def test_each_role_does_its_own_work_and_no_other(
                 conn.exec_driver_sql(f"DROP ROLE shop_{mark}_{role}")
 
 
-def test_each_shard_has_a_worker() -> None:
-    of_shards = [each["command"] for each in SERVICES.values() if "profiles" in each]
-    assert of_shards == [["sqlq", "work", "--app", f"shards:apps.{name}"] for name in ("eu", "us")]
-    (worker,) = [unit(path)["Service"] for path in UNITS if path.name.startswith("shop-shard")]
-    assert "sqlq work --app shards:apps.%i --name %i" in worker["ExecStart"]
-
-
 def test_a_worker_has_time_to_stop_and_a_probe() -> None:
     workers = [unit(path) for path in UNITS if "sqlq work " in path.read_text()]
     assert len(workers) == 2
@@ -211,28 +202,6 @@ def test_references_between_kubernetes_objects_resolve() -> None:
                 assert re.findall(r'(\w+)="\w+"', labels) == list(known.labels)
                 assert trigger["metadata"]["url"] == "http://shop-metrics.default.svc:9465/metrics"
     assert {each["image"] for each in CONTAINERS} == {"shop:1"}
-
-
-@pytest.mark.integration
-def test_workers_start_and_stop(desk: Desk) -> None:
-    desk.run("sqlq migrate", SQLQ_APP="shop:app")
-    alive = str(desk.directory / "alive")
-    (pod,) = PODS["shop-worker"]["containers"]
-    for command in (pod["command"], SERVICES["worker"]["command"]):
-        words = [{"/tmp/alive": alive, "9464": "0"}.get(word, word) for word in command]
-        process = subprocess.Popen(
-            [sys.executable, "-m", *words],
-            cwd=desk.directory,
-            env=desk.environment | {"SQLQ_APP": "shop:app"},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stderr
-        assert any("working on" in line for line in iter(process.stderr.readline, ""))
-        desk.run(f"sqlq health {alive}")
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=30)
-        assert process.returncode == 0
 
 
 def test_prometheus_scrapes_the_ports_that_processes_serve() -> None:

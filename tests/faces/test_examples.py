@@ -1,4 +1,4 @@
-"""The examples for frameworks by the commands of their READMEs: a real HTTP server and a real `sqlq work`."""
+"""The examples by the commands of their READMEs: real servers for HTTP and mail, and a real `sqlq work`."""
 
 from __future__ import annotations
 
@@ -8,23 +8,30 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
-import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from email.message import Message
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
+from aiosmtpd.controller import Controller
+from aiosmtpd.handlers import Message as MessageHandler
+from sqlalchemy import Engine, create_engine, text
 
+import sqlq
 from tests.kit import wait_until
+from tests.kit.pages import Desk
 from tests.kit.postgresql import async_database_url
+from tests.kit.preloaded import preloaded
+from tests.kit.processes import worker_process
+from tests.kit.service import Service
 
 pytestmark = pytest.mark.integration
 
@@ -98,28 +105,6 @@ SQLMODEL = Example(
 )
 
 
-Taken: TypeAlias = "list[tuple[str | None, Any]]"
-"""The idempotency keys and mails that a mail service received."""
-MailService: TypeAlias = "tuple[str, Taken]"
-"""Its address, and what it was sent."""
-
-
-class Mails(BaseHTTPRequestHandler):
-    """A mail service: it takes what it is sent, the first time with an error of its own."""
-
-    taken: Taken
-
-    def do_POST(self) -> None:
-        sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.taken.append((self.headers["Idempotency-Key"], sent))
-        self.send_response(503 if len(self.taken) == 1 else 202)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
 class Running:
     """An example in a directory of its own, on a database of its own, with its server and its worker."""
 
@@ -139,16 +124,8 @@ class Running:
 
     def run(self, command: str) -> str:
         program, *arguments = shlex.split(command)
-        python = [sys.executable] if program == "python" else [sys.executable, "-m", program]
-        done = subprocess.run(
-            [*python, *arguments],
-            cwd=self.directory,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        python = ["python"] if program == "python" else ["python", "-m", program]
+        done = preloaded().run([*python, *arguments], self.directory, self.environment, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -199,16 +176,6 @@ class Running:
                 return error.code, None
 
 
-@pytest.fixture
-def mails() -> Iterator[MailService]:
-    taken: Taken = []
-    handler = type("Handler", (Mails,), {"taken": taken})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", taken
-        server.shutdown()
-
-
 @pytest.mark.parametrize(
     "example",
     [FLASK, FASTAPI, *(pytest.param(example, marks=pytest.mark.slow) for example in (PYRAMID, SQLMODEL))],
@@ -220,15 +187,15 @@ def test_an_order_is_made_and_its_job_runs_and_one_that_fails_leaves_none(
     example: Example,
     empty_database_url: str,
     tmp_path: Path,
-    mails: MailService,
 ) -> None:
     directory = tmp_path / "example"
     shutil.copytree(EXAMPLES / example.folder, directory, ignore=shutil.ignore_patterns("__pycache__"))
-    mail_url, taken = mails
-    running = Running(example, directory, empty_database_url, mail_url)
+    mails = Service(503)
+    running = Running(example, directory, empty_database_url, mails.url)
     for command in example.set_up:
         running.run(command)
     with ExitStack() as stack:
+        stack.enter_context(mails.serving())
         stack.enter_context(running.serving())
         # the one that fails comes first: its job would run first
         assert running.ask(*example.declined)[0] == 409
@@ -246,6 +213,7 @@ def test_an_order_is_made_and_its_job_runs_and_one_that_fails_leaves_none(
         ((job, state),) = conn.execute(text("SELECT id, state FROM job_states"))
     engine.dispose()
     assert state == "finished"
+    taken = [(headers["idempotency-key"], json.loads(body)) for _, headers, body in mails.requests]
     sent = (f"job-{job}", {"to": "ann@example.org", "subject": f"Your order {order['id']}: Blue teapot"})
     assert taken == ([sent] * 2 if example is FASTAPI else []), "an attempt that fails, and one that does not"
 
@@ -276,19 +244,27 @@ def test_the_readme_of_an_example_has_the_tested_commands(example: Example) -> N
         assert path in readme
 
 
-def test_nightly_reports_over_the_nights_on_which_clocks_are_changed(database_url: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "reports.py"],
-        cwd=EXAMPLES / "reports",
-        env={**os.environ, "SQLQ_DATABASE_URL": database_url, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+# -- examples without a framework ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def example(desk: Desk) -> Callable[[str], Path]:
+    """Copy an example into the directory of the test."""
+
+    def example(name: str) -> Path:
+        (desk.directory / "shop.py").unlink()
+        shutil.copytree(EXAMPLES / name, desk.directory, dirs_exist_ok=True)
+        return EXAMPLES / name / "README.md"
+
+    return example
+
+
+def test_nightly_reports_over_the_nights_on_which_clocks_are_changed(
+    example: Callable[[str], Path], desk: Desk, database_url: str
+) -> None:
+    example("reports")
     quarters = "    of 96 quarters of an hour that nobody ticked, 1 was caught up"
-    assert done.stdout.splitlines() == [
+    assert desk.run("python reports.py", SQLQ_DATABASE_URL=database_url).splitlines() == [
         "clocks go forward",
         "Sat 28 March 02:30 CET  report about Fri 27 March",
         quarters,
@@ -304,3 +280,122 @@ def test_nightly_reports_over_the_nights_on_which_clocks_are_changed(database_ur
         "Mon 26 October 02:30 CET  report about Sun 25 October",
         quarters,
     ]
+
+
+# its own tables have texts without a length, which MariaDB does not take
+@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+def test_an_order_goes_well_and_one_is_repaired(
+    example: Callable[[str], Path], desk: Desk, database_url: str, engine: Engine
+) -> None:
+    readme = example("orders_flow").read_text()
+    lines = "\n".join(re.findall(r"```sh\n(.*?)```", readme, re.DOTALL)).splitlines()
+    said = [desk.run(line, SQLQ_DATABASE_URL=database_url) for line in lines if line]
+    _, placed, _, shown, _, again, _, alarms, stopped, _, retried, _, listed = said
+    assert "flow 1: 5 steps" in placed
+    assert "4 finished, 1 cancelled" in shown
+    assert "flow 2: 5 steps" in again
+    assert alarms == "order 8 was not paid\n"
+    assert "DeclinedError: the card for order 8 was declined" in stopped
+    assert re.search(r"sqlq .*retry --flow 2", stopped)
+    assert "retried 1 job of flow 2" in retried
+    assert "5 finished" in listed
+    with engine.connect() as conn:
+        orders = conn.execute(text("SELECT id, state FROM orders ORDER BY id")).all()
+        assert orders == [(7, "shipped"), (8, "shipped")]
+        packed = "SELECT count(*) FROM finished_jobs WHERE task = 'shop.pack' AND attempts = 1"
+        assert conn.scalar(text(packed)) == 4
+        parcel = "SELECT result FROM finished_jobs WHERE task = 'shop.ship' ORDER BY id LIMIT 1"
+        assert conn.scalar(text(parcel)) == '"order 7: box with teapot, box with cup, receipt 7"'
+
+
+def test_two_workers_together_ask_a_server_no_more_than_it_takes(
+    example: Callable[[str], Path],
+    desk: Desk,
+    database_url: str,
+    app: sqlq.App,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    example("api_client")
+    number, folder = 30, desk.directory
+    desk.environment |= {"API_PORT": "0", "SQLQ_DATABASE_URL": database_url}
+    with (folder / "server.log").open("w") as log, Path(os.devnull).open("w") as nothing:
+        server = preloaded().start(["python", "server.py"], folder, desk.environment, log, nothing)
+    try:
+        wait_until(lambda: (folder / "server.log").read_text().endswith("\n"), what="the server")
+        port = (folder / "server.log").read_text().rsplit(maxsplit=1)[-1]
+        monkeypatch.setenv("API_URL", f"http://127.0.0.1:{port}")
+        said = desk.run(f"python client.py {number}")
+        assert f"{number} requests wait" in said
+        with (
+            worker_process(folder, "client:app", database_url, "-c", "10"),
+            worker_process(folder, "client:app", database_url, "-c", "10"),
+        ):
+            wait_until(lambda: len(app.jobs.list(state="finished", limit=100)) == number, 120, what="answers")
+    finally:
+        server.terminate()
+        server.wait()
+    (known,) = app.limits.list()
+    assert known.says == "3 running, 19/1s"
+    asked = [line.split() for line in (folder / "asked.txt").read_text().splitlines()]
+    assert max(int(row[1]) for row in asked) <= 3, "never more at a time, over both workers"
+    moments = [float(row[0]) for row in asked]
+    asked_again = sum(row[2] == "503" for row in asked)
+    assert len(moments) == number + asked_again
+    assert asked_again > 0
+    # of starts that are spread evenly a busy machine may bring some together, but it starts none early
+    assert moments[-1] - moments[0] >= (len(moments) - 1) / 19 - 1
+    assert f"{number} answered, {asked_again} asked again" in desk.run("python server.py --check")
+
+
+class Mailbox(MessageHandler):
+    """Keeps what a mail server is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mails: list[Message] = []
+
+    def handle_message(self, message: Message) -> None:
+        self.mails.append(message)
+
+
+@pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+def test_the_shop_mails_the_receipts_of_committed_orders_once_the_mail_server_is_up(
+    desk: Desk, database_url: str, app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (desk.directory / "shop.py").unlink()
+    shutil.copytree(EXAMPLES / "shop", desk.directory / "shop")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    settings = {"SQLQ_DATABASE_URL": database_url, "SHOP_SMTP": f"127.0.0.1:{port}"}
+    settings |= {"SHOP_MAIL_ATTEMPTS": "3", "SHOP_MAIL_BACKOFF": "20ms"}
+    desk.environment |= settings
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    readme = (EXAMPLES / "shop" / "README.md").read_text()
+    lines = re.findall(r"^    (python -m shop .+?|sqlq .+?)(?:  .*)?$", readme, re.MULTILINE)
+    set_up, order, declined, work, retry = lines
+    assert work == "sqlq --app shop.tasks:app work"
+    desk.run(set_up)
+    assert "receipt will follow" in desk.run(order)
+    refused = desk.end_of(declined)
+    assert refused.returncode == 1
+    assert "no mail will be sent" in refused.stderr
+    mailbox = Mailbox()
+    with worker_process(desk.directory, "shop.tasks:app", database_url):
+        (job,) = app.jobs.list()
+        wait_until(lambda: app.jobs.get(job.id).state == "failed", 30, what="the last attempt")
+        failed = app.jobs.get(job.id)
+        assert (failed.exception, failed.attempts, len(failed.errors)) == ("ConnectionRefusedError", 3, 2)
+        server = Controller(mailbox, hostname="127.0.0.1", port=port)
+        server.start()
+        try:
+            desk.run(retry)
+            wait_until(lambda: app.jobs.get(job.id).state == "finished", 30, what="the receipt")
+        finally:
+            server.stop()
+    (receipt,) = mailbox.mails
+    assert (receipt["To"], receipt["Subject"]) == ("ann@example.org", "Your order 1: Blue teapot")
+    assert receipt["Message-ID"] == f"<job-{job.id}@shop.example.org>"
+    assert app.jobs.get(job.id).result == "sent to ann@example.org"
+    with engine.connect() as conn:
+        assert conn.execute(text("SELECT email FROM orders")).all() == [("ann@example.org",)]

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import click
 import pytest
 from sqlalchemy import Engine, NullPool, create_engine, make_url, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.orm import Session
 
 import sqlq
+from sqlq.admin.doctor.doctor import examine
 from sqlq.admin.grants import KINDS
 from sqlq.cli.root import sqlq as command_line
 from sqlq.config.durations import FAR
 from sqlq.database.postgresql import online
-from sqlq.store import rights
-from tests.kit import claim, needs
-from tests.kit.command import Console, grant
-from tests.kit.hand import BOOM
-from tests.kit.pages import PAGES, ROOT
+from sqlq.model.outcome import ErrorText, Finished, Released, Retried
+from sqlq.model.schedule import Declared, Schedule
+from sqlq.schema import version
+from sqlq.store import rights, schedules
+from sqlq.store.flows import unblock
+from sqlq.store.jobs import lease
+from sqlq.store.jobs import operate as operating
+from sqlq.store.limits import admit
+from sqlq.store.workers import look as workers_look
+from sqlq.store.workers import notify, workers
+from tests.kit import BOOM, claim, drain, end, execute, failed, fate, needs, rescue, settle
+from tests.kit.command import Command, Console, grant
+from tests.kit.pages import BLOCKS, PAGES, ROOT, block
 from tests.kit.postgresql import PostgreSQL
-from tests.kit.preloaded import preloaded
 
 PAGE = PAGES[ROOT / "docs" / "deploy.md"]
 ATTACKS = {
@@ -108,11 +118,13 @@ def cells() -> Iterator[tuple[str, str, bool]]:
             yield what, kind, {"yes": True, "no": False}[said]
 
 
-def test_each_row_of_the_table_is_tried() -> None:
+def test_each_row_of_the_table_is_tried_for_each_kind_of_role() -> None:
     assert {what for what, _, _ in cells()} == ATTACKS.keys()
+    kinds = re.findall(r"^sqlq grants \w+ --as ([\w-]+) --apply$", block("sh", "grants"), re.MULTILINE)
+    assert sorted(kinds) == sorted(KINDS)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def town(postgresql: PostgreSQL, migrated_postgresql: str) -> Iterator[dict[str, Engine]]:
     """A database with a role of each kind, by the command, and the engines of the roles."""
     url = postgresql.create_database(migrated_postgresql)
@@ -178,10 +190,241 @@ def test_an_untrusted_producer_writes_no_row_that_is_too_large_to_claim(town: di
             conn.rollback()
 
 
+# -- each kind of role can do its work, and needs each right for it ------------------------------------------
+
+
+def enqueue_plainly(engine: Engine) -> None:
+    """Enqueue with all options of a plain job, one at a time and several."""
+    options: dict[str, Any] = {"priority": 3, "timeout": "5s", "max_attempts": 2, "backoff": "1s"}
+    options |= {"retention": "1h", "headers": {"a": 1}, "label": "l", "start_within": "1h"}
+    app = sqlq.App(engine=engine)
+    new = app.named("shop.note").new("a")
+    for some in ({}, options, {**options, "delay": "1h"}, {"available_at": datetime(2031, 1, 1, tzinfo=UTC)}):
+        app.enqueue(new.set(**some))
+        app.enqueue_many([new.set(**some)])
+    app.enqueue_many([new, new.set(**options)])
+
+
+def enqueue(engine: Engine) -> None:
+    enqueue_plainly(engine)
+    app = sqlq.App(engine=engine)
+    task = app.named("shop.note")
+    (first, _) = app.enqueue_many([task.new("a"), task.new("b")])
+    assert app.jobs.get(first.id).state == "available"
+    app.enqueue(sqlq.chain(task.new("in a flow").set(delay="1h"), task.new()))
+    app.enqueue(task.new("in line").set(limit=sqlq.Limit("one", running=1), delay="1h"))
+    app.enqueue(task.new("in time").set(unique_key="e", unique_until="pruned", start_within="1h"))
+    with Session(engine) as session, session.begin():
+        key = str(uuid4())
+        assert app.enqueue(task.new("c").set(unique_key=key), session=session).created
+        assert not app.enqueue(task.new("d").set(unique_key=key), session=session).created
+    execute(engine, "INSERT INTO jobs (task) VALUES ('shop.note')")
+
+
+def replace(engine: Engine) -> None:
+    enqueue(engine)
+    app = sqlq.App(engine=engine)
+    ways: list[dict[str, Any]] = [{"on_conflict": "replace"}, {"on_conflict": "debounce", "max_wait": "2h"}]
+    for options in ways:
+        new = app.named("shop.note").new("a").set(unique_key=str(uuid4()), delay="1h", **options)
+        app.enqueue(new)
+        assert app.enqueue(new).replaced
+
+
+def work(engine: Engine) -> None:
+    """Everything a worker writes, each by its own statement."""
+    error = ErrorText("Error", "text")
+    app = sqlq.App(engine=engine)
+    database = app.database
+    with database.begin() as conn:
+        version.require(conn, database.schema)
+        workers.register(
+            conn, id=f"w-{uuid4()}"[:36], host="h", pid=1, version="1", queues=None, concurrency=1
+        )
+        workers.seen(conn, "w")
+        workers.leave(conn, "w")
+        workers.sweep(conn, silent_ms=1)
+        admit.forget_unused(conn, unused_ms=1, limit=10)
+        notify.wake_others(conn)
+        workers.write_state(conn, "w", "paused")
+        workers.end_pauses(conn)
+    workers_look.due_in(database, workers_look.KnownQueues())
+    task = app.task(name="shop.note")(lambda text: text)
+    app.enqueue_many([task.new(str(i)).set(max_attempts=1 + i % 2) for i in range(6)])
+    for outcome in (Finished("1"), failed(), Retried(0, error), Released(0)):
+        (job,) = claim(app, "w", 1)
+        with database.begin() as conn:
+            lease.extend(conn, [(job.id, job.lease_token)], lease_ms=1000)
+        fate(app, job)
+        assert settle(app, job, outcome) == {job.id}
+    claim(app, "w", lease_ms=0)
+    rescue(app)
+    new = Declared(f"n-{uuid4()}", Schedule(every="1h"), task.new("x"))
+    schedules.follow(database, {new.name: new}, None, app.tasks, lambda: 0)
+    schedules.tick(database, at=datetime(2031, 1, 1, tzinfo=UTC))
+    step = task.new("in a flow").set(queue="flows")
+    app.enqueue(sqlq.chain(step, step))
+    for _ in range(2):
+        assert end(app, Finished(), queue="flows")
+        unblock.sweep_recent(database, 60_000)
+    app.enqueue(task.new("in line").set(limit=sqlq.Limit("one", running=1), queue="limits"))
+    assert admit.look(database).number == 1
+    admit.sweep(database, "")
+    assert end(app, Finished(), queue="limits")
+    with database.begin() as conn:
+        operating.prune(conn, older_than_ms=0, limit=100)
+        operating.prune_expired(conn, limit=100)
+
+
+def operate(engine: Engine) -> None:
+    """Everything an operator's commands do; what they find was put there by the database's owner."""
+    app = sqlq.App(engine=engine)
+    (running,) = (job.id for job in app.jobs.list(state="running"))
+    waiting, _ = (job.id for job in app.jobs.list(state="available"))
+    assert app.jobs.cancel([running]) == {running: "requested"}
+    assert app.jobs.cancel([running], force=True) == {running: "cancelled"}
+    assert app.jobs.cancel([waiting]) == {waiting: "cancelled"}
+    queue = f"q-{uuid4()}"
+    assert app.queues.pause(queue)
+    assert not app.queues.pause(queue)
+    assert app.queues.resume(queue)
+    assert app.limits.set("one", running=2).set_at is not None
+    assert app.limits.clear("one").set_at is None
+    (first, second) = sorted(job.id for job in app.jobs.list(state="failed"))
+    assert app.jobs.retry([first]) == [first]
+    assert app.jobs.delete([second]) == [second]
+    assert app.jobs.replay(waiting)
+    app.jobs.prune(finished="0s", failed="0s")
+    schedule = f"s-{uuid4()}"
+    app.schedules.add(schedule, app.named("shop.note").new(), every="1h")
+    app.schedules.pause(schedule)
+    app.schedules.run(schedule)
+    app.schedules.remove(schedule)
+    look(engine)
+    unseen = [finding for finding in examine(app.database) if finding.said.startswith("could not look: ")]
+    assert not unseen, unseen
+
+
+def look(engine: Engine) -> None:
+    """Everything that changes nothing."""
+    app = sqlq.App(engine=engine)
+    for facet in (app.jobs, app.workers, app.flows, app.limits, app.queues, app.audit, app.schedules):
+        facet.list()
+    app.jobs.failures()
+    app.queues.list(exact=True)
+    app.queues._vitals()
+    with engine.connect() as conn:
+        for question in [each.text for each in BLOCKS if each.name == "question"]:
+            conn.exec_driver_sql(question)
+        conn.exec_driver_sql("SELECT 1 FROM sqlq_edges")
+
+
+def fill(owner: Engine) -> None:
+    """Put jobs in each state for an operator."""
+    app = sqlq.App(engine=owner)
+    new = app.named("shop.note").new()
+    app.enqueue_many([new] * 5)
+    (*failing, _) = claim(app, "w", 3)
+    settle(app, failing, BOOM)
+    app.enqueue(sqlq.chain(new.set(queue="flows")))
+    end(app, Finished(), queue="flows")
+
+
+WORK: dict[str, Callable[[Engine], None]] = {
+    "producer": enqueue,
+    "untrusted-producer": enqueue_plainly,
+    "replacing-producer": replace,
+    "worker": work,
+    "operator": operate,
+    "reader": look,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_role_can_do_the_work_of_its_kind(town: dict[str, Engine], kind: str) -> None:
+    fill(town["owner"])
+    WORK[kind](town[kind])
+
+
+def rights_of(kind: str) -> Iterator[tuple[str, list[str], str]]:
+    """Yield each right of a kind of role: its name, the columns it is for, none for all, and the table."""
+    for each in rights.RIGHTS[kind]:
+        said, tables = each.split(" ON ")
+        for right, columns in re.findall(r"([A-Z]+)(?: \((.+?)\))?", said):
+            for table in tables.split(", "):
+                yield right, columns.split(", ") if columns else [], table
+
+
+def is_refused(flow: Callable[[Engine], None], engine: Engine) -> bool:
+    try:
+        flow(engine)
+    except (ProgrammingError, sqlq.errors.SchemaVersionError) as error:
+        return "permission denied" in str(error) or "may not read" in str(error)
+    return False
+
+
+def test_a_workers_role_may_run_every_service_and_mend_failed_jobs(town: dict[str, Engine]) -> None:
+    """A drain ends before some services. Each is run twice, since some begin with a wait."""
+    with closing(sqlq.App(engine=town["worker"])) as app:
+        bad = app.task(name="shop.bad", max_attempts=1)(lambda: 1 / 0)
+        app.enqueue_many([bad.new(), bad.new()])
+        assert drain(app).failed == 2
+        first, second = (job.id for job in app.jobs.list())
+        assert app.jobs.retry([first]) == [first]
+        assert app.jobs.delete([second]) == [second]
+        services = list(app.worker()._maintenance._due)
+        assert {type(service).__name__ for service in services} > {"Rescue", "Prune"}
+        for service in services * 2:
+            service.run()
+
+
+def test_replacing_needs_the_kind_of_role_that_the_refusal_names(town: dict[str, Engine]) -> None:
+    engine = town["producer"]
+    with pytest.raises(SQLAlchemyError, match="permission denied") as refused:
+        replace(engine)
+    (said,) = refused.value.__notes__
+    assert " --as replacing-producer`" in said
+    owner = town["owner"].url.render_as_string(hide_password=False)
+    grant(owner, str(engine.url.username), "replacing-producer")
+    replace(engine)
+
+
+def test_an_untrusted_producer_enqueues_plain_jobs_alone(town: dict[str, Engine]) -> None:
+    app = sqlq.App(engine=town["untrusted-producer"])
+    new, after = app.named("shop.note").new(), app.task(name="shop.after")(lambda ended: None)
+    for refused in (
+        new.set(unique_key="k"),
+        new.set(limit=sqlq.Limit("one", running=1)),
+        new.set(on_success=after),
+        sqlq.chain(new, new),
+    ):
+        with pytest.raises(SQLAlchemyError, match="permission denied") as raised:
+            app.enqueue(refused)
+        (said,) = raised.value.__notes__
+        assert " --as producer` prints" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_right_of_a_role_is_needed(town: dict[str, Engine], kind: str) -> None:
+    owner, engine = town["owner"], town[kind]
+    role = engine.url.username
+    for right, columns, table in rights_of(kind):
+        if table == "sqlq_audit" and right != "SELECT":
+            continue  # an action that cannot be recorded is done
+        for column in columns or [""]:
+            what = f"{right} ({column}) ON {table}" if column else f"{right} ON {table}"
+            execute(owner, f'REVOKE {what} FROM "{role}"')
+            execute(owner, "DELETE FROM jobs; DELETE FROM finished_jobs; DELETE FROM failed_jobs")
+            fill(owner)
+            assert is_refused(WORK[kind], engine), f"{kind} does not need {what}"
+            execute(owner, f'GRANT {what} TO "{role}"')
+
+
 # -- one command mends every refusal -------------------------------------------------------------------------
 
 
-def commands(console: Console) -> list[tuple[str, ...]]:
+def commands(console: Console) -> list[list[str]]:
     """All that operators do, each with what it needs to have something to do."""
     failed, waiting, running = console.end(BOOM), console.enqueue(delay="1h"), console.enqueue(priority=100)
     (job,) = claim(console.app, "w", 1)
@@ -190,48 +433,29 @@ def commands(console: Console) -> list[tuple[str, ...]]:
     console.app.schedules.add("nightly", console.task.new(), every="24h")
     console.serve()
     ids = [console.end(BOOM) for _ in range(2)]
-    return [
-        ("status",),
-        ("status", "--exact"),
-        ("jobs",),
-        ("show", str(failed)),
-        ("workers",),
-        ("jobs", "--state", "failed"),
-        ("failed",),
-        ("flows",),
-        ("flows", "show", str(step.id)),
-        ("limits",),
-        ("schedules",),
-        ("schedules", "show", "nightly"),
-        ("metrics",),
-        ("limits", "set", "stripe", "--running", "1"),
-        ("limits", "clear", "stripe"),
-        ("queues", "pause", "mail"),
-        ("queues", "resume", "mail"),
-        ("queues", "pause", "--all"),
-        ("queues", "resume", "--all"),
-        ("workers", "pause", "--all"),
-        ("schedules", "pause", "nightly"),
-        ("schedules", "run", "nightly"),
-        ("schedules", "remove", "nightly"),
-        ("retry", str(ids[0])),
-        ("delete", str(ids[1])),
-        ("replay", str(failed)),
-        ("cancel", str(waiting)),
-        ("cancel", "--force", str(running)),
-        ("cancel", "--flow", str(step.id)),
-        ("prune", "--finished", "1s", "--failed", "1s"),
+    words = [
+        *("status", "status --exact", "jobs", f"show {failed}", "workers", "jobs --state failed", "failed"),
+        *("flows", f"flows show {step.id}", "limits", "schedules", "schedules show nightly", "metrics"),
+        *("limits set stripe --running 1", "limits clear stripe"),
+        *("queues pause mail", "queues resume mail", "queues pause --all", "queues resume --all"),
+        "workers pause --all",
+        *("schedules pause nightly", "schedules run nightly", "schedules remove nightly"),
+        *(f"retry {ids[0]}", f"delete {ids[1]}", f"replay {failed}"),
+        *(f"cancel {waiting}", f"cancel --force {running}", f"cancel --flow {step.id}"),
+        "prune --finished 1s --failed 1s",
     ]
+    return [each.split() for each in words]
 
 
-class Poor:
-    """Runs the real command as a role without rights, whose name wants quotes in SQL and in a shell."""
+class Poor(Command):
+    """Runs commands as a role without rights, whose name wants quotes in SQL and in a shell."""
 
     def __init__(self, owner: Engine, directory: Path) -> None:
-        self._owner, self._directory = owner, directory
+        self._owner = owner
         self.role = f'we%ird "x:y" {uuid4().hex[:8]}'
         self.quoted = rights.QUOTER.quote(self.role)
         self.url = owner.url.set(username=self.role, password="x").render_as_string(hide_password=False)
+        super().__init__(directory, SQLQ_DATABASE_URL=self.url)
         self.as_owner(f"CREATE ROLE {self.quoted} LOGIN PASSWORD 'x'")
 
     def as_owner(self, sql: str) -> None:
@@ -239,16 +463,12 @@ class Poor:
             conn.execution_options(no_parameters=True).exec_driver_sql(sql)
 
     def forget(self) -> None:
-        every = ", ".join(rights.TABLES)
-        self.as_owner(f"REVOKE ALL ON {every} FROM {self.quoted}")
+        self.as_owner(f"REVOKE ALL ON {', '.join(rights.TABLES)} FROM {self.quoted}")
 
-    def __call__(self, *arguments: str, ends_with: int = 0) -> str:
-        """Run a command; return its output, or else its error."""
-        environment = os.environ | {"SQLQ_DATABASE_URL": self.url}
-        done = preloaded().run([*arguments], self._directory, environment, timeout=60)
-        assert done.returncode == ends_with, f"{arguments}\n{done.stdout}\n{done.stderr}"
-        assert "Traceback" not in done.stderr
-        return (done.stderr or done.stdout) if ends_with == 1 else done.stdout
+    def refusal(self, *arguments: str) -> str:
+        done = self(*arguments)
+        assert done.code == 1, done
+        return done.err or done.out
 
 
 @pytest.fixture
@@ -271,24 +491,23 @@ def mends(said: str) -> list[str]:
 def test_one_command_mends_any_refusal(console: Console, poor: Poor) -> None:
     for arguments in commands(console):
         poor.forget()
-        words = mends(poor(*arguments, ends_with=1))
+        words = mends(poor.refusal(*arguments))
         assert words[:2] == ["grants", poor.role]
-        poor.as_owner(poor(*words))
-        poor(*arguments)
+        poor.as_owner(poor.ok(*words))
+        poor.ok(*arguments)
 
 
 @needs("roles")
-def test_an_enqueue_and_a_worker_name_their_own_kinds(poor: Poor, tmp_path: Path) -> None:
-    (tmp_path / "shop.py").write_text("import sqlq\napp = sqlq.App()\n@app.task\ndef send(n: int): ...\n")
+def test_an_enqueue_and_a_worker_name_their_own_kinds(poor: Poor) -> None:
     for arguments, kind in (
         (("-a", "shop:app", "enqueue", "shop.send", "7"), "producer"),
         (("-a", "shop:app", "work", "--drain"), "worker"),
     ):
         poor.forget()
-        words = mends(poor(*arguments, ends_with=1))
+        words = mends(poor.refusal(*arguments))
         assert words == ["grants", poor.role, "--as", kind]
-        poor.as_owner(poor(*words))
-        poor(*arguments)
+        poor.as_owner(poor.ok(*words))
+        poor.ok(*arguments)
 
 
 @needs("roles")
@@ -299,10 +518,10 @@ def test_commands_that_look_name_the_reader_and_the_audits_end_its_owner(poor: P
     looks += [[name] for name in sorted(lists | {"status", "jobs", "failed", "audit"})]
     assert len(looks) == 15
     for words in looks:
-        assert mends(poor(*words, ends_with=1)) == ["grants", poor.role, "--as", "reader"], words
-    assert "--as reader" in poor("doctor", ends_with=1)
-    assert mends(poor("retry", "1", ends_with=1))[-1] == "operator"
-    assert "connect as the role that owns the tables" in poor("prune", "--audit", "1d", ends_with=1)
+        assert mends(poor.refusal(*words)) == ["grants", poor.role, "--as", "reader"], words
+    assert "--as reader" in poor.refusal("doctor")
+    assert mends(poor.refusal("retry", "1"))[-1] == "operator"
+    assert "connect as the role that owns the tables" in poor.refusal("prune", "--audit", "1d")
 
 
 # -- --apply and --only --------------------------------------------------------------------------------------
@@ -311,11 +530,11 @@ def test_commands_that_look_name_the_reader_and_the_audits_end_its_owner(poor: P
 @needs("roles")
 def test_only_the_owner_may_apply_grants(console: Console, poor: Poor) -> None:
     """PostgreSQL only warns, and grants nothing, where a role has a right but not to pass it on."""
-    said = poor("grants", "pg_monitor", "--as", "reader", "--apply", ends_with=1)
+    said = poor.refusal("grants", "pg_monitor", "--as", "reader", "--apply")
     assert "connect as the role that owns the tables" in said
     for kind in ("producer", "reader"):
         grant(console.url, poor.role, kind)
-        said = poor("grants", "pg_monitor", "--as", kind, "--apply", ends_with=1)
+        said = poor.refusal("grants", "pg_monitor", "--as", kind, "--apply")
         assert "only the owner of the tables in public grants rights: connect as it" in said
 
 

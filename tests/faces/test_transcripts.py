@@ -8,14 +8,15 @@ import pytest
 from sqlalchemy import Engine
 
 import sqlq
+from sqlq.admin.doctor.doctor import examine
 from tests import kit
 from tests.kit.command import Command
 from tests.kit.flows import Shop
 from tests.kit.transcript import Transcript
 
-FILES = {file.stem: file for file in sorted(Path(__file__).with_name("transcripts").rglob("*.txt"))}
-BARE = [name for name, file in FILES.items() if file.parent.name == "bare"]
-ON_TABLES = [name for name in FILES if name not in BARE]
+FOLDER = Path(__file__).with_name("transcripts")
+ON_TABLES = {file.stem: file for file in sorted(FOLDER.glob("*.txt"))}
+BARE = {file.stem: file for file in sorted(FOLDER.glob("bare/*.txt"))}
 
 
 @pytest.mark.parametrize("name", ON_TABLES)
@@ -27,10 +28,13 @@ def test_commands_print_what_their_transcript_shows(
         if n < 0:
             raise ValueError(f"no van {n}")
 
+    def says(check: str) -> list[str]:
+        return [each.said for each in examine(app.database) if each.check == check]
+
     names = vars(kit) | {"sqlq": sqlq, "sqlq_": sqlq_, "app": app, "engine": engine, "send": send}
-    Transcript(FILES[name]).run(sqlq_, names | {"shop": Shop(app)})
+    Transcript(ON_TABLES[name]).run(sqlq_, names | {"shop": Shop(app), "says": says})
 
 
 @pytest.mark.parametrize("name", BARE)
 def test_commands_without_a_database_print_what_their_transcript_shows(bare: Command, name: str) -> None:
-    Transcript(FILES[name]).run(bare, {"directory": bare.directory})
+    Transcript(BARE[name]).run(bare, {"directory": bare.directory, "sqlq_": bare})

@@ -21,6 +21,7 @@ The other modules are imported by their names:
     isolated               subprocesses for single jobs, with programs of a test's own
     flows, beside          Apps with tasks, and what their handlers did
     pages                  the blocks of the documentation
+    service                a server of somebody else's, which notes what it is sent
     visitor, browser       the dashboard without and with a browser
 
 Fixtures are in `tests/fixtures/`. A test module imports no other one: helpers of several modules stand here,

@@ -4,12 +4,17 @@ it."""
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
+import pty
+import signal
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -159,6 +164,36 @@ class Command:
             finally:
                 process.kill()
                 process.wait()
+
+    def on_terminal(self, *args: str, typed: str = "", interrupt_at: str | None = None) -> Done:
+        """Run a command on a terminal of 100 columns, for a person who types something, or presses Ctrl-C
+        when it has shown a text."""
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+        os.write(ours, typed.encode())
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sqlq", *args],
+            cwd=self.directory,
+            env=self.environment | {"TERM": "xterm-256color"},
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        shown = b""
+        try:
+            with suppress(OSError):  # of Linux, when the other end is closed
+                while chunk := os.read(ours, 65_536):
+                    shown += chunk
+                    if interrupt_at is not None and interrupt_at in shown.decode():
+                        os.killpg(process.pid, signal.SIGINT)
+                        interrupt_at = None
+            return Done(process.wait(30), shown.decode(), "")
+        finally:
+            process.kill()
+            process.wait()
+            os.close(ours)
 
     def log(self) -> str:
         return (self.directory / "worker.log").read_text()

@@ -17,12 +17,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from sqlalchemy import Engine, String, create_engine, text
+from sqlalchemy import Engine, String, create_engine, func, select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlq
-from tests.kit.preloaded import DJANGO, environment, preloaded
+from tests.kit.command import Command
+from tests.kit.preloaded import DJANGO, preloaded
 
 ROOT = Path(__file__).parents[2]
 README, COOKBOOK = ROOT / "README.md", ROOT / "docs" / "cookbook.md"
@@ -79,48 +80,52 @@ def headings(page: Path) -> set[str]:
 SHELL = re.compile(r"[|&;<>$`]")
 
 
-class Desk:
+class Desk(Command):
     """A directory with the quick start's shop.py, and a shell in which `sqlq` and `python` are those of this
     environment."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, **environment: str) -> None:
         programs = directory / ".programs"
         programs.mkdir()
         for name, command in (("python", ""), ("sqlq", " -m sqlq")):
             (programs / name).write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)}{command} "$@"\n')
             (programs / name).chmod(0o755)
         path = f"{programs}{os.pathsep}{os.environ['PATH']}"
-        self.environment = environment(PATH=path, PYTHONUNBUFFERED="1")
+        super().__init__(directory, PATH=path, PYTHONUNBUFFERED="1", **environment)
         (directory / "shop.py").write_text(block("quickstart", "shop.py"))
 
-    def run(self, script: str, ends_with: int = 0, **more: str) -> str:
+    def run(self, script: str, ends_with: int = 0, **environment: str) -> str:
         """Return the standard output of a script, or of commands that stand one a line."""
         script = re.sub(r"\\\n\s*", "", script)
         lines = [line for line in script.splitlines() if not line.startswith("#")]
         if len(lines) > 1 and all(line.startswith("sqlq ") for line in lines):
-            return "".join(self.run(line, ends_with, **more) for line in lines)
-        words = shlex.split(script, comments=True)
-        names = self.environment | more
-        # a lone command that no shell has to read is forked, which takes a tenth of the time
-        is_plain = not SHELL.search(re.sub("'[^']*'", "", script))
-        if words[:1] == ["sqlq"] and is_plain:
-            done = preloaded().run(words[1:], self.directory, names, timeout=120)
-        elif words[:1] == ["python"] and is_plain:
-            imported = ["pytest"] if "pytest" in words else DJANGO if "django" in words else []
-            done = preloaded(*imported).run(words, self.directory, names, timeout=120)
-        else:
-            done = subprocess.run(
-                ["sh", "-e", "-c", script],
-                cwd=self.directory,
-                env=names,
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-            )
+            return "".join(self.run(line, ends_with, **environment) for line in lines)
+        done = self.end_of(script, **environment)
         assert done.returncode == ends_with, f"{script}\n{done.stdout}\n{done.stderr}"
         return done.stdout
+
+    def end_of(self, script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a script to its end.
+
+        A lone command that no shell has to read is forked, which takes a tenth of the time.
+        """
+        words = shlex.split(script, comments=True)
+        names = self.environment | environment
+        is_plain = not SHELL.search(re.sub("'[^']*'", "", script))
+        if words[:1] == ["sqlq"] and is_plain:
+            return preloaded().run(words[1:], self.directory, names, timeout=120)
+        if words[:1] == ["python"] and is_plain:
+            imported = ["pytest"] if "pytest" in words else DJANGO if "django" in words else []
+            return preloaded(*imported).run(words, self.directory, names, timeout=120)
+        return subprocess.run(
+            ["sh", "-e", "-c", script],
+            cwd=self.directory,
+            env=names,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
 
 
 # -- Python --------------------------------------------------------------------------------------------------
@@ -137,6 +142,14 @@ class Order(Model):
     item: Mapped[str] = mapped_column(String(40))
 
 
+class Coupon(Model):
+    __tablename__ = "coupons"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    order_id: Mapped[int]
+    campaign: Mapped[str] = mapped_column(String(40))
+
+
 def around(app: sqlq.App, engine: Engine) -> dict[str, Any]:
     """Return what the pages' Python finds around it."""
     Model.metadata.create_all(engine)
@@ -149,11 +162,14 @@ def around(app: sqlq.App, engine: Engine) -> dict[str, Any]:
         "app": app,
         "engine": engine,
         "send_receipt": send_receipt,
+        "Coupon": Coupon,
         "Order": Order,
         "Session": Session,
         "AsyncSession": AsyncSession,
         "create_engine": create_engine,
         "datetime": datetime,
+        "func": func,
+        "select": select,
         "sqlq": sqlq,
         "text": text,
         "timezone": SimpleNamespace(utc=UTC),

@@ -1,6 +1,7 @@
 """Transcripts: commands with what they print, as text that people read.
 
     > app.enqueue(send.new(7))          Python that sets the scene, or prints what became of it
+    . more()                            and that goes on
     $ cat > own.py <<EOF                a file is written
     EOF
     $ COLUMNS=60 sqlq show 1            a command; its output stands below
@@ -33,6 +34,7 @@ PLACEHOLDERS = (
     (r"\bin [\d,]+ d( \d+ h)?", "in DAYS"),
     (r"\b(after|within the last|behind) \d+(\.\d+)? m?s\b", r"\1 SPAN"),
     (r"\bpid \d+", "pid PID"),
+    (r"\b\w[-\w]*@HOST\b", "USER@HOST"),
     (r"(?<![-\w])(?=[0-9]*[a-f])[0-9a-f]{12}\b", "FINGERPRINT"),
     (r'(_seconds": )\d[\d.]*', r"\1SPAN"),
     (r"((context\.py|<frozen [\w.]+>), line) \d+", r"\1 N"),
@@ -52,7 +54,7 @@ class Transcript:
         """Run its commands, and compare what they print."""
         sqlq_.environment |= {"TZ": "UTC", "COLUMNS": "400"}
         before = self.file.read_text()
-        text = "".join(f"{line}\n" for line in self._lines(iter(before.splitlines()), sqlq_, names))
+        text = "".join(f"{line}\n" for line in self._lines(_statements(before), sqlq_, names))
         if os.environ.get("SQLQ_TEST_WRITE_GOLDEN"):
             self.file.write_text(text)
         else:
@@ -66,7 +68,7 @@ class Transcript:
             is_output = kind in (">", "$") or (is_output and line != "")
             if kind == ">":
                 yield line
-                yield from self._evaluated(command, sqlq_, names)
+                yield from self._evaluated(command.replace("\n. ", "\n"), sqlq_, names)
             elif file := re.fullmatch(r"cat > (\S+) <<EOF", command):
                 written = [*iter(lines.__next__, "EOF")]
                 (sqlq_.directory / file[1]).write_text("\n".join([*written, ""]))
@@ -92,6 +94,11 @@ class Transcript:
         yield from (f"! {line}" for line in normal(done.err, sqlq_).splitlines() if line)
         if done.code:
             yield f"[exit {done.code}]"
+
+
+def _statements(text: str) -> Iterator[str]:
+    """Yield the lines, those of Python that goes on as one."""
+    return iter(re.split(r"\n(?!\. )", text.removesuffix("\n")))
 
 
 def normal(text: str, sqlq_: Command) -> str:

@@ -1,14 +1,8 @@
-"""The output of a drain while it works, on a terminal and elsewhere, and at its end."""
+"""Commands on a terminal ask, draw and fit its width. A drain shows how far it is, there and elsewhere."""
 
 from __future__ import annotations
 
-import os
-import pty
 import re
-import select
-import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from types import SimpleNamespace
@@ -20,7 +14,7 @@ from sqlalchemy import Engine, make_url, text
 import sqlq
 from sqlq.cli.terminal import progress
 from sqlq.store.jobs import lookup
-from tests.kit import needs, wait_until
+from tests.kit import BOOM, end, failed, needs, wait_until
 from tests.kit.command import Command
 
 APP = """
@@ -43,88 +37,84 @@ def dies():
 """
 
 
-def enqueue(app: sqlq.App, task: str, count: int = 1) -> None:
-    new = app.task(name=task, max_attempts=1 if task == "dies" else 5)(lambda: None).new()
-    app.enqueue_many([new] * count)
-
-
 @pytest.fixture
-def terminal(sqlq_: Command) -> Command:
+def slow(sqlq_: Command) -> Command:
     (sqlq_.directory / "slow.py").write_text(APP)
-    sqlq_.environment |= {"SQLQ_APP": "slow:app", "TERM": "xterm", "COLUMNS": "100"}
+    sqlq_.environment |= {"SQLQ_APP": "slow:app"}
     return sqlq_
 
 
-def on_terminal(run: Command, *options: str, interrupt_at: str | None = None) -> tuple[int, str]:
-    """Run a worker whose stderr is a terminal; press Ctrl-C when it has shown a text."""
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sqlq", "work", *options],
-        cwd=run.directory,
-        env=run.environment,
-        stderr=theirs,
-        start_new_session=True,
-    )
-    os.close(theirs)
-    shown, until = b"", time.monotonic() + 120
-    try:
-        while time.monotonic() < until:
-            if select.select([ours], [], [], 1)[0]:
-                try:
-                    shown += os.read(ours, 65_536)
-                except OSError:  # the other side is closed
-                    break
-            if interrupt_at is not None and interrupt_at in shown.decode():
-                os.killpg(process.pid, signal.SIGINT)
-                interrupt_at = None
-        return process.wait(30), shown.decode()
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
+def enqueue(app: sqlq.App, task: str, count: int = 1) -> None:
+    app.enqueue_many([app.named(task).new()] * count)
 
 
-LINE = r"\r\x1b\[2K([^\r]* running, [^\r]*)\r"
+# -- questions and tables ------------------------------------------------------------------------------------
 
 
 @needs("cheap")
-def test_a_drain_on_a_terminal_draws_one_changing_line(terminal: Command, app: sqlq.App) -> None:
+def test_a_command_that_ends_many_jobs_asks_on_a_terminal(sqlq_: Command, app: sqlq.App) -> None:
+    enqueue(app, "send", 3)
+    done = sqlq_.on_terminal("cancel", "--all", typed="n\n")
+    # some releases of click move the blanks around their prompt
+    assert "cancel3jobs?[y/N]:" in done.out.replace(" ", "")
+    assert (done.code, done.out.endswith("sqlq: nothing was done\r\n")) == (1, True), done
+    assert {str(job.state) for job in app.jobs.list()} == {"available"}
+    done = sqlq_.on_terminal("cancel", "--all", typed="y\n")
+    assert (done.code, "cancelled 3 jobs: " in done.out) == (0, True), done
+    enqueue(app, "send", 2)
+    end(app, BOOM, 2)
+    done = sqlq_.on_terminal("delete", "--queue", "default", typed="y\n")
+    assert (done.code, "deleted 2 jobs in queue default: 4, 5\r\n" in done.out) == (0, True), done
+
+
+@needs("cheap")
+def test_a_terminal_gets_a_fitting_table_without_escapes_from_rows(sqlq_: Command, app: sqlq.App) -> None:
+    enqueue(app, "send")
+    end(app, failed("\x1b[2Jgone \x07" + "long " * 50))
+    shown = sqlq_.on_terminal("jobs", "--state", "failed").out
+    assert "\x1b[1m" in shown, "headings are bold"
+    assert "\x1b[2J" not in shown
+    assert "\x07" not in shown
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    assert "gone" in plain
+    assert max(len(line.rstrip()) for line in plain.splitlines()) <= 100
+    assert "\x1b" not in sqlq_.ok("jobs", "--state", "failed")
+
+
+# -- a drain -------------------------------------------------------------------------------------------------
+
+
+@needs("cheap")
+def test_a_drain_on_a_terminal_draws_one_changing_line(slow: Command, app: sqlq.App) -> None:
     enqueue(app, "slow", 30)
-    code, shown = on_terminal(terminal, "--drain", "-c", "2")
-    assert code == 0
-    drawn = re.findall(LINE, shown)
-    assert drawn, shown
+    done = slow.on_terminal("work", "--drain", "-c", "2")
+    assert done.code == 0
+    drawn = re.findall(r"\r\x1b\[2K([^\r]* running, [^\r]*)\r", done.out)
     assert any(re.search(r"\d a (second|minute)\), [12] running, \d+ waiting", line) for line in drawn), drawn
-    assert ") finished in" not in shown
-    last = shown.rstrip().rpartition("\x1b[2K")[2]
-    assert re.search(r"stopped: 30 finished in [\d.]+ s \([\d.]+ a (second|minute)\)$", last), shown[-500:]
-
-
-@needs("cheap")
-def test_a_drain_with_lines_prints_a_line_a_job(terminal: Command, app: sqlq.App) -> None:
+    assert ") finished in" not in done.out
+    last = done.out.rstrip().rpartition("\x1b[2K")[2]
+    assert re.search(r"stopped: 30 finished in [\d.]+ s \([\d.]+ a (second|minute)\)$", last), last
     enqueue(app, "slow", 2)
-    _, shown = on_terminal(terminal, "--drain", "--lines")
-    assert shown.count(") finished in") == 2
-    assert "\x1b[2K" not in shown
+    shown = slow.on_terminal("work", "--drain", "--lines").out
+    assert (shown.count(") finished in"), "\x1b[2K" in shown) == (2, False), "a line for each job"
 
 
 @needs("cheap")
-def test_ctrl_c_leaves_the_terminal_clean(terminal: Command, app: sqlq.App) -> None:
+def test_ctrl_c_leaves_the_terminal_clean(slow: Command, app: sqlq.App) -> None:
     enqueue(app, "endless")
-    code, shown = on_terminal(terminal, "--drain", "--grace", "100ms", interrupt_at="1 running")
-    assert code == 0
-    assert "[shop] job 1 endless: look here" in shown
-    assert "\x1b[2K" in shown
-    after = shown.rpartition(" running")[2].partition("\r")[2]
+    done = slow.on_terminal("work", "--drain", "--grace", "100ms", interrupt_at="1 running")
+    assert done.code == 0
+    assert "[shop] job 1 endless: look here" in done.out
+    after = done.out.rpartition(" running")[2].partition("\r")[2]
     assert after.startswith("\r\x1b[2K"), "the line of progress is taken away"
-    assert "Traceback" not in shown
+    assert "Traceback" not in done.out
 
 
 @needs("cheap")
-def test_a_job_that_fails_with_its_process_is_counted(terminal: Command, app: sqlq.App) -> None:
+def test_a_job_that_fails_with_its_process_is_counted(slow: Command, app: sqlq.App) -> None:
     enqueue(app, "slow", 2)
     enqueue(app, "dies")
-    done = terminal("work", "--drain", "-c", "1")
+    done = slow("work", "--drain", "-c", "1")
     assert done.code == 0
     assert "1 failed" in done.err.splitlines()[-1], done.err
     (line,) = (line for line in done.err.splitlines() if "job 3 dies" in line)
