@@ -196,6 +196,23 @@ class TestSession:
 
 
 @needs("postgresql")
+def test_a_job_of_two_phases_runs_after_the_second(shop: OrderShop, engine: Engine) -> None:
+    with inline(shop.app, at="commit"):
+        with Session(engine, twophase=True) as session:
+            session.add(Order(id=1))
+            shop.app.enqueue(shop.count.new("session"), session=session)
+            session.commit()
+        with engine.connect() as conn:
+            for name in ("connection", "rolled back"):
+                transaction = conn.begin_twophase()
+                shop.app.enqueue(shop.count.new(name), session=conn)
+                transaction.prepare()
+                assert len(shop.done) == (1 if name == "connection" else 2)
+                transaction.commit() if name == "connection" else transaction.rollback()
+    assert shop.done == [("session", 1), ("connection", 1)]
+
+
+@needs("postgresql")
 @pytest.mark.parametrize("kind", ["session", "connection"])
 def test_a_commit_that_fails_runs_nothing(shop: OrderShop, engine: Engine, kind: str) -> None:
     execute(engine, "CREATE TABLE lines (o int REFERENCES orders DEFERRABLE INITIALLY DEFERRED)")

@@ -8,12 +8,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.exc import IntegrityError
 
 import sqlq
 import sqlq.alembic
@@ -27,6 +28,8 @@ from tests.migrations.catalogue import another_database, catalogue, run_script
 from tests.migrations.later_release import Migrator
 
 pytestmark = pytest.mark.each_database
+
+Builder = TypeVar("Builder")
 
 
 @pytest.fixture
@@ -67,16 +70,18 @@ def start(empty_database_url: str, history: Path) -> Iterator[Callable[..., Migr
 # ── Step by step ────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_an_upgrade_keeps_jobs_and_rewrites_no_table(later: Engine) -> None:
+def test_an_upgrade_keeps_jobs_and_views_and_rewrites_no_table(later: Engine) -> None:
     file = table_file(later)
+    execute(later, "CREATE VIEW shop_jobs AS SELECT id, state FROM job_states WHERE task LIKE 'shop.%'")
     assert migrate.upgrade(later, None) == "0001"
     assert migrate.upgrade(later, None) == "0003"
     assert execute(later, "SELECT count(*) FROM job_states") == 2
     assert execute(later, "SELECT count(note) FROM jobs") == 0
+    assert execute(later, "SELECT count(*) FROM shop_jobs WHERE state = 'available'") == 2
     assert "jobs_by_task" in str(catalogue(later))
     assert table_file(later) == file
     migrate.downgrade(later, None, "0001", force=True)
-    assert execute(later, "SELECT count(*) FROM job_states") == 2
+    assert execute(later, "SELECT count(*) FROM shop_jobs") == 2
     assert "jobs_by_task" not in str(catalogue(later))
 
 
@@ -199,6 +204,20 @@ def test_a_lock_timeout_is_one_sentence_and_changes_nothing(
     assert live_index(later) is True
 
 
+@pytest.mark.integration
+@needs("postgresql", empty=True)
+def test_a_migrator_killed_while_it_waits_for_a_lock_leaves_nothing(
+    migrated: Engine, start: Callable[..., Migrator]
+) -> None:
+    with migrated.connect() as long_transaction:
+        long_transaction.execute(text("SELECT count(*) FROM jobs"))
+        killed = start(lock_timeout_ms=60_000)
+        wait_until(lambda: waiting_for_locks(migrated), what="the migrator waiting")
+        killed.kill()
+    assert start().migrated_from("0001")
+    assert live_index(migrated) is True
+
+
 KILLED = """
 import os, signal, sys, traceback
 from sqlalchemy import create_engine, event
@@ -255,7 +274,7 @@ def test_a_migration_killed_at_each_statement_goes_on(empty: Engine, when: str) 
 
 
 @contextmanager
-def building(engine: Engine, start: Callable[[], Migrator]) -> Iterator[Migrator]:
+def building(engine: Engine, start: Callable[[], Builder]) -> Iterator[Builder]:
     """A builder in the middle of its build, which waits for a transaction that wrote to jobs before."""
     execute(engine, "UPDATE sqlq_version SET version_num = '0002'")  # as if the step before had been made
     execute(engine, "ALTER TABLE jobs ADD COLUMN note TEXT")
@@ -305,6 +324,82 @@ def test_an_index_of_an_aborted_build_is_built_again(
     assert again.migrated_from("0002")
     assert live_index(migrated) is True
     assert index_oid(migrated) != broken
+
+
+@pytest.mark.integration
+@needs("postgresql", empty=True)
+def test_a_second_migrator_does_not_touch_an_index_build(
+    migrated: Engine, start: Callable[..., Migrator]
+) -> None:
+    with building(migrated, start) as migrator:
+        second = start()
+        assert second.says("waiting for another migration")
+        index = index_oid(migrated)
+    assert migrator.migrated_from("0002")
+    assert second.migrated_from("0003")
+    assert (live_index(migrated), index_oid(migrated)) == (True, index)
+
+
+@pytest.mark.integration
+@needs("postgresql", empty=True)
+def test_the_index_build_of_another_session_is_taken_over(
+    migrated: Engine, start: Callable[..., Migrator]
+) -> None:
+    """As a server leaves it that does not end the statements of a killed client."""
+
+    def build() -> None:
+        with migrated.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.exec_driver_sql("CREATE INDEX CONCURRENTLY jobs_by_task ON jobs (task, id)")
+
+    def start_build() -> threading.Thread:
+        thread = threading.Thread(target=build)
+        thread.start()
+        return thread
+
+    with building(migrated, start_build) as thread:
+        migrator = start()
+        assert migrator.says("waiting for another build or a vacuum of public.jobs")
+        index = index_oid(migrated)
+    assert migrator.migrated_from("0002")
+    thread.join()
+    assert (live_index(migrated), index_oid(migrated)) == (True, index)
+    assert execute(migrated, "SELECT version_num FROM sqlq_version") == "0003"
+
+
+@needs("sessions", empty=True)
+def test_an_index_build_that_waits_too_long_is_reported_in_one_sentence(
+    later: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(online, "INDEX_TIMEOUT_MS", 100)
+    monkeypatch.setattr(online, "LOCK_TIMEOUT_MS", 100)
+    execute(later, "UPDATE sqlq_version SET version_num = '0002'")
+    with later.connect() as long_transaction:
+        long_transaction.execute(text("INSERT INTO jobs (task) VALUES ('shop.c')"))
+        with pytest.raises(
+            ConfigurationError, match=r"index jobs_by_task in postgresql.* was not built.*end the oldest ones"
+        ):
+            migrate.upgrade(later, None)
+    assert execute(later, "SELECT version_num FROM sqlq_version") == "0002"
+    migrate.upgrade(later, None)
+    assert live_index(later) is True
+
+
+@needs("postgresql", empty=True)
+def test_a_failed_unique_index_leaves_nothing_behind(migrated: Engine) -> None:
+    def unique(connection: Connection) -> None:
+        connection.exec_driver_sql(
+            "CREATE UNIQUE INDEX CONCURRENTLY IF NOT EXISTS one_queue ON public.jobs (queue)"
+        )
+
+    with pytest.raises(IntegrityError):
+        online.build_index(migrated, "public", "jobs", "one_queue", unique)
+    assert live_index(migrated, "one_queue") is None
+    with migrated.connect() as connection, pytest.raises(IntegrityError):
+        unique(connection.execution_options(isolation_level="AUTOCOMMIT"))
+    assert live_index(migrated, "one_queue") is False, "what a killed build with duplicates leaves"
+    execute(migrated, "DELETE FROM jobs WHERE task = 'shop.a'")
+    online.build_index(migrated, "public", "jobs", "one_queue", unique)
+    assert live_index(migrated, "one_queue") is True
 
 
 @needs("sessions", empty=True)

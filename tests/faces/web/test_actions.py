@@ -7,6 +7,8 @@ import threading
 from typing import Any
 
 import pytest
+from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 
 import sqlq
 from sqlq.admin import batches
@@ -192,6 +194,22 @@ def test_a_filter_is_counted_even_in_a_confirmed_form(shop: sqlq.App) -> None:
     answer = Visitor(shop).send("cancel", matching="yes", confirmed="yes")
     assert "<b>2 available jobs</b> would be acted on" in answer.text
     assert [shop.jobs.get(id).state for id in ids] == ["available"] * 2
+
+
+def test_a_filter_is_confirmed_when_it_cannot_be_counted_in_time(shop: sqlq.App) -> None:
+    def slow(conn: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if "count(*)" in statement and "label" in statement:
+            raise OperationalError(statement, {}, Exception("canceling statement due to statement timeout"))
+
+    enqueue(shop, 2, label="red")
+    admin = Visitor(shop)
+    engine = admin.site.reading.own.database.engine
+    event.listen(engine, "before_cursor_execute", slow)
+    page, answer = admin.asked("cancel", label="red", matching="yes")
+    event.remove(engine, "before_cursor_execute", slow)
+    assert "<b>All jobs with the label red</b> would be acted on" in page
+    assert "canceling statement due to statement timeout" in page
+    assert "cancelled 2 jobs" in admin.done("cancel", **answer)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 
 import sqlq
 from tests.faces.web import shop
-from tests.kit import end, failed, needs, wait_until
+from tests.kit import end, execute, failed, needs, wait_until
 from tests.kit.browser import Browser, chromium
 
 pytestmark = [
@@ -107,6 +107,43 @@ def test_jobs_are_filtered_and_cancelled(desk: Desk) -> None:
     browser.press("Cancel")
     browser.sees("cancelled 1 job", ".said")
     assert "label=tenant-7" in browser.driver.current_url, "back where the form was sent from"
+
+
+def test_buttons_for_jobs_stand_above_the_list_and_stick(desk: Desk) -> None:
+    desk.app.enqueue_many([shop.send_receipt.new(i) for i in range(60)])
+    browser = desk.open("jobs?queue=mail")
+    buttons, bar = browser.find(".bulk .acts"), browser.find(".bulk")
+    assert bar.location["y"] < browser.find("table.jobs").location["y"]
+    box = browser.find("tbody input[name=id]")
+    shown = [buttons.is_displayed()]
+    for _ in range(2):
+        box.click()
+        shown.append(buttons.is_displayed())
+    assert shown == [False, True, False], "as long as a job is chosen"
+    browser.find("input[name=matching]").click()
+    browser.driver.execute_script("scrollTo(0, document.body.scrollHeight)")
+    edges: Any = browser.driver.execute_script(
+        "return [document.querySelector('.top').getBoundingClientRect().bottom, "
+        "document.querySelector('.bulk').getBoundingClientRect().top]"
+    )
+    assert abs(edges[0] - edges[1]) < 1, "the bar sticks below the header"
+    browser.press("Cancel…")
+    browser.sees("60 available jobs in queue mail would be acted on")
+
+
+def test_the_line_of_an_action_moves_and_stops_it(desk: Desk) -> None:
+    action = "('eve', 'retry', 'retry --all', 1200)"
+    execute(
+        desk.app.database.engine, f"INSERT INTO sqlq_audit (actor, action, target, number) VALUES {action}"
+    )
+    browser = desk.open("failures")
+    browser.sees("1,200 until now", "#actions")
+    execute(desk.app.database.engine, "UPDATE sqlq_audit SET number = 2400, seen_at = statement_timestamp()")
+    browser.sees("2,400 until now", "#actions")
+    browser.press("Stop", within="#actions")
+    browser.sees("stops after its batch", ".said")
+    browser.sees("2,400 until now, stopping", "#actions")
+    assert desk.app.audit.list()[-1].state == "stopping"
 
 
 def test_progress_moves_and_a_running_job_is_cancelled(desk: Desk, database_url: str, tmp_path: Path) -> None:
