@@ -57,20 +57,24 @@ def test_a_key_is_unique_within_its_queue_only(app: sqlq.App, send: Any) -> None
         assert app.enqueue(job).created
 
 
+@pytest.mark.parametrize("conflict", ["keep", "replace"])
 @pytest.mark.parametrize(
     ("until", "state", "created"), [("finish", "running", False), ("start", "available", True)]
 )
 def test_a_key_is_held_until_the_finish_or_the_start(
-    app: sqlq.App, send: Any, until: Any, state: str, created: bool
+    app: sqlq.App, send: Any, until: Any, state: str, created: bool, conflict: Any
 ) -> None:
-    new = send.new(1).set(unique_key="k", unique_until=until)
-    first = app.enqueue(new)
-    assert not app.enqueue(new).created
+    """A running job is not replaced."""
+    first, new = (send.new(n).set(unique_key="k", unique_until=until, on_conflict=conflict) for n in (1, 2))
+    id = app.enqueue(first).id
+    assert app.enqueue(first).created is False
     held = claim(app)
     second = app.enqueue(new)
-    assert (second.state, second.created, second.id == first.id) == (state, created, not created)
+    assert (second.state, second.created, second.id == id) == (state, created, not created)
+    assert (second.replaced, app.jobs.get(id).payload) == (False, {"args": [1]})
     settle(app, held, Finished())
-    assert app.enqueue(new).created is not created
+    third = app.enqueue(new)
+    assert (third.created, third.replaced) == (not created, created and conflict == "replace")
 
 
 def test_a_retried_job_holds_its_key_unless_it_was_until_start(app: sqlq.App, send: Any) -> None:
@@ -81,27 +85,6 @@ def test_a_retried_job_holds_its_key_unless_it_was_until_start(app: sqlq.App, se
     settle(app, both, Retried(0, ErrorText("ValueError", "no")))
     assert app.enqueue(held).id == first.id
     assert app.enqueue(free).id == newer.id
-
-
-def test_duplicates_within_a_batch(app: sqlq.App, send: Any, engine: Engine) -> None:
-    remind = app.named("shop.remind")
-    old = app.enqueue(send.new().set(unique_key="old"))
-    new = [
-        send.new(1).set(unique_key="b"),
-        send.new(2),
-        remind.new().set(unique_key="b"),
-        send.new(3).set(unique_key="a"),
-        remind.new().set(unique_key="old"),
-        remind.new().set(unique_key="b", queue="other"),
-        remind.new().set(unique_key="old"),
-    ]
-    with Session(engine) as session, session.begin():
-        done = app.enqueue_many(new, session=session)
-    assert [job.created for job in done] == [True, True, False, True, False, True, False]
-    assert [job.task for job in done] == ["shop.send"] * 5 + ["shop.remind", "shop.send"]
-    assert done[2].id == done[0].id
-    assert done[4].id == done[6].id == old.id
-    assert count(app.database.engine) == 5
 
 
 @pytest.mark.slow
@@ -281,50 +264,25 @@ def test_an_enqueue_takes_a_key_that_is_freed_meanwhile(app: sqlq.App, send: Any
 # -- on_conflict ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def index(app: sqlq.App) -> sqlq.Task[..., None]:
-    @app.task(name="shop.index")
-    def index(page: int = 0, note: str = "") -> None: ...
-
-    return index
-
-
-def test_a_waiting_job_gets_the_newest_arguments(app: sqlq.App, index: Any) -> None:
-    new = index.new(1).set(unique_key="k", delay="1h")
+def test_a_waiting_job_gets_the_newest_arguments(app: sqlq.App, send: Any) -> None:
+    new = send.new(1).set(unique_key="k", delay="1h")
     first = app.enqueue(new.set(priority=3, label="one", headers={"a": 1}))
     due = app.jobs.get(first.id).available_at
-    again = app.enqueue(index.new(2).set(unique_key="k", on_conflict="replace", timeout="5s"))
-    assert again == Job(first.id, "default", "shop.index", sqlq.State.SCHEDULED, created=False, replaced=True)
+    again = app.enqueue(send.new(2).set(unique_key="k", on_conflict="replace", timeout="5s"))
+    assert again == Job(first.id, "default", "shop.send", sqlq.State.SCHEDULED, created=False, replaced=True)
     found = app.jobs.get(first.id)
     assert found.payload == {"args": [2]}
     assert (found.priority, found.timeout_ms, found.label, found.headers) == (0, 5_000, None, {})
     assert found.available_at == due, "it is due when the first one was"
-    kept = app.enqueue(index.new(3).set(unique_key="k"))
+    kept = app.enqueue(send.new(3).set(unique_key="k"))
     assert (kept.created, kept.replaced, app.jobs.get(first.id).payload) == (False, False, {"args": [2]})
     other = app.enqueue(app.named("shop.other").new().set(unique_key="k", on_conflict="replace"))
     assert (other.id, other.task, app.jobs.get(first.id).task) == (first.id, "shop.other", "shop.other")
 
 
-@pytest.mark.parametrize("conflict", ["replace", "debounce"])
-def test_on_conflict_creates_a_job_where_none_waits(
-    app: sqlq.App, index: Any, engine: Engine, conflict: Any
-) -> None:
-    options: dict[str, Any] = {"max_wait": "1h"} if conflict == "debounce" else {}
-    made = app.enqueue(index.new(1).set(unique_key="k", on_conflict=conflict, **options))
-    assert (made.created, made.replaced, made.state) == (True, False, "available")
-    with Session(engine) as session, session.begin():
-        new = index.new(2).set(unique_key="m", on_conflict=conflict, **options)
-        first = app.enqueue(new, session=session)
-        again = app.enqueue(new, session=session)
-        assert (first.created, again.created, again.replaced) == (True, False, True), (
-            "in one transaction, too"
-        )
-    assert count(app.database.engine) == 2
-
-
-def test_debounce_moves_a_job_up_to_max_wait(app: sqlq.App, index: Any) -> None:
+def test_debounce_moves_a_job_up_to_max_wait(app: sqlq.App, send: Any) -> None:
     def put_off(n: int, delay: str, max_wait: str = "10m") -> timedelta:
-        new = index.new(n).set(unique_key="k", delay=delay, on_conflict="debounce", max_wait=max_wait)
+        new = send.new(n).set(unique_key="k", delay=delay, on_conflict="debounce", max_wait=max_wait)
         job = app.enqueue(new)
         found = app.jobs.get(job.id)
         assert found.payload == {"args": [n]}
@@ -341,25 +299,11 @@ def test_debounce_moves_a_job_up_to_max_wait(app: sqlq.App, index: Any) -> None:
     assert count(app.database.engine) == 1
 
 
-@pytest.mark.parametrize(("until", "created"), [("finish", False), ("start", True)])
-def test_on_conflict_does_not_replace_a_running_job(
-    app: sqlq.App, index: Any, until: Any, created: bool
-) -> None:
-    new = index.new(1).set(unique_key="k", unique_until=until, on_conflict="replace")
-    first = app.enqueue(new)
-    (held,) = claim(app)
-    again = app.enqueue(new._with_payload('{"args": [2]}'))
-    assert (again.created, again.replaced, again.id == first.id) == (created, False, not created)
-    assert app.jobs.get(first.id).payload == {"args": [1]}
-    settle(app, held, Finished())
-    assert app.enqueue(new).replaced is created
-
-
 def test_a_replaced_job_that_waits_for_its_retry_begins_anew(
-    app: sqlq.App, index: Any, engine: Engine
+    app: sqlq.App, send: Any, engine: Engine
 ) -> None:
     """With all attempts, and nothing of what the other had come to; but whoever held that one is fenced."""
-    first = app.enqueue(index.new(1).set(unique_key="k"))
+    first = app.enqueue(send.new(1).set(unique_key="k"))
     (held,) = claim(app)
     settle(app, held, Retried(3_600_000, ErrorText("ValueError", "no")))
     with engine.begin() as conn, guard.unguarded(conn):
@@ -367,7 +311,7 @@ def test_a_replaced_job_that_waits_for_its_retry_begins_anew(
         begun = update(Table("jobs", MetaData(), Column("cursor")))
         conn.execute(begun.values(cursor="[1]"))
         conn.execute(text("UPDATE jobs SET losses = 2, releases = 3, progress = 1"))
-    again = app.enqueue(index.new(2).set(unique_key="k", on_conflict="replace", max_attempts=2))
+    again = app.enqueue(send.new(2).set(unique_key="k", on_conflict="replace", max_attempts=2))
     assert (again.id, again.replaced, again.state) == (first.id, True, "scheduled")
     found = app.jobs.get(first.id)
     assert (found.attempts, found.releases, found.errors) == (0, 0, [])
@@ -375,36 +319,45 @@ def test_a_replaced_job_that_waits_for_its_retry_begins_anew(
     assert (found.payload, found.max_attempts, found.lease_token) == ({"args": [2]}, 2, 1)
 
 
-def test_a_batch_with_equal_keys_keeps_the_last_job(app: sqlq.App, index: Any, engine: Engine) -> None:
-    old = app.enqueue(index.new(0).set(unique_key="old"))
+def test_a_batch_with_equal_keys_keeps_the_first_or_the_last_job(
+    app: sqlq.App, send: Any, engine: Engine
+) -> None:
+    old, there = (app.enqueue(send.new(0).set(unique_key=key)) for key in ("old", "there"))
 
-    def new(n: int, key: str, conflict: Any = "replace") -> Any:
-        return index.new(n).set(unique_key=key, on_conflict=conflict)
+    def new(n: int, key: str, conflict: Any = "replace", **options: Any) -> Any:
+        return send.new(n).set(unique_key=key, on_conflict=conflict, **options)
 
+    remind = app.named("shop.remind")
     batch = [
         new(1, "b"),
-        index.new(2),
+        send.new(2),
         new(3, "old"),
         new(4, "b"),
         new(5, "old"),
         new(6, "a", "keep"),
-        new(7, "c").set(on_conflict="debounce", max_wait="1h"),
+        new(7, "c", "debounce", max_wait="1h"),
         new(8, "b", "keep"),
+        remind.new().set(unique_key="a"),
+        remind.new().set(unique_key="there"),
+        remind.new().set(unique_key="a", queue="other"),
     ]
     with Session(engine) as session, session.begin():
         done = app.enqueue_many(batch, session=session)
-    assert [job.created for job in done] == [False, True, False, True, False, True, True, False]
-    assert [job.replaced for job in done] == [False, False, False, False, True, False, False, False]
+    assert [n for n, job in enumerate(done, 1) if job.created] == [2, 4, 6, 7, 11]
+    assert [n for n, job in enumerate(done, 1) if job.replaced] == [5]
+    assert [job.task for job in done[8:]] == ["shop.send", "shop.send", "shop.remind"]
     assert done[0].id == done[3].id == done[7].id
     assert done[2].id == done[4].id == old.id
-    payloads = {job.unique_key: job.payload["args"][0] for job in app.jobs.list()}
-    assert payloads == {"old": 5, "b": 4, "a": 6, "c": 7, None: 2}
+    assert (done[8].id, done[9].id) == (done[5].id, there.id)
+    payloads = {job.unique_key: job.payload for job in app.jobs.list(queue="default")}
+    found = {key: payload["args"][0] for key, payload in payloads.items()}
+    assert found == {"old": 5, "b": 4, "a": 6, "c": 7, "there": 0, None: 2}
 
 
 @common_ways
-def test_a_conflict_is_resolved_in_the_callers_transaction(app: sqlq.App, index: Any, caller: Caller) -> None:
-    first = app.enqueue(index.new(1).set(unique_key="k", delay="1m"))
-    new = index.new(2).set(unique_key="k", delay="1h", on_conflict="debounce", max_wait="30m")
+def test_a_conflict_is_resolved_in_the_callers_transaction(app: sqlq.App, send: Any, caller: Caller) -> None:
+    first = app.enqueue(send.new(1).set(unique_key="k", delay="1m"))
+    new = send.new(2).set(unique_key="k", delay="1h", on_conflict="debounce", max_wait="30m")
     for end in (caller.rollback, caller.commit):
         caller.begin()
         again = caller.enqueue(app, new)
@@ -416,28 +369,28 @@ def test_a_conflict_is_resolved_in_the_callers_transaction(app: sqlq.App, index:
         assert waits == timedelta(minutes=1 if end == caller.rollback else 30)
 
 
-def test_statement_has_the_conflict_clause(app: sqlq.App, index: Any, engine: Engine) -> None:
-    first = app.enqueue(index.new(1).set(unique_key="k"))
-    new = index.new(2).set(unique_key="k", on_conflict="replace")
+def test_statement_has_the_conflict_clause(app: sqlq.App, send: Any, engine: Engine) -> None:
+    first = app.enqueue(send.new(1).set(unique_key="k"))
+    new = send.new(2).set(unique_key="k", on_conflict="replace")
     style = "qmark" if engine.dialect.name == "sqlite" else "pyformat"
     sql, parameters = app.statement(new, paramstyle=style)
     with engine.begin() as conn:
         assert conn.exec_driver_sql(sql, parameters).scalar_one() == first.id
     assert app.jobs.get(first.id).payload == {"args": [2]}
     with pytest.raises(sqlq.EnqueueError, match=r'unique_until="pruned" of .* takes a second'):
-        app.statement(index.new().set(unique_key="k", unique_until="pruned"))
+        app.statement(send.new().set(unique_key="k", unique_until="pruned"))
 
 
 @needs("sessions")
 def test_a_replace_does_not_wait_for_an_open_completion(
-    app: sqlq.App, index: Any, engine: Engine, pool: ThreadPoolExecutor
+    app: sqlq.App, send: Any, engine: Engine, pool: ThreadPoolExecutor
 ) -> None:
     """A handler's transaction may be long, and its job cannot be replaced anyway."""
-    first = app.enqueue(index.new(1).set(unique_key="k"))
+    first = app.enqueue(send.new(1).set(unique_key="k"))
     (held,) = claim(app)
     with engine.begin() as handler, in_schema(handler, "public"):
         settling.complete(handler, (held.id, held.lease_token), Finished())
-        new = index.new(2).set(unique_key="k", on_conflict="replace")
+        new = send.new(2).set(unique_key="k", on_conflict="replace")
         again = pool.submit(app.enqueue, new).result(20)
     assert (again.id, again.created, again.replaced) == (first.id, False, False)
 
@@ -445,13 +398,13 @@ def test_a_replace_does_not_wait_for_an_open_completion(
 @needs("sessions")
 @pytest.mark.parametrize("rival_commits", [True, False])
 def test_the_later_of_two_replaces_wins(
-    app: sqlq.App, index: Any, engine: Engine, pool: ThreadPoolExecutor, rival_commits: bool
+    app: sqlq.App, send: Any, engine: Engine, pool: ThreadPoolExecutor, rival_commits: bool
 ) -> None:
-    first = app.enqueue(index.new(1).set(unique_key="k"))
-    new = index.new(2).set(unique_key="k", on_conflict="replace")
+    first = app.enqueue(send.new(1).set(unique_key="k"))
+    new = send.new(2).set(unique_key="k", on_conflict="replace")
     with Session(engine) as rival:
         app.enqueue(new, session=rival)
-        future = pool.submit(app.enqueue, index.new(3).set(unique_key="k", on_conflict="replace"))
+        future = pool.submit(app.enqueue, send.new(3).set(unique_key="k", on_conflict="replace"))
         wait_until(lambda: waiting_for_locks(engine) == 1, what="the second waits for the first")
         rival.commit() if rival_commits else rival.rollback()
     again = future.result(20)
@@ -461,12 +414,12 @@ def test_the_later_of_two_replaces_wins(
 
 @needs("sessions")
 def test_a_job_that_was_claimed_meanwhile_is_not_replaced(
-    app: sqlq.App, index: Any, engine: Engine, pool: ThreadPoolExecutor
+    app: sqlq.App, send: Any, engine: Engine, pool: ThreadPoolExecutor
 ) -> None:
-    first = app.enqueue(index.new(1).set(unique_key="k"))
+    first = app.enqueue(send.new(1).set(unique_key="k"))
     with app.database.begin() as conn:
         claim_on(conn, limit=1, owner="w", lease_ms=60_000)
-        future = pool.submit(app.enqueue, index.new(2).set(unique_key="k", on_conflict="replace"))
+        future = pool.submit(app.enqueue, send.new(2).set(unique_key="k", on_conflict="replace"))
         wait_until(lambda: waiting_for_locks(engine) == 1, what="it waits for the claim")
     again = future.result(20)
     assert (again.id, again.created, again.replaced, again.state) == (first.id, False, False, "running")
@@ -592,10 +545,9 @@ def test_a_job_is_found_by_its_key(app: sqlq.App, charge: Any) -> None:
     live = app.enqueue(charge.new(1).set(unique_key="live"))
     assert app.jobs.get_by_key("default", "live").id == live.id
     first = app.enqueue(once(charge))
-    assert app.jobs.get_by_key("default", "order-7").state == "available"
     drain(app)
-    assert app.jobs.get_by_key("default", "order-7").id == first.id
-    assert app.jobs.get(first.id).state == "finished"
+    found = app.jobs.get_by_key("default", "order-7")
+    assert (found.id, found.state) == (first.id, "finished")
     for queue, key in (("default", "live"), ("default", "none"), ("mail", "order-7")):
         with pytest.raises(sqlq.JobNotFoundError, match=f"^no job holds the unique key '{key}' in the queue"):
             app.jobs.get_by_key(queue, key)

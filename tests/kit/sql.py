@@ -53,6 +53,14 @@ def refuse(engine: Engine, event: str, when: str = "1 = 1", says: str = "refused
             conn.execution_options(no_parameters=True).exec_driver_sql(statement)
 
 
+def insert_many(conn: Connection, rows: int, into: str, values: str) -> None:
+    """Insert so many rows into a table, as in "jobs (task)". Their values are SQL about `i`, their number."""
+    numbers = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :rows)"
+    if conn.dialect.name == "mariadb":
+        conn.exec_driver_sql(f"SET SESSION max_recursive_iterations = {rows}")
+    conn.execute(text(f"INSERT INTO {into} {numbers} SELECT {values} FROM n"), {"rows": rows})
+
+
 _HANDLER = "SHOW SESSION STATUS LIKE 'Handler_read%'"
 
 

@@ -49,12 +49,6 @@ def compare_with_golden(name: str, database: Database, got: list[tuple[str, Any]
     )
 
 
-def insert_many(conn: Connection, rows: int, into: str, values: str) -> None:
-    """Insert so many rows into a table, as in "jobs (task)". Their values are SQL about `i`, their number."""
-    numbers = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :rows)"
-    conn.execute(text(f"INSERT INTO {into} {numbers} SELECT {values} FROM n"), {"rows": rows})
-
-
 def end_many(
     conn: Connection, table: str, id: str, at: str, retention: str = "NULL", where: str = "1 = 1"
 ) -> None:

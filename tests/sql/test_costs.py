@@ -29,9 +29,8 @@ from sqlq.store.limits.grant import Grant, pick
 from sqlq.store.workers import workers
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.options import WorkerOptions
-from tests.kit import needs, received
+from tests.kit import insert_many, needs, received
 from tests.kit.plans import explained, pages, scans, walk
-from tests.sql.statements import insert_many
 
 pytestmark = pytest.mark.each_database
 

@@ -31,11 +31,11 @@ from sqlq.store.jobs import lease, settle
 from sqlq.store.workers import workers
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.options import WorkerOptions
-from tests.kit import claim_on, for_each, needs, received
+from tests.kit import claim_on, for_each, insert_many, needs, received
 from tests.kit.databases import DATABASES, fresh_database, sqlite_url
 from tests.kit.plans import explained, pages, scans, walk
 from tests.kit.postgresql import PostgreSQL
-from tests.sql.statements import STATEMENTS, claim_two, compare_with_golden, end_many, insert_many, new
+from tests.sql.statements import STATEMENTS, claim_two, compare_with_golden, end_many, new
 
 pytestmark = pytest.mark.each_database
 
