@@ -295,22 +295,18 @@ def due(app: sqlq.App, id: int) -> timedelta:
 
 
 def test_waiting_jobs_are_moved_to_a_time_to_a_delay_and_to_now(app: sqlq.App) -> None:
-    id = app.enqueue(app.task(name="send")(lambda: None).new()).id
+    id = app.enqueue(app.task(name="send", max_attempts=3)(lambda: None).new()).id
     assert app.jobs.reschedule([id], delay="2h") == [id]
     assert due(app, id) > timedelta(minutes=119)
     assert app.jobs.reschedule([id], available_at=datetime.now(UTC) + timedelta(days=1)) == [id]
     assert due(app, id) > timedelta(hours=23)
     assert asyncio.run(app.jobs.areschedule(task="send")) == [id]
     assert (due(app, id) < SOON, app.jobs.get(id).state) == (True, "available")
-
-
-def test_a_job_that_waits_for_a_retry_is_moved_with_its_attempts(app: sqlq.App) -> None:
-    id = app.enqueue(app.task(name="send", max_attempts=3)(lambda: None).new()).id
     settle(app, claim(app), Retried(3_600_000, ErrorText("ValueError", "no")))
     assert app.jobs.get(id).state == "scheduled"
     assert app.jobs.reschedule([id]) == [id]
     job = app.jobs.get(id)
-    assert (job.state, job.attempts, len(job.errors)) == ("available", 1, 1)
+    assert (job.state, job.attempts, len(job.errors)) == ("available", 1, 1), "a retry keeps its attempts"
 
 
 def test_running_and_ended_jobs_are_left_alone(app: sqlq.App) -> None:
@@ -504,18 +500,6 @@ def test_failed_jobs_of_a_batch_are_counted_and_stay_in_it_when_they_run_again(
     assert app.jobs.get(mine.id).batch_key == IMPORT
 
 
-def test_a_batch_comes_by_name_by_replacement_and_by_sql(app: sqlq.App, load: Any) -> None:
-    app.enqueue(app.named("load").new(1).set(batch=IMPORT))
-    app.enqueue(load.new(1).set(unique_key="k"))
-    app.enqueue(load.new(2).set(unique_key="k", on_conflict="replace", batch=IMPORT))
-    app.enqueue(sqlq.chain(load.new(3).set(batch=IMPORT), load.new(4)))
-    app.enqueue(load.new(5).set(limit=sqlq.Limit("one", running=1), batch=IMPORT))
-    engine = app.database.engine
-    execute(engine, "INSERT INTO jobs (task, batch_key) VALUES ('load', 'import-42')")
-    shown = execute(engine, "SELECT count(*) FROM job_states WHERE batch_key = 'import-42'")
-    assert shown == len(app.jobs.of_batch(IMPORT)) == 5
-
-
 # -- copies of ended jobs ------------------------------------------------------------------------------------
 
 
@@ -535,7 +519,10 @@ def moved(engine: Engine, ids: Sequence[int], table: str, seconds: int) -> None:
 def test_a_replay_is_a_new_job_that_names_its_origin(hand: Hand, engine: Engine) -> None:
     options: dict[str, Any] = {"queue": "mail", "priority": 7, "timeout": "30s", "max_attempts": 2}
     options |= {"label": "blue", "headers": {"tenant": "blue"}, "backoff": "5m", "retention": "9d"}
+    who = ["web"]
+    hand.app.before_enqueue(lambda job: {"who": who[0]})
     (old,) = hand.ended(unique_key="k", on_failure=None, **options)
+    who[0] = "operator"
     ((origin, new),) = hand.app.jobs.replay(old).items()
     assert origin == old
     job = hand.app.jobs.get(new)
@@ -543,7 +530,7 @@ def test_a_replay_is_a_new_job_that_names_its_origin(hand: Hand, engine: Engine)
     assert (job.state, job.replay_of, job.attempts, job.lease_token) == ("available", old, 0, 0)
     assert (job.task, job.payload, job.queue, job.priority) == ("send", {"args": [0]}, "mail", 7)
     assert (job.timeout_ms, job.max_attempts, job.label) == (30_000, 2, "blue")
-    assert job.headers == {"tenant": "blue"}
+    assert job.headers == {"tenant": "blue", "who": "web"}, "a replay calls no middleware of the enqueue"
     assert (job.retention_ms, job.unique_key, job.on_failure) == (9 * 86_400_000, None, None)
     assert job.backoff == hand.app.jobs.get(old).backoff
     assert (job.history, job.errors) == ((), [])
@@ -567,17 +554,6 @@ def test_a_replay_emits_an_enqueued_event(hand: Hand) -> None:
     assert [(e.id, e.task, e.queue, e.label, e.attempt, e.max_attempts) for e in told] == [
         (jobs[of], "send", "default", "order 7", 0, 3) for of in (first, second)
     ]
-
-
-def test_a_replay_does_not_call_enqueue_middleware(hand: Hand) -> None:
-    """Its headers stay those of the first enqueue. New ones would be about the operator who replays it."""
-    who = ["web"]
-    hand.app.before_enqueue(lambda job: {"who": who[0]})
-    (id,) = hand.ended()
-    who[0] = "operator"
-    (replay,) = replays(hand, hand.app.jobs.replay(id))
-    assert replay.headers == {"who": "web"}
-    assert hand.claim()[0].id == replay.id
 
 
 def test_a_replay_has_no_cursor_and_no_progress(hand: Hand, engine: Engine) -> None:

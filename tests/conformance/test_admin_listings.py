@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -21,7 +21,8 @@ from sqlq.store.jobs import failed as failed_rows
 from sqlq.store.jobs import lookup
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
-from tests.kit import NOW, Hand, claim_on, failed, for_each, needs, received, rows_read, span
+from tests.kit import NOW, Hand, claim_on, failed, for_each, insert_many, needs, received, rows_read, span
+from tests.kit.plans import explained, pages, walk
 
 pytestmark = pytest.mark.each_database
 
@@ -156,36 +157,23 @@ def crowded(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> sqlq.App:
     for bound in ("EXACT", "ROWS", "TIMES"):
         monkeypatch.setattr(failed_rows, bound, 100)
     kind = app.database.dialect.name
-    postgresql = kind == "postgresql"
     soon, later = NOW[kind], f"{NOW[kind]} + {span(app.database.engine, 86_400)}"
-    numbers = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :rows)"
-    columns = "queue, task, payload, priority, attempts, available_at, lease_token, unique_until, releases"
+    carried = "queue, task, payload, priority, attempts, available_at, lease_token, unique_until, releases"
     with app.database.begin() as conn:
-        prefix = f"{app.database.schema}." if postgresql else ""
-        if kind == "mariadb":
-            conn.exec_driver_sql("SET SESSION max_recursive_iterations = 100000")
-        if postgresql:
+        if kind == "postgresql":
             for table in ("jobs", "finished_jobs", "failed_jobs"):
-                conn.execute(text(f"ALTER TABLE {prefix}{table} SET (autovacuum_enabled = off)"))
-        for queue, priority, due, rows in (
-            ("mail", 5, later, WAITING),
-            ("mail", 0, soon, WAITING),
-            ("rare", 0, soon, 10),
-        ):
-            conn.execute(
-                text(
-                    f"INSERT INTO {prefix}jobs (queue, task, priority, available_at) {numbers} "
-                    f"SELECT '{queue}', 't', {priority}, {due} FROM n"
-                ),
-                {"rows": rows},
-            )
-        for table, reason, how, at in (
-            ("finished_jobs", "outcome", "finished", "finished_at"),
-            ("failed_jobs", "reason", "error", "failed_at"),
+                conn.execute(text(f"ALTER TABLE {table} SET (autovacuum_enabled = off)"))
+        into = "jobs (queue, task, priority, available_at)"
+        insert_many(conn, WAITING, into, f"'mail', 't', 5, {later}")
+        insert_many(conn, WAITING, into, f"'mail', 't', 0, {soon}")
+        insert_many(conn, 10, into, f"'rare', 't', 0, {soon}")
+        for columns, values in (
+            ("finished_jobs (outcome, finished_at", "'finished'"),
+            ("failed_jobs (reason, failed_at", "'error'"),
         ):
             conn.exec_driver_sql(
-                f"INSERT INTO {prefix}{table} (id, {columns}, created_at, {reason}, {at}) SELECT "
-                f"id, {columns}, created_at, '{how}', created_at FROM {prefix}jobs WHERE queue = 'mail'"
+                f"INSERT INTO {columns}, id, created_at, {carried}) "
+                f"SELECT {values}, created_at, id, created_at, {carried} FROM jobs WHERE queue = 'mail'"
             )
         claim_on(conn, ["rare"], limit=5, owner="w")
     return app
@@ -228,12 +216,10 @@ def test_postgresql_reads_a_bounded_number_of_pages(crowded: sqlq.App, analyzed:
             for statement, parameters in got:
                 if not analyzed and "GROUP BY public.failed_jobs.queue" in statement:
                     continue  # the sample, whose rows are looked up until there was a vacuum
-                explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"
-                (plan,) = conn.exec_driver_sql(explain, parameters).scalar_one()
-                touched = plan["Plan"]["Shared Hit Blocks"] + plan["Plan"]["Shared Read Blocks"]
-                assert touched <= 250, f"{name}: {touched} pages\n{json.dumps(plan, indent=1)}"
+                plan = explained(conn, statement, parameters)
+                assert pages(plan) <= 250, f"{name}: {json.dumps(plan, indent=1)}"
                 # from there on PostgreSQL compiles a statement, which takes a third of a second
-                assert plan["Plan"]["Total Cost"] < 100_000, f"{name}\n{json.dumps(plan, indent=1)}"
+                assert plan["Total Cost"] < 100_000, f"{name}: {json.dumps(plan, indent=1)}"
 
 
 def sweep(conn: Connection) -> Any:
@@ -292,18 +278,12 @@ def insert_failed(
     at = f"{NOW[kind]} - {span(app.database.engine, 1)} * ({rows} - i)"
     if kind == "mariadb":
         at = f"{NOW[kind]} - INTERVAL {rows} - i SECOND"
+    values = (
+        f"{first} + i, '{queue}', '{task}', '{{}}', 0, 1, {NOW[kind]}, 1, 'finish', 0, {NOW[kind]}, "
+        f"'error', '{error}', 'it broke', {column or repr(error)}, {at}"
+    )
     with app.database.begin() as conn:
-        if kind == "mariadb":
-            conn.exec_driver_sql("SET SESSION max_recursive_iterations = 1000000")
-        prefix = f"{app.database.schema}." if kind == "postgresql" else ""
-        conn.execute(
-            text(
-                f"INSERT INTO {prefix}failed_jobs (id, {COLUMNS}) "
-                f"WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {rows}) "
-                f"SELECT {first} + i, '{queue}', '{task}', '{{}}', 0, 1, {NOW[kind]}, 1, 'finish', 0, "
-                f"{NOW[kind]}, 'error', '{error}', 'it broke', {column or repr(error)}, {at} FROM n"
-            )
-        )
+        insert_many(conn, rows, f"failed_jobs (id, {COLUMNS})", values)
 
 
 @pytest.fixture
@@ -377,14 +357,6 @@ def test_distinct_errors_without_end_are_bounded(app: sqlq.App) -> None:
         assert all(reads_few(conn, *statement) for statement in sent)
 
 
-def rows_of(node: dict[str, Any]) -> Iterator[int]:
-    """Yield how many rows each scan of a plan of PostgreSQL has read."""
-    if "Relation Name" in node:
-        yield int(node["Actual Rows"])
-    for child in node.get("Plans", ()):
-        yield from rows_of(child)
-
-
 def reads_few(conn: Connection, statement: str, parameters: Any) -> bool:
     """Whether no part of the plan reads many rows of failed_jobs."""
 
@@ -393,7 +365,8 @@ def reads_few(conn: Connection, statement: str, parameters: Any) -> bool:
 
     match conn.dialect.name:
         case "postgresql":
-            return max(rows_of(plan("EXPLAIN (ANALYZE, FORMAT JSON)").scalar_one()[0]["Plan"])) < 2_000
+            nodes = walk(explained(conn, statement, parameters))
+            return not [node for node in nodes if "Relation Name" in node and node["Actual Rows"] >= 2_000]
         case "mariadb":
             return all("index" in str(row["Extra"]) for row in plan("EXPLAIN").mappings())
         case _:

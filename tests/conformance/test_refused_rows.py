@@ -21,7 +21,7 @@ from sqlq.worker.maintain import services
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.report.meter import Totals
 from sqlq.worker.supervise.heartbeat import Heartbeat
-from tests.kit import execute, needs, span, wait_until, working
+from tests.kit import execute, needs, refuse, span, wait_until, working
 
 pytestmark = pytest.mark.each_database
 
@@ -30,13 +30,15 @@ INNOCENT, POISON, BATCH = 8, 5, 3
 
 
 class Case(NamedTuple):
-    """Rows of the task `poison`, and a trigger on a table that refuses them."""
+    """Rows of the task `poison`, a trigger on a table that refuses them, the state of the others afterwards,
+    and what the log has."""
 
     prepare: Callable[[Play], None]
     on: str
     refuses: str
-    done: Callable[[Play], bool]
+    state: str
     logged: str
+    number: int = INNOCENT
 
 
 class Play:
@@ -112,74 +114,54 @@ def _in_line(play: Play) -> None:
     play.enqueue()
 
 
-def _case(
-    prepare: Callable[[Play], None], on: str, refuses: str, state: str, logged: str, number: int = INNOCENT
-) -> Case:
-    return Case(prepare, on, refuses, lambda play: play.are(state, number), logged)
-
-
 _LOST = "has lost its worker, but"
 _POISON = "NEW.task = 'poison'"
+_CHANGED = "OLD.task = 'poison'"
+_MAY_START = f"{_CHANGED} AND OLD.blocked_by = 'limit' AND NEW.blocked_by IS NULL"
 CASES = {
-    "settle": _case(
+    "settle": Case(
         Play.enqueue, "INSERT ON finished_jobs", _POISON, "finished", "its outcome could not be stored"
     ),
-    "rescue": _case(Play.claimed, "INSERT ON failed_jobs", _POISON, "failed", _LOST),
-    "rescue of rows that refuse a change": _case(
-        Play.claimed, "UPDATE ON jobs", "OLD.task = 'poison'", "failed", _LOST
+    "rescue": Case(Play.claimed, "INSERT ON failed_jobs", _POISON, "failed", _LOST),
+    "rescue of rows that refuse a change": Case(Play.claimed, "UPDATE ON jobs", _CHANGED, "failed", _LOST),
+    "ticks": Case(_scheduled, "INSERT ON jobs", _POISON, "finished", "schedule poison"),
+    "ticks of rows that refuse a change": Case(
+        _scheduled, "UPDATE ON sqlq_schedules", _CHANGED, "finished", "of a schedule is due, but"
     ),
-    "ticks": _case(_scheduled, "INSERT ON jobs", _POISON, "finished", "schedule poison"),
-    "ticks of rows that refuse a change": _case(
-        *(_scheduled, "UPDATE ON sqlq_schedules", "OLD.task = 'poison'", "finished"),
-        "of a schedule is due, but",
+    "unblock": Case(
+        _chains, "INSERT ON finished_jobs", _POISON, "finished", "waits for no other step any more, but"
     ),
-    "unblock": _case(
-        *(_chains, "INSERT ON finished_jobs", _POISON, "finished"), "waits for no other step any more, but"
+    "admission": Case(_in_line, "UPDATE ON jobs", _MAY_START, "finished", "may start by its limit, but"),
+    "prune": Case(
+        _old, "DELETE ON finished_jobs", _CHANGED, "", "is old enough to be deleted, but", number=0
     ),
-    "admission": _case(
-        *(_in_line, "UPDATE ON jobs"),
-        "OLD.task = 'poison' AND OLD.blocked_by = 'limit' AND NEW.blocked_by IS NULL",
-        *("finished", "may start by its limit, but"),
+    "deaths": Case(
+        Play.claimed, "UPDATE ON jobs", f"{_CHANGED} AND NEW.reserved_at IS NULL", "available", _LOST
     ),
-    "prune": _case(
-        *(_old, "DELETE ON finished_jobs", "OLD.task = 'poison'", ""),
-        *("is old enough to be deleted, but", 0),
-    ),
-    "deaths": _case(
-        *(Play.claimed, "UPDATE ON jobs", "OLD.task = 'poison' AND NEW.reserved_at IS NULL"),
-        *("available", _LOST),
-    ),
-    "deaths of jobs that had started": _case(Play.claimed, "INSERT ON failed_jobs", _POISON, "failed", _LOST),
+    "deaths of jobs that had started": Case(Play.claimed, "INSERT ON failed_jobs", _POISON, "failed", _LOST),
 }
 
 
-def refuse(engine: Engine, on: str, refuses: str, *, after_a_deadlock: bool) -> None:
-    """Let a trigger refuse rows; at its first call it may raise a deadlock."""
-    kind = engine.dialect.name
-    row = "OLD" if on.startswith("DELETE") else "NEW"
+def refuse_after_a_deadlock(engine: Engine, on: str, refuses: str) -> None:
+    """Let a trigger refuse rows, and raise a deadlock at its first call."""
     # a sequence is not rolled back
-    sequence = "'poisoned'" if kind == "postgresql" else "poisoned"
-    once = f"nextval({sequence}) = 1" if after_a_deadlock else "1 = 0"
     statements = {
-        "sqlite": [
-            f"CREATE TRIGGER refuse BEFORE {on} WHEN {refuses} BEGIN SELECT RAISE(ABORT, 'refused'); END"
-        ],
         "postgresql": [
             "CREATE SEQUENCE poisoned",
             "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-            f"IF {refuses} THEN IF {once} THEN RAISE SQLSTATE '40P01'; END IF; "
-            f"RAISE EXCEPTION 'refused'; END IF; RETURN {row}; END $$",
-            f"CREATE TRIGGER refuse BEFORE {on} FOR EACH ROW EXECUTE FUNCTION refuse()",
+            "IF nextval('poisoned') = 1 THEN RAISE SQLSTATE '40P01'; END IF; "
+            "RAISE EXCEPTION 'refused'; END $$",
+            f"CREATE TRIGGER refuse BEFORE {on} FOR EACH ROW WHEN ({refuses}) EXECUTE FUNCTION refuse()",
         ],
         "mariadb": [
             "CREATE SEQUENCE poisoned",
             f"CREATE TRIGGER refuse BEFORE {on} FOR EACH ROW IF {refuses} THEN "
-            f"IF {once} THEN SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213; END IF; "
+            "IF nextval(poisoned) = 1 THEN SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213; END IF; "
             "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'refused'; END IF",
         ],
-    }[kind]
+    }
     with engine.begin() as conn:
-        for statement in statements:
+        for statement in statements[engine.dialect.name]:
             conn.execution_options(no_parameters=True).exec_driver_sql(statement)
 
 
@@ -256,7 +238,7 @@ def test_outcomes_of_a_refused_task_are_settled_apart_from_then_on(
         batches.append([each.id for each in settlements])
         return settle(conn, settlements, **options)
 
-    refuse(engine, "INSERT ON finished_jobs", "NEW.task = 'poison'", after_a_deadlock=False)
+    refuse(engine, "INSERT ON finished_jobs", _POISON)
     monkeypatch.setattr(settling, "settle", noted)
     with working(app, grace="1s", concurrency=INNOCENT + POISON):
         play.enqueue()
@@ -289,14 +271,14 @@ def test_refused_rows_hold_up_no_other(
     monkeypatch.setattr(services, "PRUNE_SECONDS", 0.1)
     case, play = CASES[name], Play(app, engine)
     case.prepare(play)
-    refuse(engine, case.on, case.refuses, after_a_deadlock=after_a_deadlock)
+    (refuse_after_a_deadlock if after_a_deadlock else refuse)(engine, case.on, case.refuses)
     acting = (
         dead(play.app, started="started" in name)
         if name.startswith("deaths")
         else working(play.app, grace="1s", queues=["default"], concurrency=INNOCENT + POISON)
     )
     with acting:
-        wait_until(lambda: case.done(play), timeout=20, what="the others done")
+        wait_until(lambda: play.are(case.state, case.number), timeout=20, what="the others done")
         wait_until(lambda: case.logged in caplog.text, timeout=20, what="the refusal in the log")
 
 

@@ -43,7 +43,7 @@ RULES = {"length", "statement_timestamp", "timezone"}
 BY_SQLALCHEMY = {"current_schema"}
 """Functions that SQLAlchemy itself calls unqualified when it connects."""
 BASES = {"text": ["text", "varchar"], "int8": ["int8", "int4"], "int4": ["int4", "int2"]}
-ARRAYS = ("text[]", "varchar[]", "int8[]", "int4[]", "bool[]", "timestamptz[]")
+ARRAYS = ("_text", "_varchar", "_int8", "_int4", "_bool", "_timestamptz")
 IN_DOMAINS = {"timestamp": "timestamptz", "smallint": "int2", "integer": "int4", "bigint": "int8"}
 MOST = 400
 """At most this many rivals of one name are made."""
@@ -132,28 +132,21 @@ def _function(signature: str, result: str) -> str:
     )
 
 
-_FUNCTIONS = """
-SELECT proname, ARRAY(SELECT format_type(t, NULL) FROM unnest(proargtypes::oid[]) t),
-       format_type(prorettype, NULL)
+_TYPE = "(SELECT typname FROM pg_catalog.pg_type WHERE pg_type.oid = {})"
+_FUNCTIONS = f"""
+SELECT proname, ARRAY(SELECT {_TYPE.format("t")}::text FROM unnest(proargtypes::oid[]) t),
+       {_TYPE.format("prorettype")}
   FROM pg_catalog.pg_proc WHERE pronamespace = 'pg_catalog'::regnamespace AND proname = ANY(:names)
    AND pronargs <= 3
 """
-_OPERATORS = """
-SELECT oprname, ARRAY[format_type(oprleft, NULL), format_type(oprright, NULL)], format_type(oprresult, NULL)
+_OPERATORS = f"""
+SELECT oprname, ARRAY[{_TYPE.format("oprleft")}, {_TYPE.format("oprright")}]::text[],
+       {_TYPE.format("oprresult")}
   FROM pg_catalog.pg_operator WHERE oprnamespace = 'pg_catalog'::regnamespace AND oprname = ANY(:names)
    AND oprleft <> 0
 """
-_SHORT = {
-    "character varying": "varchar",
-    "timestamp with time zone": "timestamptz",
-    "bigint": "int8",
-    "integer": "int4",
-    "smallint": "int2",
-    "boolean": "bool",
-    "double precision": "float8",
-}
 _OURS = {"text", "varchar", "int8", "int4", "int2", "timestamptz", "bool", "float8", "interval", "json"}
-_OURS |= {"name", "xid"}
+_OURS |= {"name", "xid", "_aclitem", "_text", "numeric"}
 
 
 def _wanted(
@@ -161,9 +154,8 @@ def _wanted(
 ) -> Iterator[tuple[str, tuple[str, ...], str]]:
     seen: set[tuple[str, tuple[str, ...]]] = set()
     for name, kinds, result in conn.execute(text(query), {"names": wanted}).all():
-        each = [_kinds(_SHORT.get(kind, kind), known) for kind in kinds]
-        result = _SHORT.get(result, result)
-        returns = result if result in _OURS or result == "numeric" else "text"
+        each = [_kinds(kind, known) for kind in kinds]
+        returns = result if result in _OURS else "text"
         for chosen in itertools.islice(itertools.product(*each), MOST):
             if (name, chosen) not in seen:
                 seen.add((name, chosen))
@@ -172,12 +164,12 @@ def _wanted(
 
 def _kinds(kind: str, known: dict[str, list[str]]) -> list[str]:
     """Return types that what takes this one is called with: itself, those that become it, and domains."""
-    if kind.startswith("any"):
+    if kind.startswith("any") and kind != "any":
         return [*ARRAYS] if "array" in kind else ["text", "int8"]
-    bases = BASES.get(kind, [kind])
-    if kind not in _OURS | {"aclitem[]", "text[]", "numeric"}:
+    if kind not in _OURS:
         return []  # oid among them, which SQLAlchemy itself compares when it connects
-    return [f"pg_catalog.{base}" if "[" not in base else base for base in bases] + [
+    bases = BASES.get(kind, [kind])
+    return [f"pg_catalog.{base}" for base in bases] + [
         domain for base in bases for domain in known.get(base, ())
     ]
 
@@ -295,6 +287,7 @@ def test_no_function_of_another_role_runs(postgresql: PostgreSQL, path: str) -> 
         assert mallory.hits() == 0
 
 
+RUNS = ("text", "exec_driver_sql", "run_statement", "execute")
 MIGRATES = ("database/postgresql/online.py", "database/migrate.py")
 """While a migration runs nothing is looked for outside of pg_catalog."""
 
@@ -324,6 +317,3 @@ def test_each_statement_that_is_written_by_hand_is_qualified() -> None:
                     bare.append(f"{file.relative_to(SOURCES)}: {statement}")
     assert seen > 10
     assert [each for each in bare if not each.startswith(MIGRATES)] == []
-
-
-RUNS = ("text", "exec_driver_sql", "run_statement", "execute")

@@ -268,17 +268,6 @@ def test_a_connection_of_sqlite3_without_autocommit_is_taken(
     assert count(engine) == 0
 
 
-def test_only_the_transaction_in_autocommit_is_refused(app: sqlq.App, send: Any, engine: Engine) -> None:
-    with Session(engine) as session:
-        session.connection(execution_options={"isolation_level": "AUTOCOMMIT"})
-        with pytest.raises(sqlq.EnqueueError, match="is in AUTOCOMMIT"):
-            app.enqueue(send.new(1), session=session)
-        session.rollback()
-        app.enqueue(send.new(1), session=session)
-        session.commit()
-    assert count(engine) == 1
-
-
 @needs("cheap")
 def test_a_transaction_begun_by_a_hook_rolls_back_its_job(app: sqlq.App, send: Any, shop: Engine) -> None:
     with shop.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
@@ -334,21 +323,6 @@ def test_a_scoped_session_is_joined(app: sqlq.App, send: Any, database_url: str,
         sessions.commit()
         assert [job.state for job in ran.jobs] == ["finished"]
     sessions.remove()
-
-
-def test_the_session_function_selects_the_session_to_join(
-    app: sqlq.App, send: Any, database_url: str, engine: Engine
-) -> None:
-    app.use(database_url, session=current.get)
-    app.enqueue(send.new(1))
-    assert count(engine) == 1
-    for session in (Session(engine), engine.connect()):
-        current.set(session)
-        app.enqueue(send.new(1))
-        session.rollback()
-        session.close()
-        current.set(None)
-    assert count(engine) == 1
 
 
 def test_an_asynchronous_session_is_joined(
