@@ -34,6 +34,8 @@ from tests.kit.postgresql import own_postgresql
 ROOT = Path(__file__).parents[2]
 COPIED = ("sqlq", "migrations", "tests", "examples", "docs", "pyproject.toml", "alembic.ini", "README.md")
 SECONDS = 40
+SECONDS_ALONE = 60
+HUNG = "HUNG"
 AT_A_TIME = 8
 """More than there are processors: most tests that miss a guard wait until their timeout."""
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)
@@ -825,17 +827,18 @@ def mutant(guard: Guard, where: Marked) -> str:
 
 
 def try_without(
-    guard: Guard, where: Marked, servers: Mapping[str, str], copies: SimpleQueue[Path]
+    guard: Guard, servers: Mapping[str, str], copies: SimpleQueue[Path], timeout: float = SECONDS
 ) -> tuple[str, float]:
     """Return what became of the mutant, "killed" if all is well, and how long that took. A copy of the tree
     is used for many, one after the other: to copy and compile it takes as long as most tests."""
-    begin = time.monotonic()
+    where = marks()[guard.mark][0]
     copy = copies.get()
+    begin = time.monotonic()
     try:
         (copy / where.file).write_text(mutant(guard, where))
-        done = run(copy, servers, [guard.test], SECONDS)
+        done = run(copy, servers, [guard.test], timeout)
     except subprocess.TimeoutExpired:
-        return "killed (it hung)", time.monotonic() - begin
+        return HUNG, time.monotonic() - begin
     finally:
         shutil.copy2(ROOT / where.file, copy / where.file)
         kill_what_runs_on(copy)
@@ -935,13 +938,21 @@ def _that_can_run(guards: Sequence[Guard]) -> list[Guard]:
     return list(guards)
 
 
+def is_killed(guard: Guard, fate: str, seconds: float) -> bool:
+    """Print what became of a mutant, and return whether its test has killed it."""
+    file = marks()[guard.mark][0].file
+    print(f"{fate}, {seconds:.0f} s: {guard.mark} in {file}, by {guard.killed_by}", flush=True)
+    return fate.startswith("killed")
+
+
 def main(words: Sequence[str]) -> int:
     guards = chosen(words)
     if not guards:
         print(f"no guard has any of these words: {' '.join(words)}")
         return 1
-    marked = marks()
     bad = 0
+    hung: list[Guard] = []
+    marks()  # before threads ask for them
     with ExitStack() as stack:
         servers = {"SQLQ_TEST_POSTGRESQL_URL": stack.enter_context(own_postgresql()).url("postgres")}
         if any(OF_MARIADB.search(guard.test) for guard in guards):
@@ -960,12 +971,22 @@ def main(words: Sequence[str]) -> int:
                 f"with every guard in its place the tests fail, too:\n{done.stdout[-3000:]}{done.stderr[-1000:]}"
             )
             return 1
-        fates = pool.map(lambda guard: try_without(guard, marked[guard.mark][0], servers, copies), guards)
-        for guard, (fate, seconds) in zip(guards, fates, strict=True):
-            bad += not fate.startswith("killed")
-            file = marked[guard.mark][0].file
-            print(f"{fate}, {seconds:.0f} s: {guard.mark} in {file}, by {guard.killed_by}", flush=True)
+        tried = pool.map(lambda guard: try_without(guard, servers, copies), guards)
+        for guard, (fate, seconds) in zip(guards, tried, strict=True):
+            if fate == HUNG:
+                hung.append(guard)
+            else:
+                bad += not is_killed(guard, fate, seconds)
+        for guard in list(hung):  # those beside it may have been what held it up
+            fate, seconds = try_without(guard, servers, copies, SECONDS_ALONE)
+            if fate == HUNG:
+                fate = "killed (it hung alone, too)"
+            else:
+                hung.remove(guard)
+            bad += not is_killed(guard, fate, seconds)
     print(f"{len(guards) - bad} of {len(guards)} killed")
+    if hung:
+        print(f"{len(hung)} of them by hanging: {', '.join(guard.mark for guard in hung)}")
     return 1 if bad else 0
 
 

@@ -250,6 +250,17 @@ def test_settles_survive_the_loss_of_commits_and_of_replies_to_them(load: Scenar
 
 
 @needs("server")
+def test_an_enqueue_replaces_a_dead_pooled_connection(
+    tmp_path: Path, database_url: str, proxy: Proxy
+) -> None:
+    with Scenario(tmp_path / "work", proxy.url(database_url)) as load:
+        for _ in range(5):
+            load.enqueue_next()
+            proxy.drop()
+        assert (load.refused, len(load.acknowledged), load.count("jobs")) == (0, 5, 5)
+
+
+@needs("server")
 def test_an_enqueue_whose_commit_is_in_doubt_is_not_repeated(
     tmp_path: Path, database_url: str, proxy: Proxy
 ) -> None:

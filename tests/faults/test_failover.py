@@ -191,6 +191,10 @@ def test_each_command_takes_a_list_of_hosts_and_names_its_faults(
         assert said.endswith("in a read-only transaction; use the primary server")
         with alone.working():
             wait_until(lambda: "the database takes no writes" in alone.log(), what="the worker saying why")
+        with standby_of(restartable_postgresql, "other") as other:
+            url = standbys.replace("&target", f"&host=127.0.0.1:{other.port}&target")
+            said = Command(tmp_path, SQLQ_DATABASE_URL=url)("status").sentence()
+            assert [f"{each.port}: session is read-only" in said for each in (standby, other)] == [True] * 2
         unknown = "postgresql://postgres@/x?host=nowhere.invalid&host=nobody.invalid"
         said = Command(tmp_path, SQLQ_DATABASE_URL=unknown)("status").sentence()
         assert "check the host in the URL" in said

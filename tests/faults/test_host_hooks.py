@@ -84,3 +84,15 @@ def test_a_useless_connection_is_invalidated(app: sqlq.App, error: str) -> None:
     with pytest.raises(DBAPIError) as caught, app.database.begin() as conn:
         conn.exec_driver_sql(error)
     assert caught.value.connection_invalidated
+
+
+def test_an_unreachable_database_raises_sqlalchemys_error(
+    app: sqlq.App, postgresql: object, database_url: str
+) -> None:
+    if app.database.engine.dialect.name == "sqlite":
+        elsewhere = sqlq.App("sqlite:////proc/version")  # a file, but none that can be written
+    else:
+        elsewhere = sqlq.App(app.database.engine.url.set(host="127.0.0.1", port=1))
+    with pytest.raises(DBAPIError):
+        elsewhere.jobs.list()
+    elsewhere.close()

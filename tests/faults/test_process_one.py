@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -16,7 +17,7 @@ import pytest
 
 import sqlq
 from tests.kit import needs, wait_until
-from tests.kit.processes import ROOT
+from tests.kit.processes import ROOT, reasons
 from tests.kit.scenario import Scenario
 
 AS_ROOT = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
@@ -132,14 +133,28 @@ def test_process_one_stops_in_good_order(play: Scenario) -> None:
     assert "Errno" not in worker.log.read_text()
 
 
-def test_process_one_reaps_orphans_of_handlers(play: Scenario) -> None:
+def test_process_one_reaps_orphans_of_handlers_and_survives_the_death_of_its_only_child(
+    play: Scenario,
+) -> None:
     with container(play) as worker:
         for _ in range(5):
             play.enqueue("orphan")
         play.wait_done()
         wait_until(lambda: len(worker.children()) == 1, what="only the fork server left")
         assert worker.dead() == []
+        job = play.enqueue("wait")
+        wait_until(partial(play.started, job, 1), timeout=60, what="the job running")
+        (server,) = worker.first.children()
+        (child,) = server.children()
+        server.kill()  # now the other one is the only child
+        child.kill()
+        wait_until(partial(play.started, job, 2), timeout=60, what="the job running again")
+        play.touch("go")
+        play.wait_done()
+        wait_until(lambda: not worker.dead(), what="both buried")
         assert worker.stop() == 0
+    done = play.app.jobs.get(job)
+    assert (done.state, done.attempts, reasons(done)) == ("finished", 2, ["worker_lost"])
 
 
 def test_process_one_works_on_a_read_only_filesystem(

@@ -109,6 +109,16 @@ def test_a_frozen_process_is_killed_that_locks_jobs(play: Scenario) -> None:
         assert reasons(play.ended(job)) == ["worker_lost"]
 
 
+@pytest.mark.slow
+def test_a_frozen_process_that_runs_nothing_is_replaced(play: Scenario) -> None:
+    with play.working("--stuck-after", "10m") as worker:
+        (pid,) = worker.children()
+        wait_until(lambda: state(play) == "idle", what="it being at work")
+        os.kill(pid, signal.SIGSTOP)
+        wait_until(partial(is_replaced, worker, pid), timeout=120, what="its replacement")
+        assert play.ended(play.enqueue("work")).attempts == 1
+
+
 def test_a_process_of_a_single_job_is_watched_while_its_worker_is_frozen(play: Scenario) -> None:
     job = play.enqueue("alone_in_progress")
     with play.working() as worker:

@@ -238,6 +238,21 @@ def test_signals_to_the_whole_group_stop_in_good_order(
     assert not worker.said("Traceback")
 
 
+@needs("cheap")
+def test_a_hang_up_under_nohup_is_ignored(play: Scenario) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with play.working() as worker:
+            signal.signal(signal.SIGHUP, before)
+            worker.process.send_signal(signal.SIGHUP)
+            play.touch("go")
+            play.enqueue("wait")
+            play.wait_done()
+            assert not worker.said("stopping")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 @pytest.mark.parametrize("runs", ["nothing", "wait", "deaf"])
 def test_the_supervisor_exits_when_the_grace_time_is_over(play: Scenario, runs: str) -> None:
     """One handler observes `cancelled`, another does not and cannot be stopped. Both jobs are released."""

@@ -23,7 +23,7 @@ from sqlq.cli.root import sqlq as command_line
 from sqlq.config.pyproject import _KEYS
 from sqlq.metrics.collectors import OF_THE_DATABASE, OF_WORKERS
 from sqlq.model.job_options import JobOptions
-from sqlq.worker.options import OPTIONS, SETTINGS, WORK
+from sqlq.worker.options import OPTIONS, SETTINGS, WORK, WORKERS, WorkerOptions
 from tests.kit.preloaded import preloaded
 
 ROOT = Path(__file__).parents[2]
@@ -127,6 +127,53 @@ def test_the_reference_has_each_argument_variable_and_key() -> None:
     assert {each.variable for each in reference.SETTINGS if each.variable} == read
     assert {each.key for each in reference.SETTINGS if each.key} == _KEYS.keys()
     assert all(f"`{each.variable}`" in reference.settings() for each in reference.SETTINGS if each.variable)
+
+
+def reader_of(variable: str, monkeypatch: pytest.MonkeyPatch) -> str | None:
+    """Return who complains of a value that no setting has; None where neither an App nor a worker does."""
+    monkeypatch.setenv(variable, "?")
+    monkeypatch.setenv("SQLQ_KEYS", KEY if variable in ("SQLQ_ENCRYPTION", "SQLQ_PLAIN") else "")
+    if variable == "SQLQ_KEYS":
+        monkeypatch.setenv(variable, "?")
+    try:
+        url = None if variable == "SQLQ_DATABASE_URL" else "postgresql://nowhere/none"
+        app = sqlq.App() if url is None else sqlq.App(url)
+        app.task(name="t")(lambda: None)
+        assert app._connected.address is not None
+        assert app.schema != "?"
+    except (sqlq.errors.ConfigurationError, AssertionError):
+        return "each App"
+    try:
+        app.worker()
+    except sqlq.errors.ConfigurationError as error:
+        return WORKERS if str(error).startswith(f"{variable} is '?'") else str(error)
+    except ImportError:  # the driver
+        pass
+    return None
+
+
+@pytest.mark.parametrize(
+    "setting", [each for each in reference.SETTINGS if each.variable], ids=lambda each: each.variable
+)
+def test_a_variable_is_read_by_whom_its_row_names(
+    setting: reference.Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if setting.reader in ("each App", WORKERS):
+        assert reader_of(setting.variable, monkeypatch) == setting.reader
+        return
+    if setting.reader == WORK:
+        monkeypatch.setenv(setting.variable, "?")
+        with pytest.raises(sqlq.errors.ConfigurationError, match=rf"^{setting.variable} is '\?'"):
+            WorkerOptions.of(None, WORK)
+        return
+    files = {
+        reference.COMMANDS: ("cli/context.py", f'"{setting.variable}"'),
+        reference.LOOKS: ("web/reading.py", "read_url"),
+        reference.TESTS: ("testing/fixtures.py", f'"{setting.variable}"'),
+    }
+    file, reads = files[setting.reader]
+    assert reads in (ROOT / "sqlq" / file).read_text()
 
 
 def test_each_option_of_workers_is_an_option_of_the_command_and_an_argument() -> None:
