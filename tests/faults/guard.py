@@ -235,63 +235,55 @@ def install(engine: Engine, *, owners_may_be_known_dead: bool = False) -> None:
 
 
 _SAME = re.compile(r"([\w.]+) \{(is|is not)\} ([\w.]+)")
+_USUAL = r"\1 {\2} \3"
 _WORDS = {
-    "postgresql": {
-        "now": POSTGRESQL_NOW,
-        "same": r"\1 {\2} \3",
-        "is": "IS NOT DISTINCT FROM",
-        "is not": "IS DISTINCT FROM",
-        "before": "guard_gone",
-    },
-    "sqlite": {
-        "now": f"({SQLITE_NOW})",
-        "same": r"\1 {\2} \3",
-        "is": "IS",
-        "is not": "IS NOT",
-        "before": "jobs",
-    },
+    "postgresql": {"now": POSTGRESQL_NOW, "same": _USUAL, "before": "guard_gone"}
+    | {"is": "IS NOT DISTINCT FROM", "is not": "IS DISTINCT FROM"},
+    "sqlite": {"now": f"({SQLITE_NOW})", "same": _USUAL, "before": "jobs", "is": "IS", "is not": "IS NOT"},
     "mariadb": {
         "now": MARIADB_NOW,
         "same": r"({\2} (\1 <=> \3))",
+        "before": "jobs",
         "is": "",
         "is not": "NOT",
-        "before": "jobs",
     },
 }
 
 
-def _sqlite(rules: list[Rule]) -> Iterator[str]:
+def _at_once(rules: list[Rule]) -> Iterator[tuple[str, str, list[Rule]]]:
+    """Yield the rules of each table and event, where none waits for the COMMIT.
+
+    "Still reserved at the end" cannot be judged before the end; `check` judges it.
+    """
     for table, event in _EVENTS:
-        # "still reserved at the end" cannot be judged before the end; `check` judges it
         these = [
-            r
-            for r in rules
-            if (r.table, r.event) == (table, event) and not (r.at_commit and event == "UPDATE")
+            rule
+            for rule in rules
+            if (rule.table, rule.event) == (table, event) and not (rule.at_commit and event == "UPDATE")
         ]
         if these:
-            body = "\n".join(f"SELECT RAISE(ABORT, '{ILLEGAL} {r.says}') WHERE {r.when};" for r in these)
-            yield (
-                f"CREATE TRIGGER guard_{table}_{event.lower()} BEFORE {event} ON {table} "
-                f"WHEN NOT EXISTS (SELECT 1 FROM guard_off)\nBEGIN\n{body}\nEND"
-            )
+            yield table, event, these
+
+
+def _sqlite(rules: list[Rule]) -> Iterator[str]:
+    for table, event, these in _at_once(rules):
+        body = "\n".join(f"SELECT RAISE(ABORT, '{ILLEGAL} {r.says}') WHERE {r.when};" for r in these)
+        yield (
+            f"CREATE TRIGGER guard_{table}_{event.lower()} BEFORE {event} ON {table} "
+            f"WHEN NOT EXISTS (SELECT 1 FROM guard_off)\nBEGIN\n{body}\nEND"
+        )
 
 
 def _mariadb(rules: list[Rule]) -> Iterator[str]:
-    for table, event in _EVENTS:
-        these = [
-            r
-            for r in rules
-            if (r.table, r.event) == (table, event) and not (r.at_commit and event == "UPDATE")
-        ]
-        if these:
-            body = "\n".join(
-                f"IF {r.when} THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = '{ILLEGAL} {r.says}'; END IF;"
-                for r in these
-            )
-            yield (
-                f"CREATE TRIGGER guard_{table}_{event.lower()} BEFORE {event} ON {table} FOR EACH ROW BEGIN\n"
-                f"IF NOT EXISTS (SELECT 1 FROM guard_off) THEN\n{body}\nEND IF;\nEND"
-            )
+    for table, event, these in _at_once(rules):
+        body = "\n".join(
+            f"IF {r.when} THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = '{ILLEGAL} {r.says}'; END IF;"
+            for r in these
+        )
+        yield (
+            f"CREATE TRIGGER guard_{table}_{event.lower()} BEFORE {event} ON {table} FOR EACH ROW BEGIN\n"
+            f"IF NOT EXISTS (SELECT 1 FROM guard_off) THEN\n{body}\nEND IF;\nEND"
+        )
 
 
 def _postgresql(rules: list[Rule]) -> Iterator[str]:
@@ -355,15 +347,9 @@ def advance(engine: Engine, ms: int, where: str = "1 = 1", moments: tuple[str, .
 def check(engine: Engine) -> None:
     """Demand what holds of the whole database between transactions: a job is in one table only, its id was
     given once."""
+    tables = " UNION ALL ".join(
+        f"SELECT id FROM {table}" for table in ("jobs", "finished_jobs", "failed_jobs")
+    )
     with engine.connect() as conn:
-        ids = list(
-            conn.scalars(
-                text(
-                    "SELECT id FROM jobs UNION ALL SELECT id FROM finished_jobs UNION ALL SELECT id FROM "
-                    "failed_jobs"
-                )
-            )
-        )
-        assert len(ids) == len(set(ids)), (
-            f"in two tables: {sorted(id for id in set(ids) if ids.count(id) > 1)}"
-        )
+        ids = list(conn.scalars(text(tables)))
+    assert len(ids) == len(set(ids)), f"in two tables: {sorted({id for id in ids if ids.count(id) > 1})}"

@@ -414,7 +414,7 @@ GUARDS = [
     Guard("awaitables-are-awaited", None, "if False:", "test_an_async_handler_under_an_ordinary_decorator_is_awaited[sqlite]"),
     Guard("generators-are-no-results", "issubclass(kind, (types.GeneratorType, types.AsyncGeneratorType))", "False", "test_a_generator_is_never_a_result[sqlite-def-generator]"),
     Guard("threads-keep-no-process", None, "pass", "test_a_process_ends_although_a_coroutine_left_a_thread[sqlite]"),
-    Guard("repeated-signal-is-one-stop", "stopping_since + REPEAT_SECONDS", "stopping_since", "test_signals_to_the_whole_group_stop_in_good_order[several-sqlite]"),
+    Guard("repeated-signal-is-one-stop", "stopping_since + REPEAT_SECONDS", "stopping_since", "test_signals_to_the_whole_group_stop_in_good_order[sqlite]"),
     Guard("process-1-has-no-child", None, "with suppress(ZeroDivisionError):", "test_a_process_without_children_has_no_orphans_to_bury"),
     # operators
     Guard("forced-cancel-raises-the-token", None, "pass", "test_after_a_forced_cancel_the_old_owner_changes_nothing[sqlite-Finished]"),
@@ -487,7 +487,7 @@ GUARDS = [
     Guard("no-worker-is-sent-too-early", "answered + min", "moment + min", "test_the_poller_wakes_a_worker_when_a_job_is_due[postgresql]"),
     Guard("notifications-are-read-after-a-poll", "0.0 if looks else ", "", "test_a_notification_with_the_answer_of_a_poll_is_read_at_once[postgresql]"),
     Guard("poller-polls", None, "if False:", "test_workers_survive_a_dead_listening_connection[postgresql]"),
-    Guard("useless-connection-is-replaced", None, '_USELESS = ("08", "57P", "0A000")', "test_a_read_only_connection_is_replaced[postgresql]"),
+    Guard("useless-connection-is-replaced", None, '_USELESS = ("08", "57P", "0A000")', "test_a_useless_connection_is_invalidated[raises_the_drivers-25006-postgresql]"),
     Guard("the-hosts-default-schema", None, "pass", "test_include_name_knows_that_sqlite_has_one_schema[sqlite]"),
     Guard("schema-usable", None, "return self.revision == HEAD or HEAD < self.revision", "test_a_worker_left_behind_stops_in_good_order[sqlite-too new]"),
     Guard("schema-usable", None, "return self.revision == HEAD", "test_a_newer_revision_is_logged_once[sqlite]"),

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -157,34 +154,3 @@ def test_messages_of_a_subprocess_are_an_outcome_or_its_end(said: list[dict[str,
     finally:
         here.close()
     assert outcome is None or isinstance(outcome, Outcome)
-
-
-ISOLATE = """
-import sys
-import sqlq
-from sqlq.worker.attempt.attempt import Target
-from sqlq.worker.run.isolated import serve
-from sqlq.worker.ipc.pipe import Pipe
-serve(Pipe.inherited(int(sys.argv[1])), Target(tasks=sqlq.App("sqlite://").tasks))
-"""
-
-
-def test_no_message_stops_a_subprocess_from_receiving() -> None:
-    link, there = Pipe.pair()
-    with there:
-        process = subprocess.Popen(
-            [sys.executable, "-c", ISOLATE, str(there.fileno())], pass_fds=[there.fileno()]
-        )
-    try:
-        assert link.receive() == {"up": True}
-        for line in LINES:
-            link._socket.sendall(line + b"\n")
-        cancels: list[Any] = [7, None, [[]], {}, "x", [1, 1]]
-        for cancelled in cancels:
-            link._socket.sendall(json.dumps({"cancel": cancelled}).encode() + b"\n")
-        link.send(leave=True)
-        assert process.wait(60) == 0
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        link.close()

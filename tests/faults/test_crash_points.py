@@ -6,8 +6,10 @@ way. The number of points is not written down: it grows until a step gets throug
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,11 +20,14 @@ from sqlalchemy import Engine, text
 import sqlq
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Settlement
+from sqlq.store import schedules
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import settle
 from sqlq.store.limits import admit
+from sqlq.testing import tick
 from sqlq.worker.ipc.pipe import packed
-from tests.faults import guard
+from tests.faults import account, guard
+from tests.faults.account import MINUTE
 from tests.faults.dying import OUTCOMES, dying_process
 from tests.faults.points import HOUR, MOST, Die, Points
 from tests.faults.scorecard import record
@@ -317,6 +322,44 @@ def test_dying_while_an_operator_retries_a_job(points: Callable[[str], Points]) 
         assert (job.state, job.attempts, job.lease_token) == (
             ("finished", 1, 2) if back else ("failed", 1, 1)
         ), crash.moments.get(n)
+
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.integration
+def test_dying_in_a_tick_leaves_it_undone_or_done(points: Callable[[str], Points], app: sqlq.App) -> None:
+    task = app.tasks["note"]
+    app.schedules.add("hourly", task.new(1), every="1h", catch_up="all")
+    app.schedules.add("minutely", task.new(2), cron="* * * * *", catch_up="all")
+    tick(app, NOON, since=NOON)
+    crash = points("tick")
+    crash.all(lambda n: (NOON + n * MINUTE).isoformat())
+    last = len(crash.moments) + 1
+    wanted = {
+        "minutely": [NOON + n * MINUTE for n in range(1, last + 1)],
+        "hourly": [NOON + timedelta(hours=1)] if last >= 60 else [],
+    }
+    account.demand("schedules: death in a tick", account.ticks(app.jobs.list(limit=10_000), wanted))
+    assert {each.name: each.ticks for each in app.schedules.list()} == {
+        name: len(moments) for name, moments in wanted.items()
+    }
+
+
+def test_a_clock_that_steps_either_way_loses_and_doubles_no_tick(app: sqlq.App) -> None:
+    """The database's clock, which alone counts, is put forward and back between ticks."""
+    task = app.task(name="note")(lambda: None)
+    app.schedules.add("minutely", task.new(), cron="* * * * *", catch_up="all")
+    chance = random.Random(7)
+    tick(app, NOON, since=NOON)
+    clock = furthest = NOON
+    for _ in range(60):
+        clock += chance.choice((MINUTE, 7 * MINUTE, -13 * MINUTE, timedelta(seconds=20)))
+        furthest = max(furthest, clock)
+        schedules.tick(app.database, at=clock)
+    tick(app, furthest)
+    wanted = {"minutely": [NOON + n * MINUTE for n in range(1, (furthest - NOON) // MINUTE + 1)]}
+    account.demand("schedules: the clock stepped", account.ticks(app.jobs.list(limit=10_000), wanted))
 
 
 def _a_worker_dies(points: Callable[[str], Points], tmp_path: Path, each: int) -> None:

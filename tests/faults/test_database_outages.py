@@ -311,23 +311,6 @@ def test_workers_wait_for_the_promotion_of_a_standby(
         )
 
 
-@needs("sessions")
-def test_a_worker_that_starts_at_a_standby_waits(
-    proxy: Proxy, restartable_postgresql: OwnPostgreSQL, load: Scenario
-) -> None:
-    load.enqueue_next()
-    with standby_of(restartable_postgresql) as standby:
-        proxy.target = standby.port
-        with load.working(url=proxy.url(load.url), ready=False) as worker:
-            wait_until(
-                lambda: worker.said("takes no writes"), timeout=30, what="the worker saying what it met"
-            )
-            proxy.target = restartable_postgresql.port
-            wait_until(load.ran, timeout=30, what="the job done")
-            assert worker.stop() == 0
-            assert "Traceback" not in worker.log.read_text()
-
-
 @needs("mariadb")
 def test_workers_wait_while_a_server_takes_no_writes(
     tmp_path: Path, database_url: str, mariadb: MariaDB

@@ -109,18 +109,6 @@ def test_outcomes_wait_while_the_disk_is_full(
     guard.check(engine)
 
 
-def test_an_enqueue_on_a_full_disk_raises_and_writes_nothing(
-    app: sqlq.App, engine: Engine, full: Full
-) -> None:
-    task = app.task(name="t")(lambda text: None)
-    app.enqueue(task.new("small"))
-    with full(app, engine, "jobs"), pytest.raises(Exception, match=r"disk is full|No space left|is full"):
-        app.enqueue(task.new("x" * 900_000))
-    assert len(app.jobs.list()) == 1
-    app.enqueue(task.new("x" * 900_000))
-    assert len(app.jobs.list()) == 2
-
-
 @needs("one_writer")
 @pytest.mark.parametrize("many", [False, True])
 def test_a_write_lock_that_is_held_for_long_is_reported_in_one_sentence(

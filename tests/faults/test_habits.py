@@ -15,7 +15,7 @@ from sqlalchemy import make_url, text
 
 import sqlq
 from sqlq.errors import MissingFileError
-from tests.kit import claim, needs, wait_until
+from tests.kit import needs, wait_until
 from tests.kit.command import Command
 from tests.kit.processes import ROOT, WorkerProcess, worker_process
 
@@ -411,25 +411,6 @@ def test_a_database_file_made_anew_is_worked_on_by_all(
         (tmp_path / "new").write_text("end")
         assert app.result(new, timeout="30s") == str(tmp_path / "new")
         assert worker.stop(STOPS_WITHIN_SECONDS) == 0
-
-
-def test_a_database_file_made_anew_gets_no_outcome_of_jobs_in_the_old_one(
-    app: sqlq.App, fresh: sqlq.App, database_url: str, tmp_path: Path
-) -> None:
-    """The new file has a job of the same id, which another owner has claimed with the same token."""
-    fresh.enqueue(fresh.named("another.task").new())
-    (claimed,) = claim(fresh, lease_ms=3_600_000, owner="another")
-    fresh.close()
-    with worker_process(tmp_path, "m:app", database_url) as worker:
-        old = app.enqueue(app.tasks["m.ends"].new(str(tmp_path / "old")))
-        wait_until(lambda: app.jobs.get(old.id).state == "running", what="the job running")
-        assert (old.id, app.jobs.get(old.id).attempts) == (claimed.id, claimed.attempts)
-        replace_by(file_of(app), file_of(fresh))
-        wait_until(lambda: worker.said("was replaced by another one"), what="the worker leaving")
-        (tmp_path / "old").write_text("end")
-        assert worker.stop(STOPS_WITHIN_SECONDS) == 0
-    row = app.jobs.get(old.id)
-    assert (row.state, row.task, row.attempts, row.errors) == ("running", "another.task", 1, [])
 
 
 def test_a_write_to_another_file_is_refused_before_it_begins(app: sqlq.App, fresh: sqlq.App) -> None:

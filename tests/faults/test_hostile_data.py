@@ -29,7 +29,6 @@ import sqlq
 from tests.faults import guard
 from tests.faults.scorecard import record
 from tests.kit import NOW, drain, needs, rescue, span
-from tests.kit.databases import DATABASES
 
 pytestmark = pytest.mark.each_database
 
@@ -353,7 +352,6 @@ OWN_ROWS = {
     # MariaDB counts on from the largest id given by hand, and takes no CHECK of a column that it counts
     "mariadb": {name: row for name, row in ROWS.items() if name != "the largest id there can be"},
 }
-ALL_ROWS = [(kind, *row) for kind in DATABASES for row in OWN_ROWS[kind].items()]
 KEPT_OUT_OF_SQLITE = {"a negative id", "the largest id there can be"}
 """Where the largest id was once given by hand, SQLite gives no more; PostgreSQL counts on by itself."""
 KEPT_OUT = {
@@ -412,19 +410,6 @@ def rows_of(engine: Engine) -> dict[str, str]:
 def test_broken_rows_at_the_head_do_not_block_the_queue(app: sqlq.App, engine: Engine) -> None:
     accepted = meet(app, engine, rows_of(engine))
     assert accepted == rows_of(engine).keys() - kept_out(engine)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("database_url", "name", "row"),
-    ALL_ROWS,
-    indirect=["database_url"],
-    ids=[f"{database}-{name}" for database, name, _ in ALL_ROWS],
-)
-def test_each_broken_row_alone_does_not_block_the_queue(
-    app: sqlq.App, engine: Engine, name: str, row: str
-) -> None:
-    assert meet(app, engine, {name: row}) == {name} - kept_out(engine)
 
 
 WORKERS = [

@@ -1,4 +1,4 @@
-"""Many idle processes on one PostgreSQL: their statements, connections, and which of them claim one job.
+"""Many idle processes on one PostgreSQL: their statements and connections.
 
 The counts are from the server's log and its list of sessions.
 """
@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from statistics import median
 
 import psycopg
 import pytest
 from sqlalchemy import make_url
 
 import sqlq
-from sqlq.store.workers import notify
 from tests.faults.scorecard import record
 from tests.kit import wait_until
 from tests.kit.postgresql import OwnPostgreSQL
@@ -30,8 +28,6 @@ pytestmark = pytest.mark.integration
 PROCESSES = 6
 LOOK, CLAIM = "AS listens,", "FOR UPDATE SKIP LOCKED) AS ready"
 ENTRY = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+) \w+ \[(\d+)\] (\S*) LOG:  (\w+)", re.MULTILINE)
-TASK = work.name
-INSERT = f"INSERT INTO jobs (queue, task, payload) VALUES ('default', '{TASK}', '{{}}')"
 
 
 @dataclass(frozen=True)
@@ -104,12 +100,8 @@ class Fleet:
         return self.asked()
 
     def run_one(self) -> None:
-        before = self.number("SELECT count(*) FROM finished_jobs")
-        self.producer.execute(
-            f"WITH job AS ({INSERT} RETURNING id) SELECT id, pg_notify(%s, '') FROM job",
-            [notify.channel("public")],
-        )
-        wait_until(lambda: self.number("SELECT count(*) FROM finished_jobs") > before, what="the job done")
+        with closing(sqlq.App(self.url)) as app:
+            app.wait_all([app.enqueue(work.new())], "30s")
 
     @contextmanager
     def working(self, processes: int = PROCESSES) -> Iterator[WorkerProcess]:
@@ -153,19 +145,3 @@ def test_a_single_worker_polls_for_itself(fleet: Fleet) -> None:
     """It receives notifications itself, which its supervisor would forward later."""
     with fleet.working(processes=1):
         assert len({statement.session for statement in fleet.look(times=5) if LOOK in statement.text}) == 1
-
-
-def test_a_lone_job_wakes_one_of_many_idle_workers(fleet: Fleet) -> None:
-    asked, went = [], []
-    with fleet.working():
-        for _ in range(5):
-            fleet.forget()
-            fleet.run_one()
-            statements = fleet.look(times=2)
-            asked.append(len(statements))
-            went.append(len({s.session for s in statements if CLAIM in s.text}))
-    record("a lone job in an idle fleet", processes=PROCESSES, statements=asked, claiming=went)
-    # one that does not go at once, because the machine is busy, is followed by another
-    assert median(went) <= 3
-    assert max(went) < PROCESSES
-    assert median(asked) <= 25

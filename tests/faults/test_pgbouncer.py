@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -57,20 +58,13 @@ def test_migrate_enqueue_and_work_through_a_pool_of_two(
             assert worker.stop() == 0
     shop.dispose()
     assert load.count("failed_jobs") == load.refused == load.ran_again() == 0
-    errors = [
-        line
-        for line in pooler.log().splitlines()
-        if " ERROR " in line or " WARNING " in line or " FATAL " in line
-    ]
+    errors = [line for line in pooler.log().splitlines() if re.search(" (ERROR|WARNING|FATAL) ", line)]
     assert not errors, "\n".join(errors)
     with create_engine(load.url, poolclass=NullPool).connect() as conn:
-        servers = conn.execute(
-            text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
-        ).scalar_one()
-        assert conn.execute(text("SELECT count(*) FROM pg_listening_channels()")).scalar_one() == 0, (
-            "LISTEN stayed on a shared session"
-        )
-    assert servers <= 2
+        servers = text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
+        assert conn.scalar(servers) in (1, 2)
+        listens = text("SELECT count(*) FROM pg_listening_channels()")
+        assert conn.scalar(listens) == 0, "LISTEN stayed on a shared session"
     record(
         "PgBouncer, transaction mode, pool of two", lost=0, cases=len(load.ran()), errors=0, log_lines=lines
     )

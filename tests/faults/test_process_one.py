@@ -17,7 +17,7 @@ import pytest
 
 import sqlq
 from tests.kit import needs, wait_until
-from tests.kit.processes import ROOT, reasons
+from tests.kit.processes import ROOT, WorkerProcess, reasons
 from tests.kit.scenario import Scenario
 
 AS_ROOT = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
@@ -57,54 +57,6 @@ exec "$@"
 """Runs a command where nothing can be written but in one folder."""
 
 
-class Container:
-    """`sqlq work` as process 1; pids of its processes are those seen from outside."""
-
-    def __init__(self, play: Scenario, *options: str) -> None:
-        self.log = play.folder / "container.log"
-        command = [
-            sys.executable,
-            "-m",
-            "sqlq",
-            "-a",
-            f"{play.program.__name__}:app",
-            "-d",
-            play.url,
-            "work",
-            *options,
-        ]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(play.folder)))}
-        with self.log.open("wb") as log:
-            self._unshare = subprocess.Popen(
-                [*NAMESPACE, *command], cwd=play.folder, env=environment, stdout=log, stderr=log
-            )
-        wait_until(self._first, what="process 1")
-        self.first = self._first()[0]
-
-    def _first(self) -> list[psutil.Process]:
-        children: list[psutil.Process] = psutil.Process(self._unshare.pid).children()
-        return children
-
-    def said(self, text: str) -> bool:
-        return text in self.log.read_text()
-
-    def children(self) -> list[int]:
-        return [child.pid for child in self.first.children()]
-
-    def dead(self) -> list[int]:
-        """The children that nobody has waited for."""
-        return [child.pid for child in self.first.children() if child.status() == psutil.STATUS_ZOMBIE]
-
-    def stop(self) -> int:
-        self.first.send_signal(signal.SIGTERM)
-        return self._unshare.wait(30)
-
-    def kill(self) -> None:
-        with suppress(psutil.NoSuchProcess):
-            self.first.kill()
-        self._unshare.wait(10)
-
-
 @pytest.fixture
 def play(tmp_path: Path, database_url: str) -> Iterator[Scenario]:
     with Scenario(tmp_path / "play", database_url, "play") as play:
@@ -112,47 +64,56 @@ def play(tmp_path: Path, database_url: str) -> Iterator[Scenario]:
 
 
 @contextmanager
-def container(play: Scenario, *options: str) -> Iterator[Container]:
-    made = Container(play, *options)
+def container(play: Scenario) -> Iterator[tuple[WorkerProcess, psutil.Process]]:
+    """Run `sqlq work` as process 1; yields it with its process as seen from outside."""
+    worker = WorkerProcess(play.folder, f"{play.program.__name__}:app", play.url, anew=True, by=NAMESPACE)
     try:
-        wait_until(lambda: made.said("working on"), timeout=60, what="the worker starting")
-        yield made
+        worker.wait_ready()
+        (first,) = psutil.Process(worker.process.pid).children()
+        yield worker, first
     finally:
-        made.kill()
+        with suppress(ProcessLookupError):
+            worker.kill()
+
+
+def dead(first: psutil.Process) -> list[int]:
+    """Return the children that nobody has waited for."""
+    return [child.pid for child in first.children() if child.status() == psutil.STATUS_ZOMBIE]
 
 
 def test_process_one_stops_in_good_order(play: Scenario) -> None:
     job = play.enqueue("wait")
-    with container(play) as worker:
+    with container(play) as (worker, first):
         wait_until(lambda: play.starts(job), what="the job running")
-        worker.first.send_signal(signal.SIGTERM)
+        first.send_signal(signal.SIGTERM)
         wait_until(lambda: worker.said("what runs may finish"), what="the signal noticed")
         play.touch("go")
-        assert worker._unshare.wait(30) == 0
+        assert worker.process.wait(30) == 0
     assert play.app.jobs.get(job).state == "finished"
-    assert "Errno" not in worker.log.read_text()
+    assert not worker.said("Errno")
 
 
 def test_process_one_reaps_orphans_of_handlers_and_survives_the_death_of_its_only_child(
     play: Scenario,
 ) -> None:
-    with container(play) as worker:
+    with container(play) as (worker, first):
         for _ in range(5):
             play.enqueue("orphan")
         play.wait_done()
-        wait_until(lambda: len(worker.children()) == 1, what="only the fork server left")
-        assert worker.dead() == []
+        wait_until(lambda: len(first.children()) == 1, what="only the fork server left")
+        assert dead(first) == []
         job = play.enqueue("wait")
         wait_until(partial(play.started, job, 1), timeout=60, what="the job running")
-        (server,) = worker.first.children()
+        (server,) = first.children()
         (child,) = server.children()
         server.kill()  # now the other one is the only child
         child.kill()
         wait_until(partial(play.started, job, 2), timeout=60, what="the job running again")
         play.touch("go")
         play.wait_done()
-        wait_until(lambda: not worker.dead(), what="both buried")
-        assert worker.stop() == 0
+        wait_until(lambda: not dead(first), what="both buried")
+        first.send_signal(signal.SIGTERM)
+        assert worker.process.wait(30) == 0
     done = play.app.jobs.get(job)
     assert (done.state, done.attempts, reasons(done)) == ("finished", 2, ["worker_lost"])
 

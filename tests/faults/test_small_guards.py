@@ -76,23 +76,6 @@ def test_a_claim_in_a_long_transaction_uses_the_statements_time(app: sqlq.App) -
 
 
 @needs("postgresql")
-def test_a_read_only_connection_is_replaced(app: sqlq.App) -> None:
-    """A standby: one's connection to it stays good when the name leads to the primary again, and must not be
-    kept."""
-    app.enqueue(app.task(name="t")(lambda: None).new())
-
-    def claim_at_a_standby() -> None:
-        with app.database.begin() as conn:
-            conn.execute(text("SET TRANSACTION READ ONLY"))
-            claim_on(conn)
-
-    with pytest.raises(DBAPIError, match="read-only") as caught:
-        claim_at_a_standby()
-    assert app.database.dialect.driver.problem(caught.value).is_away
-    assert caught.value.connection_invalidated
-
-
-@needs("postgresql")
 def test_a_claim_recovers_after_a_change_of_a_column_type(
     database_url: str, app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

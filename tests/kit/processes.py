@@ -7,7 +7,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,9 +28,11 @@ MORE = [
 class WorkerProcess:
     """A running `sqlq work`; its log is in `log`."""
 
-    def __init__(self, folder: Path, module: str, url: str, *options: str, anew: bool = False) -> None:
+    def __init__(
+        self, folder: Path, module: str, url: str, *options: str, anew: bool = False, by: Sequence[str] = ()
+    ) -> None:
         """Unless it is to be started `anew`, by the interpreter, it is forked by a process that has imported
-        sqlq: see `tests.kit.preloaded`."""
+        sqlq: see `tests.kit.preloaded`. `by` is a command that starts the interpreter."""
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / f"worker-{len(list(folder.glob('worker-*.log')))}.log"
         command = ["-a", module, "-d", url, "work", *options, *MORE]
@@ -39,7 +41,7 @@ class WorkerProcess:
         with self.log.open("wb") as log:
             if anew:
                 self.process = subprocess.Popen(
-                    [sys.executable, "-m", "sqlq", *command],
+                    [*by, sys.executable, "-m", "sqlq", *command],
                     cwd=folder,
                     env=environment,
                     stdin=subprocess.DEVNULL,

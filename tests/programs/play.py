@@ -9,7 +9,6 @@ import dataclasses
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import sqlq
@@ -109,15 +108,6 @@ async def leaves_a_thread() -> None:
 def deaf() -> None:
     note("deaf")
     nap(120)
-
-
-@app.task
-def starve() -> None:
-    """Hold the interpreter's lock for some leases."""
-    note("starve")
-    end = time.monotonic() + 6
-    while time.monotonic() < end:
-        sum(range(40_000_000))
 
 
 @app.task(timeout="1s", max_attempts=1)

@@ -14,9 +14,7 @@ from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum, auto
 from pathlib import Path, PurePosixPath
 from time import process_time
-from types import GenericAlias
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
     Generic,
@@ -26,7 +24,6 @@ from typing import (
     NotRequired,
     TypedDict,
     TypeVar,
-    cast,
 )
 from uuid import UUID
 from zoneinfo import ZoneInfo
@@ -34,8 +31,6 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pydantic
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column
 
 from sqlq import App
@@ -44,9 +39,6 @@ from sqlq.model.job import NewJob
 from sqlq.model.task import Task, make_task, new_from_json
 from sqlq.payload.codec import MismatchError
 from tests.kit import for_each
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 OrderId = NewType("OrderId", UUID)
@@ -253,48 +245,6 @@ def test_a_value_of_its_annotation_arrives_by_way_of_readable_json(hint: Any, va
     assert forms(new_from_json(task, [form])) == [form]
     if hint is not bytes:  # any text might be meant as base64
         assert forms(task.new(form)) == [form]
-
-
-VALUES: dict[Any, st.SearchStrategy[Any]] = {
-    UUID: st.uuids(),
-    datetime: st.datetimes(timezones=st.sampled_from([None, UTC, timezone(-timedelta(hours=3, minutes=30))])),
-    date: st.dates(),
-    time: st.times(),
-    timedelta: st.timedeltas(),
-    Decimal: st.decimals(allow_nan=False),
-    bytes: st.binary(),
-    Color: st.sampled_from(Color),
-    Level: st.sampled_from(Level),
-    Line: st.builds(Line, st.text("abc"), st.decimals(allow_nan=False), st.integers()),
-    Point: st.builds(Point, st.decimals(allow_nan=False), st.decimals(allow_nan=False)),
-}
-annotated = st.recursive(
-    st.sampled_from(list(VALUES)).map(lambda hint: (hint, VALUES[hint])),
-    lambda inner: st.one_of(
-        inner.map(lambda one: (GenericAlias(list, one[0]), st.lists(one[1], max_size=3))),
-        inner.map(lambda one: (one[0] | None, st.none() | one[1])),
-        inner.map(
-            lambda one: (
-                GenericAlias(dict, (str, one[0])),
-                st.dictionaries(st.text("abc"), one[1], max_size=3),
-            )
-        ),
-        inner.map(lambda one: (GenericAlias(tuple, (int, one[0])), st.tuples(st.integers(), one[1]))),
-        inner.map(lambda one: (cast("Any", Box)[one[0]], st.builds(Box, one[1]))),
-    ),
-    max_leaves=4,
-)
-
-
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(st.data())
-def test_any_annotated_value_arrives_equal(data: st.DataObject) -> None:
-    hint, strategy = data.draw(annotated)
-    value = data.draw(strategy)
-    task = task_of(hint)
-    payload = task.new(value).payload
-    assert task._interface.arguments(payload) == ([value], {})
-    assert task.new(*task._interface.arguments(payload)[0]).payload == payload
 
 
 # -- what is refused -----------------------------------------------------------------------------------------

@@ -76,12 +76,6 @@ def test_headers_of_all_layers_are_merged() -> None:
     assert elsewhere.headers == {"a": "app", "b": "queue", "c": "queue"}
 
 
-def test_an_app_without_defaults_leaves_jobs_unchanged() -> None:
-    app = sqlq.App(URL)
-    new = [app.task(name="t", timeout="5s")(handler).new()]
-    assert app._completed(new) is new
-
-
 def test_arguments_come_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (
         ("TIMEOUT", "5m"),

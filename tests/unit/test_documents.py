@@ -1,12 +1,16 @@
-"""CONTRIBUTING.md leads to files that exist, and the pages in docs/decisions have one form."""
+"""CONTRIBUTING.md leads to files that exist, decisions have one form, and examples in docstrings are true."""
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import re
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine
 
+import sqlq
 from tests import words
 
 ROOT = Path(__file__).parents[2]
@@ -59,3 +63,24 @@ def test_each_mention_of_a_decision_has_its_page() -> None:
     for path in (path for files in words.FILES for path in ROOT.glob(files)):
         mentioned |= {int(number) for number in re.findall(r"\bdecisions?[ /\n]+(\d+)", path.read_text())}
     assert mentioned <= {*numbers}
+
+
+# -- examples in docstrings ----------------------------------------------------------------------------------
+
+
+MODULES = [
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    for path in sorted((ROOT / "sqlq").rglob("*.py"))
+    if ">>> " in path.read_text()
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_do_what_they_show(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert {"sqlq", "sqlq.app.app", "sqlq.config.durations"} <= set(MODULES)
+    monkeypatch.chdir(tmp_path)
+    names = {"sqlq": sqlq, "create_engine": create_engine}
+    module = importlib.import_module(name)
+    assert doctest.testmod(module, extraglobs=names, optionflags=doctest.ELLIPSIS).failed == 0

@@ -11,8 +11,7 @@ import pytest
 
 import sqlq
 from sqlq.errors import ArgumentsError
-from sqlq.model.checks import Rule
-from sqlq.model.limit import Limit, Serial, checked_rate, rule_of, rule_text
+from sqlq.model.limit import Limit, Serial, checked_rate
 from sqlq.model.task import new_from_json
 from tests.kit import for_each
 
@@ -83,17 +82,6 @@ def test_none_makes_no_key(app: sqlq.App, limit: Any) -> None:
     assert inner.new(Order(7)).limit_key == "k    7"
 
 
-def test_a_key_takes_no_result(app: sqlq.App) -> None:
-    @app.task(name="bill", limit=Limit("c:{customer}", running=1))
-    def bill(customer: int) -> int:
-        return customer
-
-    flow = sqlq.Flow()
-    first = flow.add(bill.new(1))
-    with pytest.raises(sqlq.EnqueueError, match="result of step 1"):
-        bill.new(first.result)
-
-
 @for_each(
     ("key", "sentence"),
     [
@@ -145,10 +133,3 @@ def test_a_name_that_nobody_has_declared_is_refused(app: sqlq.App) -> None:
 )
 def test_rates(text: str, rate: tuple[int, int]) -> None:
     assert checked_rate(text) == rate
-
-
-def test_a_limit_is_described_in_words() -> None:
-    assert rule_text(Rule(5, 100, 60_000)) == "5 running, 100/1m"
-    assert rule_text(rule_of(Serial("a", on_failure="hold"))) == "in order, held by failures"
-    assert rule_text(Rule(rate=3, period_ms=1_500)) == "3/1500ms"
-    assert rule_text(Rule()) == "no limit"

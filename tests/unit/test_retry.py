@@ -115,18 +115,6 @@ def test_a_backoff_may_be_stored_as_plain_durations() -> None:
             read(text)
 
 
-@for_each(
-    ("backoff", "said"),
-    [
-        (exponential(), "exponential from 1 s up to 1 h, varied by 20%"),
-        (backoff_from(["10s", "5m"]), "10 s, 5 min"),
-        (fixed("7s", 0.5), "7 s, varied by 50%"),
-    ],
-)
-def test_a_backoff_is_described_in_words(backoff: Backoff, said: str) -> None:
-    assert str(backoff) == said
-
-
 def test_a_callable_that_fails_gets_the_default_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     def failing(attempts: int) -> Duration:
         raise ZeroDivisionError("no wait")

@@ -14,7 +14,7 @@ import sqlq
 from sqlq import Schedule
 from sqlq.errors import ConfigurationError
 from sqlq.model.job import NewJob
-from sqlq.model.schedule import MAX_CAUGHT_UP, QUEUE_LOOK, Turn, options_text, planned, read, template, turn
+from sqlq.model.schedule import MAX_CAUGHT_UP, QUEUE_LOOK, options_text, planned, read, template, turn
 from tests.kit import for_each
 
 BERLIN, NEW_YORK = "Europe/Berlin", "America/New_York"
@@ -193,16 +193,6 @@ def test_catch_up_is_bounded() -> None:
     moments, skipped, last, _ = decide(minutely(catch_up="all"), NOON, NOON + 5_000 * MINUTE)
     assert moments == list(range(5_001 - MAX_CAUGHT_UP, 5_001))
     assert (skipped, last) == (1, 5_000)
-
-
-def test_a_clock_set_back_repeats_no_run() -> None:
-    plan = minutely(catch_up="all")
-    done = turn(plan, last_at=NOON, now=NOON + 3 * MINUTE, ticks=0, alive=False)
-    assert len(done.runs) == 3
-    back = turn(plan, last_at=done.last_at, now=NOON - 60 * MINUTE, ticks=3, alive=False)
-    assert (back.runs, back.last_at) == ([], done.last_at)
-    again = turn(plan, last_at=back.last_at, now=NOON + 4 * MINUTE, ticks=3, alive=False)
-    assert again == Turn([NOON + 4 * MINUTE], 0, NOON + 4 * MINUTE, NOON + 5 * MINUTE)
 
 
 # -- in a row ------------------------------------------------------------------------------------------------

@@ -123,14 +123,11 @@ def test_a_list_of_hosts_is_read_in_each_of_its_forms(given: str, tried: list[st
     assert [f"{name}:{port or 5432}" for name, port in zip(names, ports, strict=True)] == tried
 
 
-def test_a_list_of_hosts_is_shown_as_it_was_written() -> None:
+def test_a_list_of_hosts_is_shown_as_it_was_written_and_leads_to_the_database_of_each() -> None:
     assert masked(database_url(LIST)) == LIST.replace("postgresql:", "postgresql+psycopg:")
     assert command("status", database_url(LIST)).count("host=a:5433&host=b&") == 1
     with pytest.raises(sqlq.errors.ConfigurationError, match=r"database\?host=a:5432&host=b:5432&target_"):
         database_url("postgresql://u@a:5433,b:5432/shop")
-
-
-def test_a_host_of_a_list_is_the_same_database() -> None:
     named = database_url(LIST)
     assert is_same_database(named, database_url("postgresql://other@b/shop"))
     for other in ("postgresql://u@a/shop", "postgresql://u@b/other", "mariadb://u@b:5432/shop"):
@@ -363,28 +360,20 @@ def test_eager_takes_no_text(wrong: Any) -> None:
             refused()
 
 
-@pytest.mark.parametrize(
-    ("url", "host"),
-    [
-        ("postgresql://pooler/shop", "direct"),
-        ("postgresql+psycopg://pooler/shop?application_name=x", "direct"),
-        ("postgresql://pooler/other", "env"),
-    ],
-)
 def test_another_database_on_the_command_line_drops_the_listen_url(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, url: str, host: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SQLQ_LISTEN_URL", "postgresql://env/shop")
     monkeypatch.setenv("SQLQ_DATABASE_URL", "")  # the command sets it
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / f"shop_{host}.py").write_text(
-        "import sqlq\n"
-        "app = sqlq.App('postgresql://pooler/shop', schema='q', listen_url='postgresql://direct/shop')\n"
-    )
-    address = Context(database_url=url, app_option=f"shop_{host}:app").app()._connected.address
-    assert (address.url, address.schema) == (database_url(url), "q")
-    assert address.listen_url is not None
-    assert address.listen_url.host == host
+    app = "sqlq.App('postgresql://pooler/shop', schema='q', listen_url='postgresql://direct/shop')"
+    for n, (name, host) in enumerate({"shop?application_name=x": "direct", "other": "env"}.items()):
+        (tmp_path / f"listening_{n}.py").write_text(f"import sqlq\napp = {app}\n")
+        url = f"postgresql://pooler/{name}"
+        address = Context(database_url=url, app_option=f"listening_{n}:app").app()._connected.address
+        assert (address.url, address.schema) == (database_url(url), "q")
+        assert address.listen_url is not None
+        assert address.listen_url.host == host
 
 
 # -- commands in messages ------------------------------------------------------------------------------------

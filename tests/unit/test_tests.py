@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from tests import conftest, kit
-from tests.kit import for_each
 
 TESTS = Path(__file__).parents[1]
 KIT = sorted((TESTS / "kit").glob("*.py"))
@@ -103,17 +102,6 @@ def test_no_test_waits_for_a_time_but_by_let_pass() -> None:
 
 
 WORKER = Path(__file__).parents[1] / "worker"
-REPLACES = {
-    "monkeypatch.setattr(worker, '_claim', other)": ["_claim"],
-    "patch.setattr('sqlq.worker.loop._troubles', {})": ["_troubles"],
-    "patch.delattr(worker, '_claim')": ["_claim"],
-    "worker._wake._interval = 3600.0": ["_interval"],
-    "worker._count += 1": ["_count"],
-    "monkeypatch.setattr(worker._claimer, 'claim', other)": [],
-    "worker._claimer.claim = other": [],
-    "self._connection = connection": [],
-    "handler.__annotations__['x'] = int": [],
-}
 
 
 def private(name: str) -> bool:
@@ -132,11 +120,6 @@ def patched(tree: ast.AST) -> Iterator[str]:
             case _:
                 continue
         yield from filter(private, names)
-
-
-@for_each("code", REPLACES)
-def test_a_private_patch_is_found(code: str) -> None:
-    assert list(patched(ast.parse(code))) == REPLACES[code]
 
 
 def test_no_test_of_the_worker_replaces_a_private_attribute() -> None:
