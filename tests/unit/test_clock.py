@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -80,26 +81,41 @@ def test_naive_and_distant_times_are_refused(given: Any, reason: str) -> None:
 
 
 @for_each(
-    ("ms", "text"),
+    ("write", "number", "text"),
     [
-        (0, "0 ms"),
-        (0.00833, "0.01 ms"),
-        (999.4, "999 ms"),
-        (999.7, "1 s"),
-        (1_250, "1.25 s"),
-        (60_300, "60.3 s"),
-        (119_600, "2 min"),
-        (130_200, "2 min 10 s"),
-        (3_599_400, "59 min 59 s"),
-        (3_599_600, "1 h"),
-        (172_769_000, "47 h 59 min"),
-        (172_771_000, "2 d"),
-        (356_400_000, "4 d 3 h"),
-        (MAX_MS, "36,600 d"),
+        (readable, 0, "0 ms"),
+        (readable, 0.00833, "0.01 ms"),
+        (readable, 999.4, "999 ms"),
+        (readable, 999.7, "1 s"),
+        (readable, 1_250, "1.25 s"),
+        (readable, 60_300, "60.3 s"),
+        (readable, 119_600, "2 min"),
+        (readable, 130_200, "2 min 10 s"),
+        (readable, 3_599_400, "59 min 59 s"),
+        (readable, 3_599_600, "1 h"),
+        (readable, 172_769_000, "47 h 59 min"),
+        (readable, 172_771_000, "2 d"),
+        (readable, 356_400_000, "4 d 3 h"),
+        (readable, MAX_MS, "36,600 d"),
+        (rate, 0, "0 a second"),
+        (rate, 1_173.2, "1,170 a second"),
+        (rate, 3.5512, "3.55 a second"),
+        (rate, 0.1, "0.1 a second"),
+        (rate, 0.05, "3 a minute"),
+        (rate, 0.00833, "0.5 a minute"),
+        (rate, 0.00001, "0.86 a day"),
+        (rate, 0.0000001, "0.01 a day"),
+        (in_units, 0, "0 bytes"),
+        (in_units, 999, "999 bytes"),
+        (in_units, 1_000, "0.98 KiB"),
+        (in_units, 1023 * 1024, "1 MiB"),
+        (in_units, 3 << 40, "3 TiB"),
     ],
 )
-def test_durations_are_written_for_people(ms: float, text: str) -> None:
-    assert readable(ms) == text
+def test_durations_rates_and_sizes_are_written_for_people(
+    write: Callable[[float], str], number: float, text: str
+) -> None:
+    assert write(number) == text
 
 
 @for_each(
@@ -118,31 +134,6 @@ def test_times_are_written_for_people(seconds: float, past: str, future: str) ->
     assert ago(datetime.now(UTC) - timedelta(seconds=seconds)) == past
     assert until(datetime.now(UTC) - timedelta(seconds=seconds)) == past
     assert until(datetime.now(UTC) + timedelta(seconds=seconds)) == future
-
-
-@for_each(
-    ("a_second", "text"),
-    [
-        (0, "0 a second"),
-        (1_173.2, "1,170 a second"),
-        (3.5512, "3.55 a second"),
-        (0.1, "0.1 a second"),
-        (0.05, "3 a minute"),
-        (0.00833, "0.5 a minute"),
-        (0.00001, "0.86 a day"),
-        (0.0000001, "0.01 a day"),
-    ],
-)
-def test_rates_are_written_for_people(a_second: float, text: str) -> None:
-    assert rate(a_second) == text
-
-
-@for_each(
-    ("number", "text"),
-    [(0, "0 bytes"), (999, "999 bytes"), (1_000, "0.98 KiB"), (1023 * 1024, "1 MiB"), (3 << 40, "3 TiB")],
-)
-def test_sizes_are_written_for_people(number: float, text: str) -> None:
-    assert in_units(number) == text
 
 
 @given(st.floats(0, 1e15))

@@ -219,15 +219,13 @@ def test_a_key_may_be_in_either_alphabet_with_or_without_padding() -> None:
 
 def test_keys_are_in_no_repr() -> None:
     app = sqlq.App(keys=[KEY, OTHER], encryption="encrypt")
-    assert app.database.encryption is not None
     encryption = app.database.encryption
     assert encryption is not None
-    for shown in map(
-        str, (repr(app), repr(encryption), encryption.keys, repr(app._connected.address), repr(app.database))
-    ):
+    held = (app, encryption, encryption.keys, app._connected.address, app.database)
+    for shown in map(repr, held):
         assert KEY not in shown
         assert OTHER not in shown
-    assert next(iter(app.database.encryption.keys)) in repr(app.database.encryption)
+    assert next(iter(encryption.keys)) in repr(encryption)
 
 
 def test_encryption_is_rebuilt_from_its_facts() -> None:

@@ -129,27 +129,10 @@ def test_the_reference_has_each_argument_variable_and_key() -> None:
     assert all(f"`{each.variable}`" in reference.settings() for each in reference.SETTINGS if each.variable)
 
 
-def reader_of(variable: str, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    """Return who complains of a value that no setting has; None where neither an App nor a worker does."""
-    monkeypatch.setenv(variable, "?")
-    monkeypatch.setenv("SQLQ_KEYS", KEY if variable in ("SQLQ_ENCRYPTION", "SQLQ_PLAIN") else "")
-    if variable == "SQLQ_KEYS":
-        monkeypatch.setenv(variable, "?")
-    try:
-        url = None if variable == "SQLQ_DATABASE_URL" else "postgresql://nowhere/none"
-        app = sqlq.App() if url is None else sqlq.App(url)
-        app.task(name="t")(lambda: None)
-        assert app._connected.address is not None
-        assert app.schema != "?"
-    except (sqlq.errors.ConfigurationError, AssertionError):
-        return "each App"
-    try:
-        app.worker()
-    except sqlq.errors.ConfigurationError as error:
-        return WORKERS if str(error).startswith(f"{variable} is '?'") else str(error)
-    except ImportError:  # the driver
-        pass
-    return None
+def use(app: sqlq.App) -> None:
+    """Read what an App reads at its first task, and where it connects to."""
+    app.task(name="t")(lambda: None)
+    assert app._connected.address is not None
 
 
 @pytest.mark.parametrize(
@@ -158,22 +141,30 @@ def reader_of(variable: str, monkeypatch: pytest.MonkeyPatch) -> str | None:
 def test_a_variable_is_read_by_whom_its_row_names(
     setting: reference.Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """It complains of a value that no setting has."""
     monkeypatch.chdir(tmp_path)
-    if setting.reader in ("each App", WORKERS):
-        assert reader_of(setting.variable, monkeypatch) == setting.reader
-        return
-    if setting.reader == WORK:
-        monkeypatch.setenv(setting.variable, "?")
-        with pytest.raises(sqlq.errors.ConfigurationError, match=rf"^{setting.variable} is '\?'"):
+    monkeypatch.setenv("SQLQ_KEYS", KEY if setting.variable in ("SQLQ_ENCRYPTION", "SQLQ_PLAIN") else "")
+    monkeypatch.setenv(setting.variable, "?")
+    refused = pytest.raises(sqlq.errors.ConfigurationError, match=rf"^{setting.variable} is '\?'")
+    url = () if setting.variable == "SQLQ_DATABASE_URL" else ("postgresql://nowhere/none",)
+    if setting.reader == "each App":
+        with pytest.raises(sqlq.errors.ConfigurationError):
+            use(sqlq.App(*url))
+    elif setting.reader == WORKERS:
+        app = sqlq.App(*url)
+        with refused:
+            app.worker()
+    elif setting.reader == WORK:
+        with refused:
             WorkerOptions.of(None, WORK)
-        return
-    files = {
-        reference.COMMANDS: ("cli/context.py", f'"{setting.variable}"'),
-        reference.LOOKS: ("web/reading.py", "read_url"),
-        reference.TESTS: ("testing/fixtures.py", f'"{setting.variable}"'),
-    }
-    file, reads = files[setting.reader]
-    assert reads in (ROOT / "sqlq" / file).read_text()
+    else:
+        files = {
+            reference.COMMANDS: ("cli/context.py", f'"{setting.variable}"'),
+            reference.LOOKS: ("web/reading.py", "read_url"),
+            reference.TESTS: ("testing/fixtures.py", f'"{setting.variable}"'),
+        }
+        file, reads = files[setting.reader]
+        assert reads in (ROOT / "sqlq" / file).read_text()
 
 
 def test_each_option_of_workers_is_an_option_of_the_command_and_an_argument() -> None:
