@@ -8,18 +8,13 @@ the notifications that come with an answer.
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Callable, Hashable
 from typing import Any
 
-from sqlalchemy import URL
+from sqlq.database.doorbell import REST_SECONDS, STORM_SECONDS
 
 log = logging.getLogger("sqlq")
 
-STORM_SECONDS, REST_SECONDS = 0.001, 0.005
-"""If the next notification comes this soon after the last read, the reader rests, so that more of them
-gather."""
 MAX_SECONDS = 0.01
 """The longest time of one read while more notifications come."""
 WARNING_SECONDS = 60.0
@@ -74,32 +69,3 @@ class Hearing:
                 extra={"event": "notifications_ignored"},
             )
             self._warned_at = time.monotonic()
-
-
-# -- within a process ----------------------------------------------------------------------------------------
-
-WAITING: dict[Hashable, tuple[Callable[[], None], ...]] = {}
-"""The calls that wake the workers of this process, by the places of their databases. It is for
-databases without notifications whose commits no connection sees."""
-
-
-def key_of(url: URL) -> Hashable:
-    """Return the key of a database in `WAITING`."""
-    return url.host, url.port, url.database, url.query.get("unix_socket")
-
-
-def wait_here(url: URL, wake: Callable[[], None]) -> None:
-    """Have `wake` called when this process has enqueued a job there."""
-    key = key_of(url)
-    WAITING[key] = (*WAITING.get(key, ()), wake)
-
-
-def wait_no_more(url: URL, wake: Callable[[], None]) -> None:
-    """Have it called no more."""
-    key = key_of(url)
-    if others := tuple(each for each in WAITING.pop(key, ()) if each != wake):
-        WAITING[key] = others
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=WAITING.clear)  # the workers are threads of the parent

@@ -36,7 +36,6 @@ from sqlq.database.caller.session import (
 )
 from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect
-from sqlq.database.notifications import WAITING
 from sqlq.database.schemas import in_schema
 from sqlq.enqueue.notify import Notifier
 from sqlq.errors import EnqueueError, SchemaVersionError, SqlqError
@@ -167,7 +166,7 @@ class Enqueuer:
             if not joined.at_the_end(committed=partial(self._committed, new, jobs)):
                 self._notifier.at_the_end_of(joined.conn.connection)
             return
-        if self._notifier.notifies or WAITING:
+        if self._notifier.are_needed:
             self._notifier.connect()  # guard: hint-connects-early
             joined.at_the_end(committed=self._notifier.send)
         if new and "enqueued" in self._events.subscribed:
@@ -212,7 +211,7 @@ class Enqueuer:
     # -- afterwards ------------------------------------------------------------------------------------------
 
     def _notify(self) -> None:
-        if self._notifier.notifies or WAITING:
+        if self._notifier.are_needed:
             self._notifier.send()
 
     def _publish(self, new: Sequence[NewJob], jobs: list[Job]) -> None:

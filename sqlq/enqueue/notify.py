@@ -23,7 +23,6 @@ from typing import Any
 
 from sqlq.config.background import Background
 from sqlq.database.database import Database
-from sqlq.database.notifications import WAITING, key_of
 from sqlq.database.pool import is_in_transaction
 from sqlq.store.workers import notify
 
@@ -45,7 +44,7 @@ CLOSE_SECONDS = 5.0
 
 class Notifier(Background):
     """Notifies the workers of a database. It does nothing where workers see commits by themselves (SQLite),
-    and reaches only those of its process where the database sends no notifications (MariaDB)."""
+    and reaches only those of this machine where the database sends no notifications (MariaDB)."""
 
     thread_name = "sqlq-notify"
 
@@ -53,9 +52,10 @@ class Notifier(Background):
         self._database = database.for_loops
         self.notifies = database.dialect.notifies
         """Whether the database sends notifications."""
-        self._location = key_of(database.engine.url)
+        self.are_needed = not database.dialect.in_a_file
+        """Whether workers do not see commits by themselves."""
         super().__init__()
-        if not database.dialect.in_a_file:
+        if self.are_needed:
             atexit.register(_finish, weakref.ref(self))
 
     def begin_anew(self) -> None:
@@ -69,12 +69,6 @@ class Notifier(Background):
         self._pause = FIRST_WATCH_SECONDS
         self._closing = False
         self._last_at = float("-inf")
-
-    @property
-    def are_needed(self) -> bool:
-        """Whether workers do not see commits by themselves."""
-        # guard: workers-of-this-process-are-told
-        return self.notifies or self._location in WAITING
 
     def connect(self) -> None:
         """Begin the thread, which takes a connection, before there is anything to send."""
@@ -121,8 +115,9 @@ class Notifier(Background):
 
     def _run(self) -> None:
         rest = DEBOUNCE_SECONDS
-        with suppress(Exception), self._database.read():
-            pass  # but connect, which takes ten times as long as a NOTIFY
+        if self.notifies:
+            with suppress(Exception), self._database.read():
+                pass  # but connect, which takes ten times as long as a NOTIFY
         while True:
             with self._changed:
                 while not self._requests and not self._closing:

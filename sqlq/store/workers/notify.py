@@ -10,13 +10,13 @@ from sqlalchemy import Connection, text
 
 from sqlq.database.database import Database
 from sqlq.database.dialects import dialect_of
-from sqlq.database.notifications import WAITING, key_of
+from sqlq.database.doorbell import ring
 from sqlq.database.schemas import schema_of
 from sqlq.schema.qualify import in_catalog
 
 
 def notify(database: Database) -> None:
-    """Wake the idle workers now; those of this process alone where the database sends no notifications."""
+    """Wake the idle workers now, on a database without notifications those of this machine alone."""
     if database.dialect.notifies:
         # No notification outlives the server, so waiting for the disk would save nothing. Its subject was
         # committed before.
@@ -26,8 +26,8 @@ def notify(database: Database) -> None:
             "pg_catalog.set_config('synchronous_commit', 'off', true)",
             {"channel": channel(database.schema)},
         )
-    for wake in WAITING.get(key_of(database.engine.url), ()):
-        wake()
+    else:
+        ring(database.engine.url)
 
 
 def notifying_statement(

@@ -21,7 +21,7 @@ import random
 import selectors
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from math import inf
 from time import monotonic
@@ -33,6 +33,7 @@ from sqlq.config.constants import HEARTBEAT_MS, POLLER_MS, RESCUE_MS
 from sqlq.config.durations import readable
 from sqlq.database.database import Database
 from sqlq.database.dialects import refuse_standby
+from sqlq.database.doorbell import Doorbell
 from sqlq.database.notifications import Hearing
 from sqlq.store.workers import look as workers_look
 from sqlq.store.workers import notify
@@ -48,6 +49,10 @@ STAND_BY_SECONDS = 10.0
 """After this time a worker's own poller takes over. The supervisor's waits less long for an answer."""
 WINNERS = 3
 SOONEST_SECONDS = 0.005
+SOON_SECONDS, IDLE_SHARE = 0.1, 0.01
+"""Without notifications a host looks this soon after jobs, then after this share of the time since."""
+BUSY_SECONDS = 0.25
+"""While jobs are due, workers that have a free slot look by themselves."""
 RESCUERS = 10
 """How many hosts look for the work of services in each interval, on average."""
 
@@ -140,6 +145,9 @@ class Poller(Loop):
     _listening: Database | None = None
     _looking: Database | None = None
     _hosts = 1
+    _listens = False
+    _jobs_at = -inf
+    """When there were last jobs, by the monotonic clock."""
     _maintenance_at = -inf
     """When the services, and the number of hosts, were last looked at."""
 
@@ -213,13 +221,15 @@ class Poller(Loop):
         """Look, and pass on notifications, until stopped. Raises when a connection breaks or does not
         answer."""
         driver: Any = listening_conn.connection.driver_connection
-        listens = self._can_listen(driver)
+        url = None if self._database.dialect.notifies else self._database.engine.url
+        self._listens = listens = self._can_listen(driver)
         if listens:
             self._hearing.begin(driver)
             notify.listen(listening_conn)
         self._agenda = agenda = Agenda(look_at=monotonic())
-        with selectors.DefaultSelector() as selector:
+        with selectors.DefaultSelector() as selector, closing(Doorbell(url)) as doorbell:
             selector.register(self._bell, selectors.EVENT_READ)
+            selector.register(doorbell, selectors.EVENT_READ)
             if listens:
                 selector.register(driver.fileno(), selectors.EVENT_READ)
             while not (self._closed.is_set() or self._last_look.stands_by()):
@@ -236,14 +246,16 @@ class Poller(Loop):
                         why = "the URL to listen at leads through a pooler that does not carry LISTEN"
                         self._polls(logging.WARNING, why)
                         selector.unregister(driver.fileno())
-                        listens = False
+                        self._listens = listens = False
                 if now >= agenda.send_at:
                     self._send()
                 next_at = min(agenda.look_at, agenda.send_at)
                 # The selector does not see notifications that came together with an answer.
                 # guard: notifications-are-read-after-a-poll
                 selector.select(0.0 if looks else max(0.0, next_at - monotonic()))
-                if listens and self._hearing.read():
+                # guard: workers-of-this-machine-are-rung
+                if doorbell.read() or (listens and self._hearing.read()):
+                    self._jobs_at = monotonic()
                     agenda.expect(monotonic(), drawn(self._hosts))
 
     def _can_listen(self, driver: Any) -> bool:
@@ -298,12 +310,21 @@ class Poller(Loop):
         waits = [ms / 1000 for ms in look.due.values()]
         if any(wait <= 0 for wait in waits):
             self._send()
-        self._agenda.plan_next_look(now, now + self._look_seconds)
+            self._jobs_at = answered
+        self._agenda.plan_next_look(now, now + self._seconds_to_next_look(now))
         later = [wait for wait in waits if wait > 0]
         if later:
             # guard: no-worker-is-sent-too-early
             self._agenda.expect(answered + min(later), drawn(self._hosts))
         return look
+
+    def _seconds_to_next_look(self, now: float) -> float:
+        if self._listens:
+            return self._look_seconds
+        since = now - self._jobs_at
+        # guard: polls-are-frequent-after-jobs
+        often = BUSY_SECONDS if since < 0 else max(SOON_SECONDS, since * IDLE_SHARE)
+        return min(self._look_seconds, often * self._hosts)
 
     def _send(self) -> None:
         self._send_one()

@@ -16,7 +16,6 @@ from typing import Any
 
 from sqlq.config.constants import POLL_MS
 from sqlq.database.database import Database
-from sqlq.database.notifications import wait_here, wait_no_more
 from sqlq.errors import MissingFileError
 
 FIRST_LOOK_SECONDS = 0.002
@@ -43,13 +42,10 @@ class Wake:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Begin to receive notifications."""
-        if not self._database.dialect.notifies:
-            wait_here(self._database.engine.url, self.hinted)
+        """Begin to watch for commits, where no poller does."""
 
     def stop(self) -> None:
-        """Stop receiving notifications."""
-        wait_no_more(self._database.engine.url, self.hinted)
+        """Watch no more."""
 
     def call(self) -> None:
         """End the wait now, from any thread."""
