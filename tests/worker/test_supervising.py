@@ -377,6 +377,23 @@ def test_a_watchdog_counts_no_time_when_the_supervisor_did_not_run(monkeypatch: 
     assert killed == [1]
 
 
+@pytest.mark.parametrize(
+    ("since_jobs", "hosts", "seconds"),
+    [
+        (-0.1, 1, 0.25),
+        (0.0, 1, 0.1),
+        (10.0, 1, 0.1),
+        (60.0, 1, 0.6),
+        (60.0, 20, 12.0),
+        (float("inf"), 1, float("inf")),
+    ],
+)
+def test_a_host_without_notifications_polls_ever_more_rarely_after_jobs(
+    since_jobs: float, hosts: int, seconds: float
+) -> None:
+    assert poller.seconds_without_notifications(since_jobs, hosts) == pytest.approx(seconds)
+
+
 @pytest.mark.parametrize("hosts", [24, 1_000])
 def test_a_few_of_many_hosts_claim_at_once_and_others_within_the_interval(hosts: int) -> None:
     assert {drawn(few) for few in (1, 2, WINNERS) for _ in range(100)} == {0.0}
@@ -795,8 +812,8 @@ def test_a_worker_in_another_database_is_not_watched(host: Host) -> None:
 
 
 @needs("mariadb")
-@pytest.mark.parametrize("by", ["sqlq", "session"])
-def test_a_worker_without_notifications_is_woken_by_enqueues_of_its_process(
+@pytest.mark.parametrize("by", ["sqlq", "session", "another process"])
+def test_a_worker_without_notifications_is_woken_by_enqueues_of_its_machine(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     monkeypatch.setattr(poller, "IDLE_POLL_SECONDS", 3600.0)
@@ -806,7 +823,10 @@ def test_a_worker_without_notifications_is_woken_by_enqueues_of_its_process(
     task = app.task(name="t")(ran.set)
     with working(app) as worker:
         wait_until(lambda: worker._wake.is_resting, what="the worker at rest")
-        if by == "sqlq":
+        if by == "another process":
+            url = engine.url.render_as_string(hide_password=False)
+            subprocess.run([sys.executable, "-m", "sqlq", "-d", url, "enqueue", "t"], check=True, timeout=60)
+        elif by == "sqlq":
             app.enqueue(task.new())
         else:
             with Session(engine) as session, session.begin():

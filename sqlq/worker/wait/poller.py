@@ -107,6 +107,14 @@ def drawn(hosts: int) -> float:
     return float(SOONEST_SECONDS * (IDLE_POLL_SECONDS / SOONEST_SECONDS) ** random.random())
 
 
+def seconds_without_notifications(since_jobs: float, hosts: int) -> float:
+    """Return the time between two looks of one among a number of hosts, by the time since there were jobs. It
+    is negative while jobs are due."""
+    # guard: polls-are-frequent-after-jobs
+    seconds = BUSY_SECONDS if since_jobs < 0 else max(SOON_SECONDS, since_jobs * IDLE_SHARE)
+    return seconds * hosts
+
+
 def looks_for_services(hosts: int) -> bool:
     """Decide at random whether one among a number of hosts looks for the work of services, which reads what
     all hosts hold. Without one of ten in a while, the next is due soon."""
@@ -311,20 +319,15 @@ class Poller(Loop):
         if any(wait <= 0 for wait in waits):
             self._send()
             self._jobs_at = answered
-        self._agenda.plan_next_look(now, now + self._seconds_to_next_look(now))
+        seconds = self._look_seconds
+        if not self._listens:
+            seconds = min(seconds, seconds_without_notifications(now - self._jobs_at, self._hosts))
+        self._agenda.plan_next_look(now, now + seconds)
         later = [wait for wait in waits if wait > 0]
         if later:
             # guard: no-worker-is-sent-too-early
             self._agenda.expect(answered + min(later), drawn(self._hosts))
         return look
-
-    def _seconds_to_next_look(self, now: float) -> float:
-        if self._listens:
-            return self._look_seconds
-        since = now - self._jobs_at
-        # guard: polls-are-frequent-after-jobs
-        often = BUSY_SECONDS if since < 0 else max(SOON_SECONDS, since * IDLE_SHARE)
-        return min(self._look_seconds, often * self._hosts)
 
     def _send(self) -> None:
         self._send_one()
