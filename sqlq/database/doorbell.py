@@ -1,8 +1,8 @@
-"""A doorbell tells the workers of a machine of new jobs, where the database sends no notifications.
+"""The doorbell of a machine: it wakes the idle workers there, where the database sends no notifications.
 
 It is a socket with one of a few names in Linux's abstract namespace, so it ends with its process and leaves
-no file. Any process of the machine may ring, and a ring is only a hint: without one, or without a free name,
-a poller looks at its interval. Processes in containers of their own do not hear each other."""
+no file. Any process of the machine may ring it. Nothing depends on a ring: without one, or without a free
+name, a poller looks at its interval. Containers share no doorbells."""
 
 from __future__ import annotations
 
@@ -17,14 +17,12 @@ from sqlalchemy import URL
 NAMES = 8
 """How many pollers of a machine, and of databases of one name, have a doorbell."""
 MAX_RINGS = 1000
-STORM_SECONDS, REST_SECONDS = 0.001, 0.005
-"""If a ring comes this soon after the last read, the reader rests, so that more of them gather."""
+REST_SECONDS = 0.002
+"""The shortest time between two rings, so that a flood of them makes few claims."""
 
 
 class Doorbell:
     """The doorbell of one poller."""
-
-    _read_at = float("-inf")
 
     def __init__(self, url: URL | None) -> None:
         """Without a URL nobody rings."""
@@ -41,17 +39,15 @@ class Doorbell:
         self._socket.close()
 
     def read(self) -> bool:
-        """Return whether anybody rang since the last call. Where all ring at once, it rests briefly."""
-        rings = 0
+        """Return whether anybody rang since the last call. Others gather meanwhile."""
+        rang = False
         with suppress(OSError):  # there are no more
-            while rings < MAX_RINGS:
+            for _ in range(MAX_RINGS):
                 self._socket.recv(1)
-                rings += 1
-        if rings:
-            if time.monotonic() - self._read_at < STORM_SECONDS:
-                time.sleep(REST_SECONDS)
-            self._read_at = time.monotonic()
-        return rings > 0
+                rang = True
+        if rang:
+            time.sleep(REST_SECONDS)
+        return rang
 
 
 def ring(url: URL) -> None:
@@ -63,9 +59,9 @@ def ring(url: URL) -> None:
 
 
 def _socket() -> socket.socket:
-    made = socket.socket(socket.AF_UNIX if sys.platform == "linux" else socket.AF_INET, socket.SOCK_DGRAM)
-    made.settimeout(0)
-    return made
+    new = socket.socket(socket.AF_UNIX if sys.platform == "linux" else socket.AF_INET, socket.SOCK_DGRAM)
+    new.settimeout(0)
+    return new
 
 
 def _names(url: URL) -> list[bytes]:

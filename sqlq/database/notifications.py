@@ -11,10 +11,11 @@ import logging
 import time
 from typing import Any
 
-from sqlq.database.doorbell import REST_SECONDS, STORM_SECONDS
-
 log = logging.getLogger("sqlq")
 
+STORM_SECONDS, REST_SECONDS = 0.001, 0.005
+"""If the next notification comes this soon after the last read, the reader rests, so that more of them
+gather."""
 MAX_SECONDS = 0.01
 """The longest time of one read while more notifications come."""
 WARNING_SECONDS = 60.0

@@ -1,4 +1,4 @@
-"""The doorbell of a poller: who hears it, and what a flood of rings does."""
+"""The doorbell of a poller, and a flood of rings."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def bells(url: URL) -> Iterator[list[Doorbell]]:
         yield [open_.enter_context(closing(Doorbell(url))) for _ in range(NAMES + 1)]
 
 
-def test_a_ring_is_heard_once_by_each_poller_that_has_a_name(url: URL, bells: list[Doorbell]) -> None:
+def test_a_ring_reaches_each_poller_that_has_a_name_once(url: URL, bells: list[Doorbell]) -> None:
     ring(url)
     assert [bell.read() for bell in bells] == [True] * NAMES + [False]
     assert not any(bell.read() for bell in bells)
 
 
-def test_a_ring_is_heard_whatever_name_the_server_has(url: URL, bells: list[Doorbell]) -> None:
+def test_a_ring_arrives_whatever_name_the_server_has(url: URL, bells: list[Doorbell]) -> None:
     ring(url.set(host="127.0.0.1", username="other"))
     assert bells[0].read()
 
 
-def test_a_ring_is_not_heard_by_pollers_of_other_databases(url: URL, bells: list[Doorbell]) -> None:
+def test_a_ring_reaches_no_poller_of_another_database(url: URL, bells: list[Doorbell]) -> None:
     ring(url.set(database="other"))
     assert not bells[0].read()
 
