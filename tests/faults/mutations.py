@@ -954,7 +954,7 @@ def main(words: Sequence[str]) -> int:
         return 1
     bad = 0
     hung: list[Guard] = []
-    marks()  # before threads ask for them
+    marks()  # fills its cache before threads do
     with ExitStack() as stack:
         servers = {"SQLQ_TEST_POSTGRESQL_URL": stack.enter_context(own_postgresql()).url("postgres")}
         if any(OF_MARIADB.search(guard.test) for guard in guards):
