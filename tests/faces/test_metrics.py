@@ -287,13 +287,18 @@ def test_the_oldest_transaction_and_dead_rows(app: sqlq.App, engine: Engine) -> 
         wait_until(lambda: value(ask(), "sqlq_oldest_transaction_seconds") > 0.1, what="the old transaction")
 
 
-def test_concurrent_scrapes_query_the_database_once(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scrapes_and_health_query_the_database_once_in_a_while(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sqlq.metrics.collectors.KEPT_SECONDS", 60.0)
-    url = serve(DatabaseCollector(app), 0, "127.0.0.1")
+    monkeypatch.setattr("sqlq.config.listen.HEALTH_SECONDS", 60.0)
+    url = serve(DatabaseCollector(app), 0, "127.0.0.1", app)
+    healthz = url.replace("/metrics", "/healthz")
     with received(Engine) as asked:
-        first = scrape(url)
+        first, well = scrape(url), health(healthz)
         number = len(asked)
-        assert scrape(url) == first
+        assert (scrape(url), health(healthz)) == (first, well)
+    assert well == (200, "ok")
     assert len(asked) == number > 0
 
 
@@ -316,16 +321,6 @@ def test_a_scrape_and_health_show_the_database_as_down_while_it_is_away(
     assert {name for name, _ in found} == {"sqlq_database_up", "sqlq_version_info"}
     seen(url, 1, "sqlq_database_up")
     wait_until(lambda: health(healthz) == (200, "ok"), what="the database")
-
-
-def test_health_queries_the_database_once_a_second_at_most(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sqlq.config.listen.HEALTH_SECONDS", 60.0)
-    url = serve(DatabaseCollector(app), 0, "127.0.0.1", app).replace("/metrics", "/healthz")
-    assert health(url) == (200, "ok")
-    monkeypatch.setattr(app.database, "read", None)
-    assert health(url) == (200, "ok")
 
 
 def health(url: str) -> tuple[int, str]:

@@ -108,22 +108,6 @@ class TestInline:
         with pytest.raises(sqlq.errors.ConfigurationError, match="there is no database file"):
             shop.app.enqueue(shop.note.new("after the block"))
 
-    def test_aenqueue_runs_async_handlers_on_the_callers_loop(self, shop: Shop) -> None:
-        loops = []
-
-        @shop.app.task(name="shop.loop")
-        async def loop() -> None:
-            loops.append((asyncio.get_running_loop(), sqlq.current_job().task))
-
-        async def main() -> None:
-            await shop.app.aenqueue(loop.new())
-            await shop.app.aenqueue_many([shop.note.new("sync"), shop.anote.new("async")])
-            assert loops == [(asyncio.get_running_loop(), "shop.loop")]
-
-        with inline(shop.app):
-            asyncio.run(main())
-        assert shop.done == [("sync", 1), "async"]
-
     def test_exceptions_reach_the_test_at_the_first_attempt(self, shop: Shop) -> None:
         with inline(shop.app) as ran:
             with pytest.raises(LookupError, match="no such order"):

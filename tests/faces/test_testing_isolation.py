@@ -139,27 +139,23 @@ def test_blocks_in_blocks(shop: Shop, database_url: str, place: dict[str, Any], 
     assert shop.done == ["inner", "outer"]
 
 
-def test_a_block_that_fails_to_begin_keeps_the_apps_database(shop: Shop, tmp_path: Path) -> None:
-    own = shop.app._connected.address
-    with (
-        pytest.raises(sqlq.errors.ConfigurationError, match="there is no directory"),
-        on_database(shop.app, sqlite_url(tmp_path / "no" / "folder.db")),
-    ):
-        pass
-    assert shop.app._connected.address is own
-    assert len(shop.app.jobs.list(state="available")) == 1
-
-
-def test_on_database_refuses_a_url_of_none(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, database_url: str
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        (None, "the test database's URL is None"),  # of `os.environ.get` where the variable is not set
+        ("sqlite:////no/folder/x.db", "there is no directory"),
+    ],
+    ids=["none", "nowhere"],
+)
+def test_a_block_that_cannot_begin_keeps_the_apps_database(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, database_url: str, url: Any, said: str
 ) -> None:
-    """None is the result of `os.environ.get` where the variable is not set."""
     monkeypatch.setenv("SQLQ_DATABASE_URL", database_url)
-    with (
-        pytest.raises(sqlq.errors.ConfigurationError, match="the test database's URL is None"),
-        on_database(shop.app, None),  # type: ignore[arg-type]
-    ):
+    own = shop.app._connected.address
+    with pytest.raises(sqlq.errors.ConfigurationError, match=said), on_database(shop.app, url):
         do_everything(shop)
+    assert shop.app._connected.address is own
+    assert available(shop.app) == [REAL]
 
 
 def test_a_worker_refuses_to_run(shop: Shop, place: dict[str, Any]) -> None:
@@ -228,15 +224,6 @@ class TestSessions:
                     shop.app.enqueue(shop.note.new("x"), session=session)
             session.execute(text("SELECT 1"))
             session.commit()
-        engine.dispose()
-
-    def test_a_session_on_the_tests_database_is_accepted(self, shop: Shop, place: dict[str, Any]) -> None:
-        """On PostgreSQL the real tables are on the same connection's search_path, and are not written."""
-        engine = create_engine(place["url"])
-        with on_database(shop.app, **place), Session(engine) as session:
-            shop.app.enqueue(shop.note.new("test"), session=session)
-            session.commit()
-            assert drain(shop.app) == Counts(finished=1)
         engine.dispose()
 
 

@@ -95,13 +95,13 @@ GUARDS = [
     # telemetry
     Guard("numbers-are-sent-once", "self._counts, self._times = Counter(), {}", "pass", "test_counts_are_sent_once"),
     Guard("counters-begin-at-zero", None, "pass", "test_counters_begin_at_zero_when_a_worker_has_counted_nothing_of_a_task"),
-    Guard("strangers-query-once-a-second", None, "if True:", "test_health_queries_the_database_once_a_second_at_most[sqlite]"),
+    Guard("strangers-query-once-a-second", None, "if True:", "test_scrapes_and_health_query_the_database_once_in_a_while[sqlite]"),
     Guard("labels-are-bounded", None, "if False:", "test_unknown_tasks_and_queues_after_a_bound_count_as_other"),
     Guard("deaths-are-counted", None, "pass", "test_the_worker_endpoint_counts_as_the_database_does[sqlite]"),
     Guard("traced-jobs-need-records", "job.trace_id is None", "True", "test_log_lines_have_the_trace_id[sqlite]"),
     Guard("isolates-tell-their-trace", None, "pass", "test_log_lines_have_the_trace_id[sqlite]"),
     Guard("isolates-call-what-is-called-at-exit", None, "pass", "test_log_lines_have_the_trace_id[sqlite]"),
-    Guard("scrapes-are-no-load", None, "if True:", "test_concurrent_scrapes_query_the_database_once[sqlite]"),
+    Guard("scrapes-are-no-load", None, "if True:", "test_scrapes_and_health_query_the_database_once_in_a_while[sqlite]"),
     # waits that end; first, because without it the test hangs
     Guard("slow-scan-is-measured-twice", "is_dear and self._was_dear", "is_dear", "test_the_scan_starts_at_the_head_unless_that_was_slow_twice"),
     Guard("turn-starts-at-its-queue", "positions and (not has_turns or positions[0][0] == names[0])", "positions", "test_a_worker_serves_a_low_queue_beside_a_full_one[postgresql-True]"),
@@ -575,7 +575,7 @@ GUARDS = [
     # the test kit: nothing outside the test is touched
     Guard("test-database-is-not-left", None, "self._choose_address(); self._connected = self._connect(address)", "test_the_app_stays_on_the_tests_database[postgresql-engine]"),
     Guard("own-database-is-shut", 'partial(getattr, self, "_test_addresses")', "lambda: False", "test_a_worker_refuses_to_run[sqlite]"),
-    Guard("a-test-database-is-named", None, "if False:", "test_on_database_refuses_a_url_of_none[postgresql]"),
+    Guard("a-test-database-is-named", None, "if False:", "test_a_block_that_cannot_begin_keeps_the_apps_database[postgresql-none]"),
     Guard("test-jobs-stay-in-the-test", None, "pass", "test_a_session_on_another_database_is_refused[sqlite]"),
     Guard("only-a-tests-jobs-are-drained", None, "if False:", "test_the_jobs_of_an_app_that_no_test_has_placed_are_not_run[sqlite]"),
     Guard("only-what-was-empty-is-emptied", None, "if False:", "test_the_fixture_refuses_a_file_with_rows_of_sqlq[sqlite]"),

@@ -1,9 +1,8 @@
 """Jobs in Django's transactions, and what becomes of them in Django's tests."""
 
 from functools import wraps
-from inspect import iscoroutinefunction
 
-from asgiref.sync import async_to_sync, sync_to_async
+from asgiref.sync import sync_to_async
 from django.db import connection, transaction
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
 from django.utils import translation
@@ -26,7 +25,7 @@ def needs_a_file(test):
     def run(self):
         if in_memory():
             self.skipTest("a database in memory is seen by Django's connection alone")
-        (async_to_sync(test) if iscoroutinefunction(test) else test)(self)
+        test(self)
 
     return run
 
@@ -98,14 +97,6 @@ class InATestsTransaction(TestCase):
         job = await app.aenqueue(pay.new(1))
         self.assertEqual((await app.jobs.acancel([job.id])), {job.id: "cancelled"})
         self.assertEqual((await app.jobs.aget(job.id)).state, "cancelled")
-
-    def test_inline(self):
-        order = Order.objects.create()
-        with inline(app) as ran:
-            app.enqueue(pay.new(order.id))
-        order.refresh_from_db()
-        self.assertTrue(order.paid)
-        self.assertEqual([job.state for job in ran.jobs], ["finished"])
 
     def test_a_view(self):
         self.assertEqual(self.client.get("/order").json()["job"], self.newest())
@@ -237,14 +228,6 @@ class InTransactionsOfTheirOwn(TransactionTestCase):
             app.enqueue(task.new(order.id))
         self.assertEqual(drain(app), sqlq.testing.Counts(finished=4))
         self.assertEqual(Order.objects.filter(paid=True).count(), 3)
-
-    @needs_a_file
-    async def test_an_asynchronous_test_may_drain(self):
-        order = await Order.objects.acreate()
-        await app.aenqueue(apay.new(order.id))
-        self.assertEqual(await sync_to_async(drain)(app), sqlq.testing.Counts(finished=1))
-        await order.arefresh_from_db()
-        self.assertTrue(order.paid)
 
 
 class WhereTheAppIs(SimpleTestCase):
