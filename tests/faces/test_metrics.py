@@ -14,7 +14,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -176,14 +176,6 @@ def test_a_port_or_an_address_that_cannot_be_heard_is_reported_in_one_sentence(s
     assert "99999 is not in the range" in sqlq_.shop("work", "--metrics-port", "99999").misuse()
 
 
-def asks(url: str, said: bytes = b"GET /metrics HTTP/1.0\r\n\r\n") -> socket.socket:
-    connection = socket.create_connection(
-        ("127.0.0.1", int(url.split(":")[2].split("/", maxsplit=1)[0])), timeout=60
-    )
-    connection.sendall(said)
-    return connection
-
-
 @pytest.mark.integration
 @needs("cheap")
 def test_the_endpoint_bounds_connections_of_strangers(sqlq_: Command) -> None:
@@ -197,7 +189,11 @@ def test_the_endpoint_bounds_connections_of_strangers(sqlq_: Command) -> None:
 
         silent = []
         for _ in range(CONNECTIONS + 8):
-            silent.append(open_.enter_context(closing(asks(url, b"GET /met"))))
+            stranger = open_.enter_context(
+                socket.create_connection(("127.0.0.1", int(port or 0)), timeout=60)
+            )
+            stranger.sendall(b"GET /met")
+            silent.append(stranger)
             assert taken() <= CONNECTIONS, "the others wait"
         with suppress(ConnectionError):
             assert silent[0].recv(1) == b"", "one that does not ask is closed in a while"

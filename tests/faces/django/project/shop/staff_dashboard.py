@@ -3,6 +3,7 @@
 import re
 from html import unescape
 
+from asgiref.sync import sync_to_async
 from django.contrib.auth.models import Permission, User
 from django.test import AsyncClient, Client, TransactionTestCase, override_settings
 from django.urls import reverse
@@ -165,7 +166,7 @@ class OnALoop(TransactionTestCase):
         job = await app.aenqueue(fail.new())
         client = AsyncClient(enforce_csrf_checks=True)
         self.assertEqual((await client.get(ROOT)).status_code, 302)
-        await client.aforce_login(await self.asomebody())
+        await client.aforce_login(await sync_to_async(somebody)("change_job"))
         answer = await client.get(f"{ROOT}jobs/{job.id}")
         self.assertEqual(answer.status_code, 200)
         action, fields = form_of(answer.content.decode(), "cancel")
@@ -173,8 +174,3 @@ class OnALoop(TransactionTestCase):
         answer = await client.post(action, fields, headers=FROM_HERE)
         self.assertEqual((answer.status_code, answer["Location"]), (303, f"{ROOT}jobs/{job.id}"))
         self.assertEqual((await app.jobs.aget(job.id)).state, "cancelled")
-
-    async def asomebody(self):
-        from asgiref.sync import sync_to_async
-
-        return await sync_to_async(somebody)("change_job")
