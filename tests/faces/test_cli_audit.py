@@ -1,5 +1,5 @@
-"""Verbs on all jobs that match: in batches, which can be interrupted, and go on by the same command. Who
-acts is recorded."""
+"""Verbs on all jobs that match: in batches, which can be interrupted, and go on by the same command. The
+audit records the name of the operator."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ CHANGES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         lambda: logging.setLogRecordFactory(logging.LogRecord),
     ),
 }
-"""What somebody does to logging, and what takes it back."""
+"""Changes that programs make to logging, and their ends."""
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -163,7 +163,7 @@ def test_the_worker_endpoint_counts_as_the_database_does(sqlq_: Command, app: sq
 
 
 @needs("cheap")
-def test_a_port_or_an_address_that_cannot_be_heard_is_reported_in_one_sentence(sqlq_: Command) -> None:
+def test_a_port_or_an_address_that_is_taken_is_reported_in_one_sentence(sqlq_: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for command in (("work", "--metrics-port"), ("metrics", "--port")):

@@ -3,7 +3,7 @@ database.
 
 A comment before a block, invisible on the page, names it: `<!-- sql: question -->`. A block without one fails
 a test. Most blocks run in a transcript of `transcripts/pages/` or `transcripts/commands/`, where their output
-stands: `run("session")` runs Python, `sql("question")` prints rows, `sh("why")` prints what commands print.
+stands. `run("session")` runs Python, `sql("question")` prints rows, `sh("why")` prints what commands print.
 test_cookbook.py runs the recipes, test_moved.py the applications that moved here, test_grants.py the GRANTs.
 """
 

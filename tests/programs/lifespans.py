@@ -1,4 +1,4 @@
-"""An App with a lifespan, and the notes of what each process did. `PLAY` says whether it is asynchronous."""
+"""An App with a lifespan, and the notes of what each process did. `PLAY` selects an asynchronous one."""
 
 from __future__ import annotations
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
+from typing import Any
 
 import sqlq
+from sqlq.database.dialect import Driver, Migrations
+from sqlq.database.sql import Sql
 from tests.kit import for_each
 
 # -- another database is one folder of sqlq/database ---------------------------------------------------------
@@ -52,6 +56,24 @@ def test_only_the_database_packages_compare_database_names() -> None:
 )
 def test_the_store_has_no_sql_of_one_database(written: str) -> None:
     assert found(written, rooms("store", "enqueue", "worker", "results", "admin", "app")) == []
+
+
+# -- and few verbs -------------------------------------------------------------------------------------------
+
+
+MOST_VERBS = 25
+
+
+def verbs(part: Any) -> list[str]:
+    """Return the methods that a database may override."""
+    functions = [name for name, _ in inspect.getmembers(part, inspect.isfunction)]
+    others = [name for name, kind in inspect.get_annotations(part).items() if "Callable" in kind]
+    return [f"{part.__name__}.{name}" for name in (*functions, *others) if not name.startswith("_")]
+
+
+def test_a_database_overrides_few_verbs() -> None:
+    known = [verb for part in (Sql, Driver, Migrations) for verb in verbs(part)]
+    assert len(known) <= MOST_VERBS, f"each database answers one verb more: {', '.join(known)}"
 
 
 # -- out of running there is one door ------------------------------------------------------------------------
