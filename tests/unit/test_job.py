@@ -12,7 +12,7 @@ import pytest
 from sqlq.app.app import App
 from sqlq.enqueue.enqueue import spread_over
 from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError
-from sqlq.model.job import NewJob
+from sqlq.model.job import NewJob, Progress
 from sqlq.model.outcome import Follower
 from tests.kit import for_each
 
@@ -120,3 +120,19 @@ def test_arguments_are_shown() -> None:
     assert new == task.new(7, (1, 2), copy=True)
     assert new != task.new(7, (1, 2))
     assert new != new.set(delay="1h")
+
+
+@for_each(
+    ("progress", "share", "text"),
+    [
+        (Progress(25, 100), 0.25, "25 of 100"),
+        (Progress(3, 12, "packing"), 0.25, "3 of 12 (25%): packing"),
+        (Progress(0.5), None, "0.5"),
+        (Progress(7, 0), None, "7 of 0"),
+        (Progress(9, 3), 1.0, "9 of 3 (100%)"),
+    ],
+)
+def test_progress_is_shown_with_its_share_and_text(
+    progress: Progress, share: float | None, text: str
+) -> None:
+    assert (progress.share, str(progress)) == (share, text)

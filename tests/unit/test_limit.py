@@ -5,14 +5,17 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 import sqlq
 from sqlq.errors import ArgumentsError
+from sqlq.model.checks import Rule
 from sqlq.model.limit import Limit, Serial, checked_rate
 from sqlq.model.task import new_from_json
+from sqlq.store.limits.grant import Grant
 from tests.kit import for_each
 
 
@@ -133,3 +136,34 @@ def test_a_name_that_nobody_has_declared_is_refused(app: sqlq.App) -> None:
 )
 def test_rates(text: str, rate: tuple[int, int]) -> None:
     assert checked_rate(text) == rate
+
+
+# -- rates ---------------------------------------------------------------------------------------------------
+
+
+MOMENT = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+MS = timedelta(milliseconds=1)
+
+
+@for_each(("rate", "period_ms"), [(100, 60_000), (7, 1_000), (3_000, 1_000), (1, 250)])
+def test_starts_are_never_closer_than_the_rate(rate: int, period_ms: int) -> None:
+    """Lot after lot, as wakes come: any window of one period has at most `rate` starts."""
+    starts: list[datetime] = []
+    moment, next_free_at = MOMENT, None
+    for _ in range(200):
+        lot = Grant("api", Rule(rate=rate, period_ms=period_ms), moment, next_free_at, 1000)
+        lot.ids = list(range(lot.number))
+        starts += [start for _, start in lot.starts() if start]
+        next_free_at = lot.start(lot.number)
+        (again,) = (wake.moment for wake in lot.again())
+        assert again is not None
+        moment = max(again, moment)
+    period = timedelta(milliseconds=period_ms)
+    assert starts == sorted(starts)
+    for first, later in zip(starts, starts[rate:], strict=False):
+        assert later - first >= period
+    # and not much slower either: what is lost is less than a millisecond for each lot
+    slowest = period * (len(starts) / rate) + MS * 200
+    assert starts[-1] - starts[0] <= slowest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import nullcontext
 from contextvars import ContextVar
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -23,7 +24,7 @@ from sqlq.model.schedule import read
 from sqlq.model.task import make_task
 from sqlq.payload.codec import decode, encode
 from sqlq.payload.encryption import new_key
-from sqlq.worker.options import WorkerOptions
+from sqlq.worker.options import WorkerOptions, checked_bytes
 
 URL: Any = "sqlite:///never-connected-to.db"
 SHOP: Any = sqlq.App(URL)
@@ -45,6 +46,9 @@ def generate() -> Iterator[int]:
     yield 1
 
 
+async def middle(running: Any) -> None: ...
+
+
 async def generate_async() -> AsyncIterator[int]:
     yield 1
 
@@ -56,6 +60,14 @@ class Unreadable:
 
 DOUBLED: Any = reduce(lambda inner, _: [inner] * 2, range(60), cast("Any", []))
 """Small here, and huge as JSON."""
+
+MIDDLEWARE = [
+    (7, "middleware is 7: it is a function that takes one argument, the running job"),
+    (nullcontext(), "it is a function that.*each time it is called"),
+    (middle, "middle: it is a function that takes one argument"),
+    (generate, r"generate\(\) -> .* cannot be called: middleware takes one argument, the running job"),
+    (int, "middleware is builtins.int: it is a function that"),
+]
 
 Refused = tuple[Callable[[Any], object], type[Exception], str, list[tuple[Any, str]]]
 REFUSED: dict[str, Refused] = {
@@ -113,6 +125,47 @@ REFUSED: dict[str, Refused] = {
             ),
             ({"retention": "soon"}, "retention is 'soon'"),
         ],
+    ),
+    "options of a worker": (
+        lambda options: WorkerOptions.of(**options),
+        ConfigurationError,
+        "^{}",
+        [
+            ({"poll": "10ms"}, "poll is '10ms': it must lie between 20 ms and 5 s"),
+            ({"poll": 1}, "poll is 1: give a timedelta"),
+            ({"ahead": "2s"}, "ahead is '2s': it must lie between 0 ms and 1 s"),
+            ({"claim_batch": 0}, "claim_batch is 0: it must be a whole number from 1 to 1,000"),
+            ({"claim_batch": "many"}, "claim_batch is 'many': it must be a whole number from 1 to 1,000"),
+            ({"concurrency": 1_001}, "concurrency is 1001: it must be a whole number from 1 to 1,000"),
+            ({"lease": "2d"}, "lease is '2d': it must lie between 1 s and 24 h"),
+            ({"grace": "long"}, "grace is 'long': write it as in"),
+            ({"lease": "soon"}, "lease is 'soon': .*30s"),
+            ({"max_jobs": 0}, "max_jobs is 0: it must be a whole number from 1 to"),
+            ({"queues": "mail"}, ".*give a list"),
+            ({"queues": []}, ".*at least one queue"),
+            ({"queues": [""]}, ".*not blank"),
+        ],
+    ),
+    "a text that is no size": (
+        lambda value: checked_bytes(value, "max_rss"),
+        ConfigurationError,
+        "{}",
+        [
+            (value, 'give a size such as "400MB"')
+            for value in ("", "0", "400 apples", "-1MB", "MB", 0, -7, True, None, 1.5)
+        ],
+    ),
+    "middleware of an App": (
+        lambda value: APP(URL).middleware(value),
+        ConfigurationError,
+        "{}",
+        MIDDLEWARE,
+    ),
+    "middleware of a task": (
+        lambda value: APP(URL).task(name="t", middleware=[value])(send),
+        ConfigurationError,
+        "{}",
+        MIDDLEWARE,
     ),
     "encryption of an App": (
         lambda options: APP(URL, **options),
@@ -359,21 +412,6 @@ REFUSED: dict[str, Refused] = {
             (DOUBLED, "more than the 1,048,576 bytes allowed as JSON"),
         ],
     ),
-    "options of a worker": (
-        lambda options: WorkerOptions.of(**options),
-        ConfigurationError,
-        "{}",
-        [
-            ({"queues": "mail"}, "give a list"),
-            ({"queues": []}, "at least one queue"),
-            ({"queues": [""]}, "not blank"),
-            ({"concurrency": 0}, "from 1 to 1,000"),
-            ({"lease": "1ms"}, "between 1 s and 24 h"),
-            ({"lease": "soon"}, "30s"),
-            ({"grace": 5}, "timedelta"),
-            ({"max_jobs": 0}, "from 1 to"),
-        ],
-    ),
     "a weight of a queue": (
         lambda weight: WorkerOptions.of({"mail": weight}),
         ConfigurationError,
@@ -492,6 +530,12 @@ REFUSED: dict[str, Refused] = {
                 r"on\(\) got 'x', which is no event: name some of enqueued,",
             ),
             (lambda: APP(URL).on(max), r"as in @app.on\('failed'\)"),
+            (lambda: APP(URL).on("failed")(generate), "generate, which cannot be called here and now"),
+            (lambda: APP(URL).on("failed")(middle), "middle, which cannot be called here and now"),
+            (
+                lambda: APP(URL).on("failed")(lambda: None),
+                r"write a plain function, as in def alarm\(events\)",
+            ),
             (lambda: APP(create_engine(URL)), "not Engine; an engine is given as engine="),
             (lambda: APP(engine=URL), "takes an Engine or AsyncEngine, not str; a URL is given as"),
             (lambda: APP(URL, engine=create_engine(URL)), "both a url and an engine"),
@@ -512,6 +556,8 @@ REFUSED: dict[str, Refused] = {
             (lambda: APP(URL).wait_all("jobs"), "'jobs' is no list of jobs"),
             (lambda: APP(URL).wait_all(7), r"7 is no list of jobs: write app.wait_all\(\[job\]\)"),
             (lambda: APP(URL).as_completed([None]), "None is not the id of a job"),
+            (lambda: APP(URL).lifespan(middle), "middle: it is a function that takes no arguments"),
+            (lambda: APP(URL).lifespan(lambda app: 7), "cannot be called: lifespan takes no arguments"),
             (lambda: APP(URL).lifespan(None), "lifespan is None: it is a function that takes no arguments"),
             (
                 lambda: make_task(max, name="t"),

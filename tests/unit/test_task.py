@@ -8,12 +8,13 @@ import functools
 import re
 import warnings
 from collections import OrderedDict, namedtuple
-from collections.abc import AsyncIterator, Callable, Hashable, Iterator
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, NewType, Optional, Protocol, TypeVar
+from typing import Annotated, Any, Literal, NewType, Optional, Protocol, TypedDict, TypeVar
+from uuid import UUID
 
 import pytest
 from hypothesis import given
@@ -495,3 +496,68 @@ def test_the_running_job_or_a_default() -> None:
     assert sqlq.current_job("nothing") == "nothing"
     with pytest.raises(ConfigurationError, match=r"outside a handler: .*current_job\(None\) is None"):
         sqlq.current_job()
+
+
+# -- callbacks by their annotations, and middleware by its kind ----------------------------------------------
+
+
+class Typed(TypedDict, total=False):
+    id: int
+
+
+@dataclass
+class Part:
+    """Some of what is known of an ending."""
+
+    id: int
+    task: str
+
+
+FITS = (sqlq.JobOutcome | None, dict[str, Any], Mapping[str, Any], Typed, Any, object, int | dict, "NotHere")
+
+
+FITS_NOT = (Part, int, "str", list[Any], bool | None, None, UUID, Literal["failed"], Annotated[int, "an id"])
+
+
+@for_each(("hint", "fits"), [*((hint, True) for hint in FITS), *((hint, False) for hint in FITS_NOT)])
+def test_a_task_with_another_annotation_cannot_be_a_callback(hint: Any, fits: bool) -> None:
+    app = sqlq.App("sqlite://")
+
+    def handler(ended: Any) -> None: ...
+
+    handler.__annotations__["ended"] = hint
+    follows = app.task(name="follows")(handler)
+    pay = app.task(name="pay")(lambda: None)
+    ways: list[Callable[[], Any]] = [
+        lambda: app.task(name=f"f{len(app.tasks)}", on_failure=follows)(lambda: None),
+        lambda: pay.new().set(on_failure=follows),
+        lambda: pay.new().set(on_failure=app.named("follows")),
+    ]
+    for way in ways:
+        if fits:
+            way()
+            continue
+        with pytest.raises(sqlq.SqlqError, match=r"^on_failure is follows, whose ended is") as error:
+            way()
+        assert isinstance(error.value, (sqlq.errors.ConfigurationError, sqlq.EnqueueError))
+
+
+async def asynchronous(running: sqlq.JobContext) -> AsyncIterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("first", ["task", "middleware"])
+def test_asynchronous_middleware_is_refused_beside_a_def_task(first: str) -> None:
+    app = sqlq.App("sqlite://")
+    app.task(name="without", middleware=None)(lambda: None)
+    declare: list[Callable[[], Any]] = [
+        lambda: app.task(name="t")(lambda: None),
+        lambda: app.middleware(asynchronous),
+    ]
+    one, other = declare if first == "task" else reversed(declare)
+    one()
+    with pytest.raises(ConfigurationError, match="cannot run around t, which is a def: make"):
+        other()
+    assert [*app.tasks] == (["without", "t"] if first == "task" else ["without"])
+    with pytest.raises(ConfigurationError, match="cannot run around own, which is a def: make"):
+        app.task(name="own", middleware=[asynchronous])(lambda: None)

@@ -65,29 +65,6 @@ def paid(engine: Engine) -> list[int]:
         return sorted(conn.scalars(select(payments.c.n)))
 
 
-@pytest.mark.parametrize("way", ["session", "connection", "an engine", "a factory"])
-def test_the_effect_and_the_completion_commit_together(app: sqlq.App, shop: Engine, way: str) -> None:
-    def pay() -> str:
-        job, result = sqlq.current_job(), {"paid": 1}
-        match way:
-            case "session":
-                with Session(shop) as session, session.begin():
-                    session.execute(insert(payments).values(n=1))
-                    job.complete(session, result)
-            case "connection":
-                with shop.begin() as conn:
-                    conn.execute(insert(payments).values(n=1))
-                    job.complete(conn, result)
-            case _:
-                sessions = shop if way == "an engine" else sessionmaker(shop)
-                with job.completing(sessions, result) as session:
-                    session.execute(insert(payments).values(n=1))
-        return "is not stored"
-
-    done = run_one(app, pay)
-    assert (done.state, done.attempts, done.result, paid(shop)) == ("finished", 1, {"paid": 1}, [1])
-
-
 def test_a_rollback_after_complete_is_a_failed_attempt_with_the_reason(app: sqlq.App, shop: Engine) -> None:
     def pay() -> None:
         with Session(shop) as session:
@@ -297,35 +274,6 @@ def running(app: sqlq.App) -> sqlq.JobContext:
     return JobContext(attempt)
 
 
-@pytest.mark.parametrize("dies", ["before the commit", "after the commit"])
-def test_the_next_attempt_goes_on_where_the_last_one_committed(
-    app: sqlq.App, shop: Engine, dies: str
-) -> None:
-    """Each attempt gets one slice further, and each slice is written once."""
-    began: list[Any] = []
-
-    def give() -> None:
-        job = sqlq.current_job()
-        began.append(job.cursor)
-        for n in range(job.cursor or 0, SLICES):
-            with Session(shop) as session:
-                session.execute(insert(payments).values(n=n))
-                job.checkpoint(session, n + 1)
-                assert job.cursor == n + 1
-                if n == job.attempt - 1 and dies == "before the commit":
-                    raise RuntimeError("no")
-                session.commit()
-            if n == job.attempt - 1:
-                raise RuntimeError("no")
-
-    done = run_one(app, give, max_attempts=10)
-    assert done.state == "finished"
-    assert paid(shop) == list(range(SLICES))
-    expected = [None, None, 1, 2, 3] if dies == "before the commit" else [None, 1, 2, 3, 4]
-    assert began == expected[: done.attempts]
-    assert done.cursor == SLICES, "kept, for those who look"
-
-
 @common_ways
 def test_checkpoints_on_each_kind_of_session_continue(
     app: sqlq.App, shop: Engine, database_url: str, way: Way
@@ -338,6 +286,7 @@ def test_checkpoints_on_each_kind_of_session_continue(
                 caller.execute(f"INSERT INTO payments (n) VALUES ({n})")
                 save = job.acheckpoint if caller.is_async else job.checkpoint
                 caller.do(save(caller.session, n + 1))
+                assert job.cursor == n + 1
                 if n == 1 and job.attempt == 1:
                     caller.rollback()
                     raise RuntimeError("no")
@@ -345,6 +294,7 @@ def test_checkpoints_on_each_kind_of_session_continue(
 
     done = run_one(app, give)
     assert (done.state, done.attempts, paid(shop)) == ("finished", 2, list(range(SLICES)))
+    assert done.cursor == SLICES, "kept, for those who look"
 
 
 def test_an_isolated_job_continues_at_its_checkpoint(

@@ -132,22 +132,6 @@ def test_a_worker_runs_each_service_of_the_maintenance(app: sqlq.App) -> None:
     assert not missing, f"worker/maintain/maintenance.py: Maintenance runs no {missing}"
 
 
-def test_a_starting_worker_shows_its_state(app: sqlq.App) -> None:
-    entering, enter = threading.Event(), threading.Event()
-
-    @app.lifespan
-    def slow() -> Iterator[None]:
-        entering.set()
-        enter.wait(20)
-        yield
-
-    with working(app):
-        assert entering.wait(20)
-        assert state(app) == "starting"
-        enter.set()
-        wait_until(lambda: is_idle(app))
-
-
 # -- all queues ----------------------------------------------------------------------------------------------
 
 

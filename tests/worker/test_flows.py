@@ -38,16 +38,6 @@ def test_a_step_runs_after_its_parents(shop: Shop) -> None:
     assert set(shop.states().values()) == {"finished"}
 
 
-def test_a_chain_passes_results_on(shop: Shop) -> None:
-    @shop.app.task(name="double")
-    def double(n: int) -> int:
-        return 2 * n
-
-    done = shop.app.enqueue(sqlq.chain(shop.note.new(3), double, double, shop.note))
-    assert shop.work() == [3, 12]
-    assert shop.app.result(done.jobs[-1]) == 12
-
-
 def test_chains_and_groups_nest(shop: Shop) -> None:
     inner = sqlq.chain(shop.note.new(1), sqlq.group(shop.note.new(2), shop.note.new(3)), shop.total)
     flow = sqlq.group(inner, shop.note.new(10), sqlq.group(), shop.note.map([30, 20])).then(shop.total)
@@ -60,21 +50,6 @@ def test_chains_and_groups_nest(shop: Shop) -> None:
 def test_an_empty_group_finishes_at_once(shop: Shop) -> None:
     shop.app.enqueue(sqlq.chain(shop.note.new(1), shop.note.map([]), shop.total))
     assert shop.work() == [1, []]
-
-
-def test_a_result_may_be_an_argument_or_an_item_of_one(shop: Shop) -> None:
-    got: list[Any] = []
-
-    @shop.app.task(name="take")
-    def take(order: int, *, price: int, all: list[int]) -> None:
-        got.append((order, price, all))
-
-    flow = sqlq.Flow()
-    a, b = flow.add(shop.note.new(5)), flow.add(shop.note.new(6))
-    flow.add(take.new(7, price=b.result, all=[a.result, b.result]))
-    shop.app.enqueue(flow)
-    shop.work()
-    assert got == [(7, 6, [5, 6])]
 
 
 def test_a_draining_worker_awaits_jobs_that_a_service_unblocks(
@@ -153,19 +128,6 @@ def test_followers_of_a_failed_step_wait_for_its_retry(shop: Shop) -> None:
     assert len(shop.app.jobs.retry(all=True)) == 1
     called = shop.work()
     assert (called[0], sorted(called[1:])) == ("pay", ["ship", "thank"]), "nothing runs twice"
-
-
-def test_a_step_that_cannot_run_is_cancelled_with_its_followers(shop: Shop) -> None:
-    flow = sqlq.Flow()
-    paid = flow.add(shop.note.new("pay"))
-    alarm = paid.catch(shop.note.new("alarm"))
-    refund = alarm.then(shop.note.new("refund"))
-    flow.add(shop.note.new("close"), after=[paid, refund], when="ended")
-    shop.app.enqueue(flow)
-    assert shop.work() == ["pay", "close"]
-    states = shop.states()
-    assert (states["alarm"], states["refund"]) == ("cancelled", "cancelled")
-    assert shop.app.jobs.list(state="cancelled")[0].reason == unblock.REASON
 
 
 def test_a_cancelled_step_cancels_steps_that_need_it(shop: Shop) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypedDict
-from uuid import UUID
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, text
@@ -32,7 +30,7 @@ from sqlq.model.outcome import (
 from sqlq.store.jobs import insert as inserting
 from sqlq.store.jobs import settle
 from tests.faults import account
-from tests.kit import BOOM, claim, execute, expire, for_each, refuse, rescue, span
+from tests.kit import BOOM, claim, execute, expire, refuse, rescue, span
 
 
 class Shop:
@@ -104,13 +102,14 @@ def test_a_finished_job_gets_its_on_success_callback(shop: Shop) -> None:
     assert (follow_up.queue, follow_up.state, follow_up.max_attempts) == ("ops", "finished", 5)
 
 
-def test_a_failed_job_gets_its_callback_after_the_last_attempt(shop: Shop) -> None:
+def test_a_failed_job_gets_its_callback_after_the_last_attempt_and_again_after_a_retry(shop: Shop) -> None:
     job = shop.app.enqueue(shop.task(fail, max_attempts=3).new())
-    assert shop.work() == [
-        sqlq.JobOutcome(job.id, "pay", "default", "failed", 3, "error", "ValueError", "no")
-    ]
+    ended = sqlq.JobOutcome(job.id, "pay", "default", "failed", 3, "error", "ValueError", "no")
+    assert shop.work() == [ended]
     (follow_up,) = shop.app.jobs.list(task="alarm")
     assert (follow_up.queue, follow_up.priority, follow_up.max_attempts) == ("ops", 7, 2)
+    assert shop.app.jobs.retry([job.id]) == [job.id]
+    assert [each.id for each in shop.work()] == [job.id] * 2
 
 
 def test_a_job_of_a_removed_task_gets_its_callback(shop: Shop, engine: Engine) -> None:
@@ -201,13 +200,6 @@ def test_a_zombies_complete_writes_no_callback(shop: Shop, engine: Engine) -> No
     with engine.begin() as conn, in_schema(conn, shop.app.database.schema):
         assert not settle.complete(conn, right, Finished(), follow_up=follow_up)
     assert shop.following() == []
-
-
-def test_a_retried_job_that_fails_again_gets_another_callback(shop: Shop) -> None:
-    job = shop.app.enqueue(shop.task(fail, max_attempts=1).new())
-    assert len(shop.work()) == 1
-    assert shop.app.jobs.retry([job.id]) == [job.id]
-    assert [ended.id for ended in shop.work()] == [job.id] * 2
 
 
 # -- together or not at all ----------------------------------------------------------------------------------
@@ -427,45 +419,3 @@ def test_unreadable_headers_are_not_passed_on_to_a_callback(shop: Shop, engine: 
     shop.work()
     (follow_up,) = shop.app.jobs.list(task="alarm")
     assert (follow_up.state, follow_up.headers) == ("finished", {})
-
-
-# -- what a callback takes -----------------------------------------------------------------------------------
-
-
-class Typed(TypedDict, total=False):
-    id: int
-
-
-@dataclass
-class Part:
-    """Some of what is known of an ending."""
-
-    id: int
-    task: str
-
-
-FITS = (sqlq.JobOutcome | None, dict[str, Any], Mapping[str, Any], Typed, Any, object, int | dict, "NotHere")
-FITS_NOT = (Part, int, "str", list[Any], bool | None, None, UUID, Literal["failed"], Annotated[int, "an id"])
-
-
-@for_each(("hint", "fits"), [*((hint, True) for hint in FITS), *((hint, False) for hint in FITS_NOT)])
-def test_a_task_with_another_annotation_cannot_be_a_callback(hint: Any, fits: bool) -> None:
-    app = sqlq.App("sqlite://")
-
-    def handler(ended: Any) -> None: ...
-
-    handler.__annotations__["ended"] = hint
-    follows = app.task(name="follows")(handler)
-    pay = app.task(name="pay")(lambda: None)
-    ways: list[Callable[[], Any]] = [
-        lambda: app.task(name=f"f{len(app.tasks)}", on_failure=follows)(lambda: None),
-        lambda: pay.new().set(on_failure=follows),
-        lambda: pay.new().set(on_failure=app.named("follows")),
-    ]
-    for way in ways:
-        if fits:
-            way()
-            continue
-        with pytest.raises(sqlq.SqlqError, match=r"^on_failure is follows, whose ended is") as error:
-            way()
-        assert isinstance(error.value, (sqlq.errors.ConfigurationError, sqlq.EnqueueError))

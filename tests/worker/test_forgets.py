@@ -3,7 +3,6 @@ help of Python's collector for that."""
 
 from __future__ import annotations
 
-import gc
 import json
 import threading
 import weakref
@@ -12,10 +11,6 @@ from pathlib import Path
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Failed
-from sqlq.worker.attempt.attempt import Attempt
-from sqlq.worker.attempt.call import execute
 from sqlq.worker.settle.settle import MAX_WITH_LOCALS
 from tests.kit import needs, wait_until, working
 from tests.kit.processes import worker_process
@@ -141,30 +136,6 @@ def test_an_ended_attempt_leaves_nothing_in_memory(app: sqlq.App, database_url: 
             wait_until(lambda: not left(), what="all being gone")
         finally:
             assert left() == set()
-
-
-def test_a_forgotten_attempt_keeps_no_locals_of_its_handler() -> None:
-    class Thing: ...
-
-    things: list[weakref.ref[Thing]] = []
-
-    def fails() -> None:
-        thing = Thing()
-        things.append(weakref.ref(thing))
-        raise ValueError("no")
-
-    task = sqlq.App("sqlite://").task(name="t", max_attempts=1)(fails)
-    attempt = Attempt(ClaimedJob(1, 1, "default", "t", "{}", 1, 1), task, float("inf"))
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        assert isinstance(execute(attempt), Failed)
-        assert things[0]() is not None, "the exception has the frames"
-        attempt.forget()
-        assert things[0]() is None
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @needs("row_locks")

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
 from sqlq.store.jobs.lease import Note
 from sqlq.worker.attempt import progress as progress_writer
-from tests.kit import claim, drain, execute, for_each, handler_of, needs, settle, wait_until, working
+from tests.kit import claim, drain, execute, handler_of, needs, settle, wait_until, working
 
 
 def acting(app: sqlq.App, *acts: Callable[[], object], **options: Any) -> sqlq.Job[Any]:
@@ -295,41 +294,3 @@ def test_progress_that_the_database_refuses_fails_no_job(
     assert drain(app).finished == 1
     assert (app.jobs.get(id).state, app.jobs.get(id).progress) == ("finished", None)
     assert "no progress here" in caplog.text
-
-
-@for_each(
-    ("progress", "share", "text"),
-    [
-        (Progress(25, 100), 0.25, "25 of 100"),
-        (Progress(3, 12, "packing"), 0.25, "3 of 12 (25%): packing"),
-        (Progress(0.5), None, "0.5"),
-        (Progress(7, 0), None, "7 of 0"),
-        (Progress(9, 3), 1.0, "9 of 3 (100%)"),
-    ],
-)
-def test_progress_is_shown_with_its_share_and_text(
-    progress: Progress, share: float | None, text: str
-) -> None:
-    assert (progress.share, str(progress)) == (share, text)
-
-
-def test_progress_keeps_up_when_many_jobs_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that was noted while the last batch was written goes with the next one."""
-    monkeypatch.setattr(progress_writer, "EVERY_SECONDS", 0.0)
-    batches: list[int] = []
-    begun, go_on = threading.Event(), threading.Event()
-
-    def hand_over(jobs: Any) -> None:
-        batches.append(len(jobs))
-        begun.set()
-        go_on.wait(30)
-
-    pace = progress_writer.Pace(hand_over)
-    pace.note(SimpleNamespace(right=(0, 1)))  # type: ignore[arg-type]
-    assert begun.wait(30)
-    for id in range(1, 2_501):
-        pace.note(SimpleNamespace(right=(id, 1)))  # type: ignore[arg-type]
-    go_on.set()
-    wait_until(lambda: sum(batches) == 2_501, what="all handed over")
-    pace.close()
-    assert batches == [1, 2_500]

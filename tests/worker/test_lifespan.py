@@ -157,28 +157,16 @@ def test_an_error_at_the_exit_of_the_lifespan_is_logged(
     assert "will not close" in caplog.text
 
 
-def test_inline_takes_a_lifespan_value() -> None:
+def test_inline_takes_a_lifespan_value_and_an_app_one_lifespan() -> None:
     app = sqlq.App("sqlite://")
-    app.lifespan(failing)
+    assert app.lifespan(failing) is failing
+    with pytest.raises(ConfigurationError, match=r"afailing, but .*\.failing is there already: enter both"):
+        app.lifespan(afailing)
     task = app.task(name="t")(lambda: sqlq.current_job().lifespan)
     for value in ({"fake": 1}, None):
         with inline(app, lifespan=value) as ran:
             app.enqueue(task.new())
         assert ran.jobs[0].result == value
-
-
-async def coroutine() -> None: ...
-
-
-def test_a_wrong_or_a_second_lifespan_is_refused() -> None:
-    app: Any = sqlq.App("sqlite://")
-    with pytest.raises(ConfigurationError, match="coroutine: it is a function that takes no arguments"):
-        app.lifespan(coroutine)
-    with pytest.raises(ConfigurationError, match="cannot be called: lifespan takes no arguments"):
-        app.lifespan(lambda app: iter(()))
-    assert app.lifespan(failing) is failing
-    with pytest.raises(ConfigurationError, match=r"afailing, but .*\.failing is there already: enter both"):
-        app.lifespan(afailing)
 
 
 # -- in processes of `sqlq work` -----------------------------------------------------------------------------

@@ -9,8 +9,8 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +21,11 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.errors import ConfigurationError, EnqueueError
+from sqlq.errors import EnqueueError
 from sqlq.testing import drain, inline
 from sqlq.worker.ipc.pipe import packed
 from sqlq.worker.report.reporter import Reporter
-from tests.kit import execute, for_each, handler_of, needs, rescue, run_one, wait_until
+from tests.kit import execute, handler_of, needs, rescue, run_one, wait_until
 from tests.kit.processes import worker_process
 
 SETTING: ContextVar[str] = ContextVar("SETTING", default="unset")
@@ -254,54 +254,8 @@ def test_middleware_that_does_not_yield_is_named_by_the_failed_attempt(app: sqlq
     )
 
 
-# -- refused -------------------------------------------------------------------------------------------------
-
-
-async def coroutine(running: sqlq.JobContext) -> None: ...
-
-
 async def asynchronous(running: sqlq.JobContext) -> AsyncIterator[None]:
     yield
-
-
-def nothing() -> Iterator[None]:
-    yield
-
-
-@for_each(
-    ("given", "sentence"),
-    [
-        (7, "middleware is 7: it is a function that takes one argument, the running job"),
-        (nullcontext(), "it is a function that.*each time it is called"),
-        (coroutine, "coroutine: it is a function that takes one argument"),
-        (nothing, r"nothing\(\) -> .* cannot be called: middleware takes one argument, the running job"),
-        (int, "middleware is builtins.int: it is a function that"),
-    ],
-)
-def test_wrong_middleware_is_refused(given: Any, sentence: str) -> None:
-    app = sqlq.App("sqlite://")
-    with pytest.raises(ConfigurationError, match=sentence):
-        app.middleware(given)
-    with pytest.raises(ConfigurationError, match=sentence):
-        app.task(name="t", middleware=[given])(lambda: None)
-    assert not app.tasks
-
-
-@pytest.mark.parametrize("first", ["task", "middleware"])
-def test_asynchronous_middleware_is_refused_beside_a_def_task(first: str) -> None:
-    app = sqlq.App("sqlite://")
-    app.task(name="without", middleware=None)(lambda: None)
-    declare: list[Callable[[], Any]] = [
-        lambda: app.task(name="t")(lambda: None),
-        lambda: app.middleware(asynchronous),
-    ]
-    one, other = declare if first == "task" else reversed(declare)
-    one()
-    with pytest.raises(sqlq.errors.ConfigurationError, match="cannot run around t, which is a def: make"):
-        other()
-    assert [*app.tasks] == (["without", "t"] if first == "task" else ["without"])
-    with pytest.raises(ConfigurationError, match="cannot run around own, which is a def: make"):
-        app.task(name="own", middleware=[asynchronous])(lambda: None)
 
 
 # -- headers and label ---------------------------------------------------------------------------------------
@@ -503,17 +457,13 @@ def test_context_variables_travel_and_are_gone_for_the_next_job(carrying: sqlq.A
     assert carrying.jobs.list()[-1].headers == {"sqlq.carry": {"tenant": "blue", "request": {"id": 7}}}
 
 
-def test_a_default_of_a_variable_is_not_carried(carrying: sqlq.App) -> None:
+def test_a_default_is_not_carried_and_a_value_that_is_not_json_is_refused(carrying: sqlq.App) -> None:
     task = carrying.task(name="t")(lambda: None)
 
     async def enqueue() -> int:  # in a context of its own
         return (await carrying.aenqueue(task.new())).id
 
     assert carrying.jobs.get(asyncio.run(enqueue())).headers == {}
-
-
-def test_a_value_that_is_not_json_is_refused(carrying: sqlq.App) -> None:
-    task = carrying.task(name="t")(lambda: None)
     token = REQUEST.set(object())
     with pytest.raises(EnqueueError, match="the context variable 'request', which the App carries, is <"):
         carrying.enqueue(task.new())

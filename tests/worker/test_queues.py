@@ -12,10 +12,6 @@ from sqlalchemy import Engine
 
 import sqlq
 from sqlq.config.durations import milliseconds
-from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Released
-from sqlq.worker.attempt import call
-from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.maintain import services
 from sqlq.worker.maintain.services import Prune
 from sqlq.worker.options import OPTIONS
@@ -68,18 +64,6 @@ def test_a_busy_queue_does_not_starve_a_quiet_one(app: sqlq.App) -> None:
     app.enqueue(task.new("quiet").set(queue="quiet", priority=-100))
     drain(app, concurrency=2)
     assert order.index("quiet") < 100
-
-
-def test_coroutines_run_side_by_side(app: sqlq.App) -> None:
-    together = 5
-    barrier = asyncio.Barrier(together)
-
-    @app.task(name="t")
-    async def meet() -> None:
-        await asyncio.wait_for(barrier.wait(), 10)
-
-    app.enqueue_many([meet.new() for _ in range(together)])
-    assert drain(app, concurrency=together).finished == together
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
@@ -366,13 +350,3 @@ def test_a_process_of_its_own_that_is_killed_at_a_stop_ran_once(app: sqlq.App) -
         assert worker.counts == Counts(failed=1)
     finally:
         spawned.isolates.close()
-
-
-@needs("cheap")
-def test_a_job_released_before_it_began_does_not_start(app: sqlq.App) -> None:
-    """A slot may take up its job after the worker has released it: another worker may run it by then."""
-    ran: list[str] = []
-    task = app.task(name="t", max_attempts=1)(lambda: ran.append("charged"))
-    attempt = Attempt(ClaimedJob(1, 1, "default", "t", '{"args": []}', 1, 1), task, float("inf"))
-    attempt.cancel()
-    assert (type(call.execute(attempt)), ran) == (Released, [])

@@ -92,7 +92,7 @@ def test_aresult_does_not_block_the_loop(app: sqlq.App, tasks: dict[str, Any]) -
     assert watches(app) == {}
 
 
-def test_waiting_for_a_failed_job_raises_its_error(app: sqlq.App, tasks: dict[str, Any]) -> None:
+def test_waiting_for_a_failed_or_cancelled_job_raises_its_error(app: sqlq.App, tasks: dict[str, Any]) -> None:
     job = app.enqueue(tasks["fails"].new())
     with (
         working(app),
@@ -107,12 +107,12 @@ def test_waiting_for_a_failed_job_raises_its_error(app: sqlq.App, tasks: dict[st
     assert 'raise ValueError("no paper' in error.traceback
     with pytest.raises(sqlq.JobFailedError):
         asyncio.run(app.aresult(job))
-
-
-def test_waiting_for_a_cancelled_job_raises_job_cancelled(app: sqlq.App, tasks: dict[str, Any]) -> None:
-    with working(app), pytest.raises(sqlq.JobCancelledError, match=r"was cancelled: not needed$") as raised:
+    with (
+        working(app),
+        pytest.raises(sqlq.JobCancelledError, match=r"was cancelled: not needed$") as cancelled,
+    ):
         app.result(app.enqueue(tasks["cancels"].new()), timeout="30s")
-    assert (raised.value.task, raised.value.reason) == ("cancels", "not needed")
+    assert (cancelled.value.task, cancelled.value.reason) == ("cancels", "not needed")
 
 
 def test_the_timeout_ends_the_wait_and_not_the_job(app: sqlq.App, tasks: dict[str, Any]) -> None:

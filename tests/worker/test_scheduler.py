@@ -6,7 +6,6 @@ import threading
 import time
 from contextlib import closing
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from sqlalchemy import Engine
@@ -23,20 +22,6 @@ SECOND = timedelta(seconds=1)
 
 def counted(app: sqlq.App, name: str) -> int:
     return {each.name: each.ticks for each in app.schedules.list()}.get(name, 0)
-
-
-def test_a_worker_runs_one_job_at_each_scheduled_time(app: sqlq.App) -> None:
-    seen: list[Any] = []
-    task = app.task(name="beat", max_attempts=1)(lambda: seen.append(sqlq.current_job().scheduled_for))
-    app.schedule("beat", task.new(), every="1s", catch_up="all")
-    with working(app):
-        wait_until(lambda: len(seen) >= 3, what="three beats")
-    assert sorted(seen) == [min(seen) + n * SECOND for n in range(len(seen))]
-    for job in app.jobs.list(task="beat"):
-        # started when it was due, and not before
-        assert job.scheduled_for is not None
-        assert job.available_at == job.scheduled_for
-        assert job.reserved_at is None or job.reserved_at >= job.scheduled_for
 
 
 def test_a_draining_worker_neither_ticks_nor_declares(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:

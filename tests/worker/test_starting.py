@@ -8,7 +8,6 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +18,13 @@ from sqlalchemy.exc import OperationalError
 import sqlq
 from sqlq.config.constants import MAX_RELEASES
 from sqlq.errors import MissingFileError, SchemaVersionError
-from sqlq.model.job import ClaimedJob
 from sqlq.schema import version
 from sqlq.store.jobs import settle
 from sqlq.store.workers import workers
-from sqlq.worker.attempt import call
-from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.lifecycle import stop
 from sqlq.worker.maintain import services
 from sqlq.worker.run.executor import Executor
-from sqlq.worker.run.lease import Deadlines
 from sqlq.worker.settle import settle as settling
 from sqlq.worker.wait.wake import WatchingWake
 from tests.kit import (
@@ -41,11 +36,6 @@ from tests.kit import (
     working,
 )
 from tests.kit.isolated import Spawned
-
-
-def running(id: int, *, timeout_ms: int | None = None, isolated: bool = False) -> Attempt:
-    claimed = ClaimedJob(id, 1, "q", "t", "{}", 1, 3, timeout_ms=timeout_ms)
-    return Attempt(claimed, None, float("inf"), Target(), isolated=isolated)
 
 
 @pytest.mark.parametrize("patient", [False, True, 0.2], ids=str)
@@ -212,18 +202,6 @@ def test_jobs_that_wait_for_subprocesses_keep_their_place(
 # -- deadlines -----------------------------------------------------------------------------------------------
 
 
-def test_a_cancel_after_the_loop_is_closed_blocks_nothing() -> None:
-    """It comes from a thread that has others to see to as well."""
-
-    async def meanwhile() -> Callable[[], object]:
-        return call._canceller()
-
-    job = running(1)
-    job.on_cancel(asyncio.run(meanwhile()))
-    job.cancel()
-    assert job.stop_requested
-
-
 @needs("one_writer")
 def test_a_handler_that_holds_the_write_lock_times_out(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
@@ -241,40 +219,6 @@ def test_a_handler_that_holds_the_write_lock_times_out(
         job = app.enqueue(handler.new())
         wait_until(lambda: app.jobs.get(job.id).state == "failed", timeout=30, what="the timeout")
     assert app.jobs.get(job.id).reason == "timeout"
-
-
-@pytest.fixture
-def stuck(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    monkeypatch.setattr("sqlq.worker.run.lease.OVERDUE_SECONDS", 0.0)
-    return []
-
-
-@pytest.fixture
-def deadlines(stuck: list[int]) -> Iterator[Deadlines]:
-    """Deadlines whose overdue jobs are in `stuck`."""
-    deadlines = Deadlines(lambda job: stuck.append(job.id))
-    deadlines.start()
-    yield deadlines
-    deadlines.close()
-
-
-def test_an_ended_attempt_does_not_count_as_stuck(deadlines: Deadlines, stuck: list[int]) -> None:
-    ended, goes_on = running(1, timeout_ms=1), running(2, timeout_ms=1)
-    for job in (ended, goes_on):
-        job.mark_started()
-    ended.ended = True
-    deadlines.watch([ended, goes_on])
-    wait_until(lambda: 2 in stuck, what="the one that goes on")
-    assert stuck == [2]
-
-
-def test_a_cancelled_handler_past_its_timeout_counts_as_stuck(deadlines: Deadlines, stuck: list[int]) -> None:
-    job = running(1, timeout_ms=200)
-    job.mark_started()
-    deadlines.watch([job])
-    deadlines.request_stop(job)
-    wait_until(lambda: stuck == [1], timeout=30, what="the one that goes on past its timeout")
-    assert job.timed_out
 
 
 # -- outcomes while the database is away ---------------------------------------------------------------------

@@ -66,21 +66,6 @@ def web(database_url: str) -> Iterator[sqlq.App]:
         yield app
 
 
-def test_a_handler_gets_and_returns_values_of_its_annotations(app: sqlq.App) -> None:
-    got: list[Any] = []
-
-    @app.task(name="t")
-    async def place(order: Order, *, by: UUID | None = None) -> Order:
-        got.append((order, by))
-        return order
-
-    job = app.enqueue(place.new(ORDER, by=ID))
-    assert app.jobs.get(job.id).payload == {"args": [ORDER_JSON], "kwargs": {"by": str(ID)}}
-    assert drain(app).finished == 1
-    assert got == [(ORDER, ID)]
-    assert app.jobs.get(job.id).result == ORDER_JSON
-
-
 @pytest.mark.parametrize(
     ("enqueued", "known", "says"),
     [
@@ -149,6 +134,7 @@ def test_a_result_is_read_as_annotated(app: sqlq.App, web: sqlq.App) -> None:
         return (1, 2)
 
     placed, counted = app.enqueue(place.new(ORDER)), app.enqueue(plain.new())
+    assert app.jobs.get(placed.id).payload == {"args": [ORDER_JSON]}
     with pytest.raises(sqlq.NoResultError, match=rf"^job {placed.id} is available and has no result$"):
         app.result(placed)
     assert drain(app).finished == 2

@@ -1,4 +1,4 @@
-"""The options of workers: by argument, variable and pyproject.toml, and their effect."""
+"""The effect of the options of workers, and how a program starts and stops one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,70 +19,11 @@ from sqlq.errors import ConfigurationError
 from sqlq.store.workers import look as workers_look
 from sqlq.store.workers import workers
 from sqlq.worker.maintain.control import Control
-from sqlq.worker.options import WorkerOptions, checked_bytes, setting
+from sqlq.worker.options import WorkerOptions
 from sqlq.worker.settle.settle import Counts, Settler
 from sqlq.worker.supervise.supervisor import Supervisor
 from sqlq.worker.wait import poller
-from tests.kit import execute, for_each, needs, supervising, wait_until, working
-
-SETTINGS = {
-    "processes": ("2", 2),
-    "concurrency": ("20", 20),
-    "lease": ('"1m"', 60_000),
-    "grace": ('"2m"', 120_000),
-    "max_jobs": ("1000", 1_000),
-    "max_rss": ('"400MB"', 400_000_000),
-    "wait": ('"60s"', 60_000),
-    "poll": ('"1s"', 1_000),
-    "claim_batch": ("7", 7),
-    "ahead": ('"10ms"', 10),
-}
-"""Each as it is written in pyproject.toml, and its value."""
-
-
-def test_an_argument_comes_before_the_variable_and_that_before_the_project(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert {setting(name) for name in SETTINGS} == {None}
-    keys = [f"{name.replace('_', '-')} = {written}" for name, (written, _) in SETTINGS.items()]
-    (tmp_path / "pyproject.toml").write_text("\n".join(["[tool.sqlq]", *keys]))
-    assert [setting(name) for name in SETTINGS] == [number for _, number in SETTINGS.values()]
-    values = {"lease": "3s", "grace": "3s", "max_rss": "3KB", "wait": "3s", "poll": "3s", "ahead": "3ms"}
-    for name in SETTINGS:
-        monkeypatch.setenv(f"SQLQ_{name.upper()}", values.get(name, "3"))
-    assert {setting(name) for name in SETTINGS} == {3, 3_000}
-    made = WorkerOptions.of(lease="5s")
-    assert (made.concurrency, made.lease_ms, made.grace_ms) == (3, 5_000, 3_000)
-    assert (made.max_jobs, made.max_rss) == (None, None), "no supervisor replaces a worker in a program"
-
-
-@for_each(
-    ("name", "wrong", "says"),
-    [
-        ("poll", "10ms", "poll is '10ms': it must lie between 20 ms and 5 s"),
-        ("poll", 1, "poll is 1: give a timedelta"),
-        ("ahead", "2s", "ahead is '2s': it must lie between 0 ms and 1 s"),
-        ("claim_batch", 0, "claim_batch is 0: it must be a whole number from 1 to 1,000"),
-        ("claim_batch", "many", "claim_batch is 'many': it must be a whole number from 1 to 1,000"),
-        ("concurrency", 1_001, "concurrency is 1001: it must be a whole number from 1 to 1,000"),
-        ("lease", "2d", "lease is '2d': it must lie between 1 s and 24 h"),
-        ("grace", "long", "grace is 'long': write it as in"),
-    ],
-)
-def test_a_wrong_option_is_reported_in_one_sentence(name: str, wrong: Any, says: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"^{says}"):
-        WorkerOptions.of(**{name: wrong})
-
-
-def test_a_wrong_variable_and_a_wrong_key_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "pyproject.toml").write_text("[tool.sqlq]\nclaim-batch = 0\n")
-    with pytest.raises(ConfigurationError, match=r"^claim_batch in .*pyproject.toml is 0: it must be a"):
-        WorkerOptions.of()
-    monkeypatch.setenv("SQLQ_CLAIM_BATCH", "0.5")
-    with pytest.raises(ConfigurationError, match=r"^SQLQ_CLAIM_BATCH is '0.5': it must be a whole number"):
-        WorkerOptions.of()
+from tests.kit import execute, needs, supervising, wait_until, working
 
 
 @needs("listen")
@@ -95,28 +35,6 @@ def test_a_host_polls_as_often_as_its_setting(app: sqlq.App, monkeypatch: pytest
         wait_until(lambda: worker._wake.is_resting, what="the worker resting")
         execute(app.database.engine, "INSERT INTO jobs (task) VALUES ('t')")  # with no notification
         wait_until(lambda: ran, what="a look at the job")
-
-
-@for_each(
-    ("given", "number"),
-    [
-        ("400MB", 400_000_000),
-        ("400M", 400_000_000),
-        ("400mb", 400_000_000),
-        (" 1.5 GB ", 1_500_000_000),
-        ("400MiB", 419_430_400),
-        ("2K", 2_000),
-        (7, 7),
-    ],
-)
-def test_sizes_are_read_in_bytes(given: str | int, number: int) -> None:
-    assert checked_bytes(given, "max_rss") == number
-
-
-@for_each("given", ["", "0", "400 apples", "-1MB", "MB", 0, -7, True, None, 1.5])
-def test_a_bad_size_is_reported_in_one_sentence(given: Any) -> None:
-    with pytest.raises(ConfigurationError, match='give a size such as "400MB"'):
-        checked_bytes(given, "max_rss")
 
 
 @needs("file")
@@ -181,6 +99,7 @@ def test_a_worker_is_started_waited_for_and_stopped(app: sqlq.App) -> None:
         worker.wait_until_ready()
     assert worker.start() is worker
     assert entering.wait(30)
+    assert [known.state for known in app.workers.list()] == ["starting"]
     with pytest.raises(TimeoutError, match="not ready within 10 ms"):
         worker.wait_until_ready("10ms")
     enter.set()
