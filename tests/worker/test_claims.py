@@ -26,18 +26,7 @@ from sqlq.worker.maintain import services
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.run import executor
 from sqlq.worker.run.lease import Leases
-from tests.kit import (
-    claim,
-    claim_size_of,
-    deaths,
-    expire,
-    needs,
-    rescue,
-    settle,
-    span,
-    wait_until,
-    working,
-)
+from tests.kit import claim, claim_size_of, deaths, expire, needs, rescue, settle, span, wait_until, working
 
 pytestmark = pytest.mark.each_database
 

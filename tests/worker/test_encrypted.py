@@ -66,10 +66,6 @@ def stored(engine: Engine, table: str = "jobs", column: str = "payload") -> list
         return list(conn.scalars(text(f"SELECT {column} FROM {table} ORDER BY id")))
 
 
-def failed(app: sqlq.App) -> list[tuple[str, str | None]]:
-    return [(job.task, job.reason) for job in reversed(app.jobs.list(state="failed"))]
-
-
 def test_signed_and_encrypted_jobs_run_and_so_are_their_results(
     encrypting: sqlq.App, engine: Engine, how: str
 ) -> None:
@@ -136,7 +132,8 @@ def test_plain_rows_are_refused_taken_or_taken_by_queue(
         execute(engine, f"INSERT INTO jobs (queue, task, payload) VALUES {rows}".replace(":", r"\:"))
         drain(app)
         assert sorted(ran) == expected
-        assert [reason for _, reason in failed(app)] == ["bad_signature"] * (2 - len(expected))
+        refused = [job.reason for job in app.jobs.list(state="failed")]
+        assert refused == ["bad_signature"] * (2 - len(expected))
         execute(engine, "DELETE FROM failed_jobs")
     refusing, accepting = make(keys=[KEY]), make(keys=[KEY], plain="accept")
     job = refusing.enqueue(refusing.task(name="seven")(lambda: 7).new())
@@ -200,11 +197,8 @@ def test_a_handler_sees_results_and_grows_its_flow(encrypting: sqlq.App, engine:
 def test_callbacks_are_signed_whoever_writes_them(encrypting: sqlq.App, engine: Engine) -> None:
     heard: list[tuple[str, str | None]] = []
     encrypting.task(name="heard")(lambda ended: heard.append((ended["task"], ended["reason"])))
-    then: dict[str, Any] = {
-        "on_success": encrypting.tasks["heard"],
-        "on_failure": encrypting.tasks["heard"],
-        "max_attempts": 1,
-    }
+    hears = encrypting.tasks["heard"]
+    then: dict[str, Any] = {"on_success": hears, "on_failure": hears, "max_attempts": 1}
     good = encrypting.task(name="good", **then)(lambda: 1)
 
     @encrypting.task(name="completed", **then)
@@ -226,12 +220,8 @@ def test_callbacks_are_signed_whoever_writes_them(encrypting: sqlq.App, engine: 
         assert claim_on(conn, ["returned"], limit=1, owner="dead", lease_ms=1000)
     assert deaths("dead").release(database) == float("inf")
     drain(encrypting)
-    assert sorted(heard, key=str) == [
-        ("completed", None),
-        ("good", None),
-        ("lost", "worker_lost"),
-        ("returned", "error"),
-    ]
+    expected = {"completed": None, "good": None, "lost": "worker_lost", "returned": "error"}
+    assert sorted(heard, key=str) == [*expected.items()]
     assert all(each.startswith(HEAD) for each in stored(engine, "finished_jobs"))
     assert SECRET in [job.result for job in encrypting.jobs.list()]
 
@@ -239,7 +229,9 @@ def test_callbacks_are_signed_whoever_writes_them(encrypting: sqlq.App, engine: 
 # -- schedules -----------------------------------------------------------------------------------------------
 
 
-def test_schedules_are_signed_when_they_are_stored(encrypting: sqlq.App, engine: Engine) -> None:
+def test_schedules_are_signed_when_they_are_stored(
+    encrypting: sqlq.App, make: Callable[..., sqlq.App], engine: Engine
+) -> None:
     ran: list[str] = []
     task = encrypting.task(name="t")(ran.append)
     encrypting.schedules.add("added", task.new(SECRET), cron="* * * * *")
@@ -254,9 +246,7 @@ def test_schedules_are_signed_when_they_are_stored(encrypting: sqlq.App, engine:
     drain(encrypting)
     assert ran == [SECRET] * 3
     assert json.loads(encrypting.schedules.get("added").payload) == {"args": [SECRET]}
-    without = sqlq.App(encrypting.database.engine.url)
-    assert without.schedules.get("added").payload.endswith("add it to keys=")
-    without.close()
+    assert make().schedules.get("added").payload.endswith("add it to keys=")
 
 
 def test_a_deploy_rewrites_a_signed_schedule_only_where_it_differs(
@@ -298,9 +288,9 @@ def test_every_way_to_enqueue_signs_the_payload(encrypting: sqlq.App, engine: En
     assert sorted(ran) == [1, 2, 3, 4]
 
 
-def test_a_task_of_a_queue_with_options_knows_its_app(database_url: str, engine: Engine) -> None:
+def test_a_task_of_a_queue_with_options_knows_its_app(make: Callable[..., sqlq.App], engine: Engine) -> None:
     """Its results are signed in its own transaction, too."""
-    app = sqlq.App(database_url, keys=[KEY], queues={"slow": {"timeout": "1m"}})
+    app = make(keys=[KEY], queues={"slow": {"timeout": "1m"}})
 
     @app.task(name="t")
     def task() -> None:
@@ -311,7 +301,6 @@ def test_a_task_of_a_queue_with_options_knows_its_app(database_url: str, engine:
     drain(app)
     assert stored(engine, "finished_jobs", "result")[0].startswith(HEAD)
     assert app.result(job) == SECRET
-    app.close()
 
 
 # -- a key that is not here ----------------------------------------------------------------------------------
@@ -360,10 +349,8 @@ def test_a_job_without_its_key_for_a_day_fails_without_a_callback(
         app.task(name="pay", on_failure=app.task(name="alarm")(print))(print)
     encrypting.enqueue(encrypting.tasks["pay"].new(7))
     drain(without)
-    execute(
-        engine,
-        f"UPDATE jobs SET unknown_since = created_at - {span(engine, 90_000)}, available_at = created_at",
-    )
+    earlier = f"created_at - {span(engine, 90_000)}"
+    execute(engine, f"UPDATE jobs SET unknown_since = {earlier}, available_at = created_at")
     assert drain(without).failed == 1
     (failed,) = without.jobs.list(state="failed")
     assert (failed.reason, failed.exception) == ("bad_signature", "sqlq.errors.PayloadKeyError")
@@ -385,11 +372,8 @@ def test_a_step_is_released_when_the_key_of_a_result_is_not_here(
     second.enqueue(flow)
     drain(both, max_jobs=1)
     assert first.database.encryption is not None
-    execute(
-        engine,
-        "UPDATE finished_jobs SET result = :r",
-        r=first.database.encryption.protect("result", "one", "default", "1"),
-    )
+    result = first.database.encryption.protect("result", "one", "default", "1")
+    execute(engine, "UPDATE finished_jobs SET result = :result", result=result)
     assert (drain(second).released, second.jobs.list(state="failed")) == (1, [])
     execute(engine, "UPDATE jobs SET available_at = created_at")
     assert drain(both).finished == 1

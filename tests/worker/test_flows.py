@@ -117,13 +117,8 @@ def test_followers_of_a_failed_step_wait_for_its_retry(shop: Shop) -> None:
     shop.app.enqueue(flow)
     called = shop.work()
     assert (called[0], sorted(called[1:])) == ("pay", ["alarm", "file"])
-    assert shop.states() == {
-        "pay": "failed",
-        "ship": "blocked",
-        "thank": "blocked",
-        "alarm": "finished",
-        "file": "finished",
-    }
+    waits, done = dict.fromkeys(("ship", "thank"), "blocked"), dict.fromkeys(("alarm", "file"), "finished")
+    assert shop.states() == {"pay": "failed", **waits, **done}
     shop.broken.clear()
     assert len(shop.app.jobs.retry(all=True)) == 1
     called = shop.work()
@@ -138,12 +133,7 @@ def test_a_cancelled_step_cancels_steps_that_need_it(shop: Shop) -> None:
     flow.add(shop.note.new("file"), after=[paid], when="ended")
     done = shop.app.enqueue(flow)
     shop.app.jobs.cancel([done.job(paid).id])
-    assert shop.states() == {
-        "pay": "cancelled",
-        "ship": "cancelled",
-        "alarm": "cancelled",
-        "file": "available",
-    }
+    assert shop.states() == {**dict.fromkeys(("pay", "ship", "alarm"), "cancelled"), "file": "available"}
     assert shop.work() == ["file"]
 
 

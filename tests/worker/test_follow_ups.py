@@ -51,14 +51,8 @@ class Shop:
         self.alarm, self.thank = alarm, thank
 
     def task(self, handler: Callable[..., Any], **options: Any) -> Any:
-        options = {
-            "name": "pay",
-            "backoff": "0s",
-            "on_success": self.thank,
-            "on_failure": self.alarm,
-            **options,
-        }
-        return self.app.task(**options)(handler)
+        own = {"name": "pay", "backoff": "0s", "on_success": self.thank, "on_failure": self.alarm}
+        return self.app.task(**{**own, **options})(handler)
 
     def work(self, **options: Any) -> list[sqlq.JobOutcome]:
         """Run everything, and return what the follow-ups were called with."""
@@ -333,18 +327,16 @@ def test_a_jobs_callback_comes_before_its_tasks(
 def test_a_job_inserted_by_sql_gets_its_tasks_callback(shop: Shop, engine: Engine) -> None:
     shop.task(lambda n: fail() if n < 0 else n, max_attempts=1)
     shop.app.task(name="plain")(lambda n: n)
-    with engine.begin() as conn:
-        for task, n, columns, values in (
-            ("pay", 1, "", ""),
-            ("pay", -1, "", ""),
-            ("pay", 2, ", on_success", ", 'null'"),
-            ("pay", -2, ", on_failure", """, '{"task": "thank", "queue": "ops", "of a later release": 1}'"""),
-            ("plain", 1, "", ""),
-        ):
-            conn.exec_driver_sql(
-                f"INSERT INTO jobs (task, payload{columns}) "
-                f"""VALUES ('{task}', '{{"args": [{n}]}}'{values})"""
-            )
+    later = '{"task": "thank", "queue": "ops", "of a later release": 1}'
+    for task, n, column, said in (
+        ("pay", 1, "label", None),
+        ("pay", -1, "label", None),
+        ("pay", 2, "on_success", "null"),
+        ("pay", -2, "on_failure", later),
+        ("plain", 1, "label", None),
+    ):
+        into = f"INSERT INTO jobs (task, payload, {column}) VALUES (:task, :payload, :said)"
+        execute(engine, into, task=task, payload=f'{{"args": [{n}]}}', said=said)
     heard = shop.work()
     assert sorted(ended.outcome for ended in heard) == ["failed", "failed", "finished"]
 
@@ -360,17 +352,13 @@ def test_a_row_with_a_bad_callback_fails_alone(shop: Shop, engine: Engine, said:
     """Neither the jobs beside it pay for that, nor the rescue."""
     ran: list[int] = []
     shop.task(ran.append, max_attempts=1)
-    with engine.begin() as conn:
-        for n, (column, value) in enumerate(
-            [("on_success", said), ("on_failure", said), ("on_failure", None), ("on_failure", said)]
-        ):
-            conn.execute(
-                text(
-                    f"INSERT INTO jobs (task, max_attempts, payload, {column}, queue) "
-                    "VALUES ('pay', 1, :payload, :said, :q)"
-                ),
-                {"payload": f'{{"args": [{n}]}}', "said": value, "q": "lost" if n == 3 else "default"},
-            )
+    for n, (column, value, queue) in enumerate((
+        ("on_success", said, "default"), ("on_failure", said, "default"),
+        ("on_failure", None, "default"), ("on_failure", said, "lost"),
+    )):  # fmt: skip
+        into = f"INSERT INTO jobs (task, max_attempts, payload, {column}, queue)"
+        values = {"payload": f'{{"args": [{n}]}}', "said": value, "queue": queue}
+        execute(engine, f"{into} VALUES ('pay', 1, :payload, :said, :queue)", **values)
     (lost,) = shop.claim("dead", "lost")
     shop.lose(lost)
     heard = shop.work()

@@ -21,7 +21,7 @@ from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
 from sqlq.store.jobs.lease import Note
 from sqlq.worker.attempt import progress as progress_writer
-from tests.kit import claim, drain, execute, handler_of, needs, settle, wait_until, working
+from tests.kit import claim, drain, execute, handler_of, needs, refuse, settle, wait_until, working
 
 
 def acting(app: sqlq.App, *acts: Callable[[], object], **options: Any) -> sqlq.Job[Any]:
@@ -67,13 +67,8 @@ def test_a_first_attempt_that_finishes_leaves_no_record(app: sqlq.App, engine: E
 
 def test_each_attempt_leaves_a_record(app: sqlq.App) -> None:
     began = datetime.now(UTC)
-    job = acting(
-        app,
-        raising(ValueError("no van")),
-        raising(sqlq.Snooze("0s")),
-        raising(KeyError("box")),
-        lambda: "sent",
-    )
+    fails, snoozes, fails_again = map(raising, (ValueError("no van"), sqlq.Snooze("0s"), KeyError("box")))
+    job = acting(app, fails, snoozes, fails_again, lambda: "sent")
     (held,) = claim(app, "w1")
     (line,) = app.jobs.get(job.id).history
     assert (line.outcome, line.attempt, line.ended_at, line.worker) == ("running", 1, None, "w1")
@@ -146,11 +141,8 @@ def test_a_thousand_snoozes_leave_room_for_errors(app: sqlq.App, engine: Engine)
 
 def test_records_of_another_program_are_read_as_far_as_possible(app: sqlq.App, engine: Engine) -> None:
     job = acting(app, lambda: None)
-    execute(
-        engine,
-        "UPDATE jobs SET errors = :errors",
-        errors='[7, {"at": "2026-11-22T10:00:00", "attempt": "x", "note": "mine", "worker": 3}]',
-    )
+    errors = '[7, {"at": "2026-11-22T10:00:00", "attempt": "x", "note": "mine", "worker": 3}]'
+    execute(engine, "UPDATE jobs SET errors = :errors", errors=errors)
     first, second = app.jobs.get(job.id).history
     assert first == AttemptRecord("failed", message="7")
     assert second == AttemptRecord("failed", worker="3"), "a moment without a time zone is none"
@@ -208,12 +200,7 @@ def test_the_last_progress_is_in_the_row_however_the_job_ends(
     task = app.task(name="t", max_attempts=2 if ending == "is retried" else 1, backoff="1h")(handler)
     id = app.enqueue(task.new()).id
     drain(app)
-    states = {
-        "returns": "finished",
-        "fails": "failed",
-        "is retried": "scheduled",
-        "is cancelled": "cancelled",
-    }
+    states = {"fails": "failed", "is retried": "scheduled", "is cancelled": "cancelled"}
     assert app.jobs.get(id).state == states.get(ending, "finished")
     assert app.jobs.get(id).progress == Progress(3, 3)
 
@@ -285,11 +272,7 @@ def test_progress_that_the_database_refuses_fails_no_job(
     app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     """For example by another program's trigger."""
-    execute(
-        engine,
-        "CREATE TRIGGER refuse BEFORE UPDATE OF progress ON jobs WHEN NEW.progress IS NOT NULL "
-        "BEGIN SELECT RAISE(ABORT, 'no progress here'); END",
-    )
+    refuse(engine, "UPDATE OF progress ON jobs", "NEW.progress IS NOT NULL", "no progress here")
     id = app.enqueue(app.task(name="t")(lambda: sqlq.current_job().progress(1)).new()).id
     assert drain(app).finished == 1
     assert (app.jobs.get(id).state, app.jobs.get(id).progress) == ("finished", None)

@@ -27,14 +27,7 @@ def test_jobs_start_by_priority_then_when_due_then_id(app: sqlq.App, engine: Eng
     order: list[str] = []
     task = app.task(name="t")(order.append)
     soon = [task.new(f"p0-{i}") for i in range(5)]
-    app.enqueue_many(
-        [
-            *soon,
-            task.new("p9").set(priority=9),
-            task.new("p-100").set(priority=-100),
-            task.new("p100").set(priority=100),
-        ]
-    )
+    app.enqueue_many([*soon, *(task.new(f"p{n}").set(priority=n) for n in (9, -100, 100))])
     early = app.enqueue(task.new("p0-early"))
     minute = span(engine, 60)
     execute(engine, f"UPDATE jobs SET available_at = available_at - {minute} WHERE id = :id", id=early.id)
@@ -45,13 +38,8 @@ def test_jobs_start_by_priority_then_when_due_then_id(app: sqlq.App, engine: Eng
 def test_queues_are_served_in_the_order_given(app: sqlq.App) -> None:
     order: list[str] = []
     task = app.task(name="t")(order.append)
-    app.enqueue_many(
-        [
-            task.new(q).set(queue=q, priority=p)
-            for q, p in [("low", 100), ("high", 0), ("mid", 50)]
-            for _ in range(3)
-        ]
-    )
+    for queue, priority in (("low", 100), ("high", 0), ("mid", 50)):
+        app.enqueue_many([task.new(queue).set(queue=queue, priority=priority) for _ in range(3)])
     drain(app, queues=["high", "mid", "low"], concurrency=1)
     assert order == ["high"] * 3 + ["mid"] * 3 + ["low"] * 3
 

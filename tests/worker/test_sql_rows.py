@@ -13,7 +13,7 @@ from sqlq.store.jobs import settle
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.options import WorkerOptions
 from tests.faults import guard
-from tests.kit import drain
+from tests.kit import drain, execute
 
 pytestmark = pytest.mark.each_database
 
@@ -24,11 +24,8 @@ def guarded(engine: Engine) -> None:
 
 
 def insert(engine: Engine, **columns: Any) -> int:
-    names = ", ".join(columns)
-    values = ", ".join(f":{name}" for name in columns)
-    with engine.begin() as conn:
-        row = conn.execute(text(f"INSERT INTO jobs ({names}) VALUES ({values}) RETURNING id"), columns)
-        return int(row.scalar_one())
+    names, values = ", ".join(columns), ", ".join(f":{name}" for name in columns)
+    return int(execute(engine, f"INSERT INTO jobs ({names}) VALUES ({values}) RETURNING id", **columns))
 
 
 def shown(engine: Engine, id: int) -> Any:

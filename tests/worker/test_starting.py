@@ -27,14 +27,7 @@ from sqlq.worker.maintain import services
 from sqlq.worker.run.executor import Executor
 from sqlq.worker.settle import settle as settling
 from sqlq.worker.wait.wake import WatchingWake
-from tests.kit import (
-    execute,
-    needs,
-    refuse,
-    refuse_threads,
-    wait_until,
-    working,
-)
+from tests.kit import execute, needs, refuse, refuse_threads, wait_until, working
 from tests.kit.isolated import Spawned
 
 

@@ -34,10 +34,7 @@ from sqlq.worker.supervise.child import Child
 from sqlq.worker.supervise.heartbeat import Heartbeat
 from sqlq.worker.supervise.supervisor import Supervisor
 from sqlq.worker.wait import poller, wake
-from sqlq.worker.wait.poller import (
-    LastLook,
-    Poller,
-)
+from sqlq.worker.wait.poller import LastLook, Poller
 from sqlq.worker.wait.wake import Wake
 from tests.kit import (
     claim,
@@ -83,8 +80,8 @@ def noop(app: sqlq.App) -> Any:
     return app.task(name="noop", max_attempts=3)(lambda: None)
 
 
-def facts_of(app: sqlq.App, worker: str = "w", *, lease_ms: int = 30_000) -> Facts:
-    return Facts.of(worker, app.database, replace(app.worker()._options, lease_ms=lease_ms))
+def facts_of(app: sqlq.App, worker: str = "w") -> Facts:
+    return Facts.of(worker, app.database, replace(app.worker()._options, lease_ms=30_000))
 
 
 def right(job: ClaimedJob) -> tuple[int, int]:
