@@ -1,4 +1,4 @@
-"""Commands on a terminal ask, draw and fit its width. A drain shows how far it is, there and elsewhere."""
+"""Commands on a terminal confirm, draw and fit its width. A drain reports its progress."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def enqueue(app: sqlq.App, task: str, count: int = 1) -> None:
 
 
 @needs("cheap")
-def test_a_command_that_ends_many_jobs_asks_on_a_terminal(sqlq_: Command, app: sqlq.App) -> None:
+def test_a_command_that_ends_many_jobs_confirms_it_on_a_terminal(sqlq_: Command, app: sqlq.App) -> None:
     enqueue(app, "send", 3)
     done = sqlq_.on_terminal("cancel", "--all", typed="n\n")
     # some releases of click move the blanks around their prompt

@@ -256,7 +256,7 @@ def test_a_worker_ends_with_code_1_when_its_library_fails(
     (sqlq_.directory / "shop.py").write_text(FAULTY.format(pattern=pattern))
     app.enqueue_many([app.task(name="t")(lambda: None).new()] * 3)
     with sqlq_.working("--grace", "1s") as worker:
-        assert worker.wait(60) == 1
+        assert worker.wait(30) == 1
     said = sqlq_.log()
     assert "fails again and again, by no fault of the database: TypeError: Compiled.process()" in said
     assert said.count("Traceback") < 5, said

@@ -308,7 +308,7 @@ def test_an_order_goes_well_and_one_is_repaired(
         assert conn.scalar(text(parcel)) == '"order 7: box with teapot, box with cup, receipt 7"'
 
 
-def test_two_workers_together_ask_a_server_no_more_than_it_takes(
+def test_two_workers_together_keep_the_limits_of_a_server(
     example: Callable[[str], Path],
     desk: Desk,
     database_url: str,
