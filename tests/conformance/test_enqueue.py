@@ -6,12 +6,14 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import partialmethod
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -35,7 +37,7 @@ from sqlq import tables
 from sqlq.enqueue import notify
 from sqlq.schema.tables import jobs as jobs_table
 from tests.kit import committed, execute, needs
-from tests.kit.callers import OfSqlalchemy, Way
+from tests.kit.callers import OfSqlalchemy, Way, async_session_of
 from tests.kit.databases import sqlite_url
 from tests.kit.postgresql import PostgreSQL
 
@@ -270,6 +272,16 @@ def test_a_session_of_another_database_is_named_before_its_missing_tables(
 
 
 @needs("postgresql")
+def test_an_app_whose_own_database_is_missing_warns_too(engine: Engine, tmp_path: Path) -> None:
+    app = sqlq.App(sqlite_url(tmp_path / "missing.db"))
+    with Session(engine) as session:
+        with pytest.warns(RuntimeWarning, match="missing.db: they will not see them"):
+            app.enqueue(app.named("shop.send").new(), session=session)
+        session.commit()
+    assert not (tmp_path / "missing.db").exists()
+
+
+@needs("postgresql")
 def test_another_database_of_the_same_server_warns(
     app: sqlq.App, send: Any, postgresql: PostgreSQL, migrated_postgresql: str
 ) -> None:
@@ -390,3 +402,41 @@ def test_the_insert_of_one_job_is_prepared_unless_the_user_disables_it(
     engine.dispose()
     inserts = [re.sub(r"^WITH done AS \(", "", statement).split(" (")[0] for statement in prepared]
     assert inserts == (["INSERT INTO public.jobs"] * 2 if users_threshold else [])
+
+
+PACKAGE = str(Path(sqlq.__file__).parent)
+MOST_FILES = 8
+
+
+def files_of(call: Callable[[], object]) -> list[str]:
+    """Return the files of sqlq whose code a warm call runs, in their order. After a pause a call checks more,
+    so this takes the one with the fewest."""
+    call()
+    found = []
+    for _ in range(5):
+        files: dict[str, None] = {}
+
+        def entered(frame: FrameType, event: str, argument: Any, files: dict[str, None] = files) -> None:
+            if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+                files[frame.f_code.co_filename.removeprefix(PACKAGE)] = None
+
+        sys.setprofile(entered)
+        try:
+            call()
+        finally:
+            sys.setprofile(None)
+        found.append(list(files))
+    return min(found, key=len)
+
+
+def test_an_enqueue_runs_through_few_files(app: sqlq.App, engine: Engine, database_url: str) -> None:
+    """A reader who follows it opens few files, the same for an asyncio session."""
+    job = app.task(name="t")(print).new()
+    with engine.connect() as conn:
+        found = [files_of(lambda: app.enqueue(job)), files_of(lambda: app.enqueue(job, session=conn))]
+    with Session(engine) as session:
+        found.append(files_of(lambda: app.enqueue(job, session=session)))
+    with async_session_of(database_url)(database_url) as caller:
+        assert set(files_of(lambda: caller.enqueue(app, job))) == set(found[-1])
+    for files in found:
+        assert len(files) <= MOST_FILES, "\n".join(files)

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import URL, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import Pool
 
 import sqlq
 from sqlq.database import pool
@@ -194,6 +195,26 @@ def test_a_close_breaks_no_return_of_a_connection_in_another_thread(app: sqlq.Ap
     assert app.jobs.list() == []
 
 
+def test_connections_are_pooled_after_two_closes_at_once(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = app.database.engine.pool
+    recreate = pool.recreate
+
+    def meanwhile() -> Pool:
+        monkeypatch.setattr(pool, "recreate", recreate)
+        app.database.close()
+        return recreate()
+
+    monkeypatch.setattr(pool, "recreate", meanwhile)
+    app.database.close()
+    made = counting(app.database.engine, "connect")
+    for _ in range(2):
+        with app.database.begin() as conn:
+            conn.execute(text("SELECT 1"))
+    assert len(made) == 1
+
+
 def test_connections_are_closed_when_their_database_is_collected(database_url: str, app: sqlq.App) -> None:
     database = Database(make_url(database_url))
     error = database.engine.dialect.loaded_dbapi.Error
@@ -255,6 +276,19 @@ def test_a_host_is_tried_last_when_its_connection_has_broken(
             use(database)
         use(database)
     assert ports == [f"{first.port},{second.port}", f"{second.port},{first.port}"]
+
+
+@needs("postgresql")
+def test_a_host_stays_first_when_a_connection_to_it_comes_back_late(
+    hosts: list[Proxy], database_url: str
+) -> None:
+    first, second = hosts
+    with opened(hosts, database_url) as database:
+        with database.read():
+            database.close()
+        ports = tried(database)
+        query(database)
+    assert ports == [f"{first.port},{second.port}"]
 
 
 @needs("postgresql")
