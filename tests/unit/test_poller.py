@@ -1,4 +1,4 @@
-"""Who looks for jobs and when, which worker is woken, and the watchdog of a supervisor."""
+"""The looks of a poller, the choice of the worker that it wakes, and the watchdog of a supervisor."""
 
 from __future__ import annotations
 
