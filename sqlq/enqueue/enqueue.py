@@ -173,7 +173,7 @@ class Enqueuer:
             joined.at_the_end(committed=partial(self._events.enqueued, new, jobs))
 
     def _committed(self, new: Sequence[NewJob], jobs: list[Job]) -> None:
-        self._notifier.send()
+        self._notify()
         self._publish(new, jobs)
 
     # -- in a transaction of sqlq's own ----------------------------------------------------------------------
@@ -191,7 +191,7 @@ class Enqueuer:
         except DBAPIError as error:
             _explain(error, database.dialect, database.engine.url)
             raise
-        self._notifier.send()
+        self._notify()
         return answer
 
     def _insert_one(self, job: NewJob, schema: str | None) -> Job:
@@ -205,10 +205,14 @@ class Enqueuer:
                 if not database.dialect.driver.problem(error).has_no_room:  # guard: job-without-its-hint
                     raise  # else the notification was refused, and with it the job, which needs none
         (row,) = database.run_statement(statement, parameters)
-        self._notifier.send()
+        self._notify()
         return inserting.inserted(job, row)
 
     # -- afterwards ------------------------------------------------------------------------------------------
+
+    def _notify(self) -> None:
+        if self._notifier.are_needed:
+            self._notifier.send()
 
     def _publish(self, new: Sequence[NewJob], jobs: list[Job]) -> None:
         """Publish the events of jobs that were enqueued."""

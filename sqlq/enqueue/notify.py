@@ -97,8 +97,6 @@ class Notifier(Background):
 
     def send(self) -> None:
         """Notify soon, from the notifier's thread; returns at once."""
-        if not self.are_needed:
-            return
         with self._changed:
             known = self._requests or self._resting
             self._requests += 1
