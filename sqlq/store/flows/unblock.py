@@ -106,7 +106,7 @@ def _judge_on(conn: Connection, ids: Sequence[int], *, are_ended: bool) -> Seque
     """
     dialect = dialect_of(conn)
     parameters = dialect.sql.batch_parameters(_IDS, [(id,) for id in ids])
-    return dialect.sql.change(conn, _judged(dialect, are_ended=are_ended), parameters)
+    return dialect.sql.change(conn, _judged(dialect, STEPS_AT_ONCE, are_ended=are_ended), parameters)
 
 
 def _follow_up(conn: Connection, judged: Sequence[Any]) -> list[int]:
@@ -168,7 +168,7 @@ def _verdict(step: Expression) -> Expression:
 
 
 @cache
-def _judged(dialect: Dialect, *, are_ended: bool) -> Change:
+def _judged(dialect: Dialect, limit: int, *, are_ended: bool) -> Change:
     """Choose the steps that wait no longer, of these ids or behind these ended jobs, and make them available.
     Those that can never run are locked, and stay as they are."""
     ids = select(dialect.sql.batch_table(_IDS).c.id).scalar_subquery()
@@ -177,7 +177,7 @@ def _judged(dialect: Dialect, *, are_ended: bool) -> Change:
         ids = select(edges.c.job_id).where(behind, _MAY_HOLD).scalar_subquery()
     verdict = _verdict(jobs.c.id).label("verdict")
     is_judged = and_(is_among(jobs.c.id, ids), blocked_by("flow"), IS_UNRESERVED, verdict != WAITS)
-    query = select(jobs.c.id, verdict).where(is_judged).order_by(jobs.c.id).limit(STEPS_AT_ONCE)
+    query = select(jobs.c.id, verdict).where(is_judged).order_by(jobs.c.id).limit(limit)
 
     def values(rows: Any) -> Values:
         due_at = case((jobs.c.due_at > now(), jobs.c.due_at), else_=now())
