@@ -39,7 +39,7 @@ class Doorbell:
         self._socket.close()
 
     def read(self) -> bool:
-        """Return whether anybody rang since the last call. Others gather meanwhile."""
+        """Return whether anybody rang since the last call. After a ring it rests, so that others gather."""
         rang = False
         with suppress(OSError):  # there are no more
             for _ in range(MAX_RINGS):

@@ -52,15 +52,18 @@ def for_each(
         @functools.wraps(test)
         def run(*given: Any, **fixtures: Any) -> None:
             failures: list[BaseException] = []
+            skipped: list[BaseException] = []
             for row in table:
                 values = dict(zip(keys, [row] if len(keys) == 1 else row, strict=True))
                 try:
                     test(*given, **fixtures, **values)
-                except pytest.skip.Exception:
-                    continue
+                except pytest.skip.Exception as skip:
+                    skipped.append(skip)
                 except (Exception, pytest.fail.Exception) as error:
                     error.add_note(f"with {values}")
                     failures.append(error)
+            if len(skipped) == len(table):
+                raise skipped[0]
             if len(failures) == 1:
                 raise failures[0]
             if failures:
