@@ -24,7 +24,7 @@ from sqlq.payload.encryption import HEAD, new_key
 from sqlq.store.jobs import settle
 from sqlq.testing import tick
 from sqlq.testing.database import write_declared
-from tests.kit import claim, claim_on, deaths, drain, execute, span
+from tests.kit import claim, claim_on, deaths, drain, execute, for_each, span
 from tests.kit.flows import Shop
 
 KEY, OTHER = new_key(), new_key()
@@ -52,13 +52,7 @@ def make(database_url: str) -> Iterator[Callable[..., sqlq.App]]:
 
 @pytest.fixture
 def encrypting(make: Callable[..., sqlq.App], how: str) -> sqlq.App:
-    """An App with a key."""
     return make(keys=[KEY], encryption=how)
-
-
-def tasks_in(engine: Engine) -> list[str]:
-    """Return the tasks of all jobs that are waiting or running."""
-    return stored(engine, "jobs", "task")
 
 
 def stored(engine: Engine, table: str = "jobs", column: str = "payload") -> list[str]:
@@ -147,29 +141,20 @@ def test_plain_rows_are_refused_taken_or_taken_by_queue(
 def test_an_app_that_reads_takes_part_in_a_rollout(make: Callable[..., sqlq.App], engine: Engine) -> None:
     ran: list[int] = []
     first, second = make(keys=[KEY], encryption="read"), make(keys=[KEY], plain="accept")
-    tasks = [app.task(name="t")(ran.append) for app in (first, second)]
-    first.enqueue(tasks[0].new(1))
-    second.enqueue(tasks[1].new(2))
+    for n, app in enumerate((first, second)):
+        app.enqueue(app.task(name="t")(ran.append).new(n))
     assert [each.startswith(HEAD) for each in stored(engine)] == [False, True]
-    assert drain(first).finished == 2
-    assert sorted(ran) == [1, 2]
-
-
-# -- flows ---------------------------------------------------------------------------------------------------
+    assert (drain(first).finished, sorted(ran)) == (2, [0, 1])
 
 
 def test_a_step_refuses_a_changed_result(encrypting: sqlq.App, engine: Engine) -> None:
     shop = Shop(encrypting)
-    flow = sqlq.Flow()
-    first = flow.add(shop.note.new(1))
-    flow.add(shop.note.new(first.result), after=[first])
-    encrypting.enqueue(flow)
+    encrypting.enqueue(sqlq.chain(shop.note.new(1), shop.note))
     drain(encrypting, max_jobs=1)
     execute(engine, "UPDATE finished_jobs SET result = '1000'")
     assert shop.work() == []
     (job,) = encrypting.jobs.list(state="failed")
-    assert job.reason == "bad_payload"
-    assert "its result is plain" in (job.message or "")
+    assert (job.reason, "its result is plain" in (job.message or "")) == ("bad_payload", True)
 
 
 def test_a_handler_sees_results_and_grows_its_flow(encrypting: sqlq.App, engine: Engine) -> None:
@@ -226,9 +211,6 @@ def test_callbacks_are_signed_whoever_writes_them(encrypting: sqlq.App, engine: 
     assert SECRET in [job.result for job in encrypting.jobs.list()]
 
 
-# -- schedules -----------------------------------------------------------------------------------------------
-
-
 def test_schedules_are_signed_when_they_are_stored(
     encrypting: sqlq.App, make: Callable[..., sqlq.App], engine: Engine
 ) -> None:
@@ -269,9 +251,6 @@ def test_a_deploy_rewrites_a_signed_schedule_only_where_it_differs(
     assert rotated != changed
 
 
-# -- other ways in -------------------------------------------------------------------------------------------
-
-
 def test_every_way_to_enqueue_signs_the_payload(encrypting: sqlq.App, engine: Engine) -> None:
     ran: list[int] = []
     task = encrypting.task(name="t")(ran.append)
@@ -303,9 +282,6 @@ def test_a_task_of_a_queue_with_options_knows_its_app(make: Callable[..., sqlq.A
     assert app.result(job) == SECRET
 
 
-# -- a key that is not here ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("encryption", ["sign", "encrypt"])
 @pytest.mark.parametrize("keys", [None, [OTHER]])
 def test_a_job_is_released_when_its_key_is_not_here(
@@ -315,6 +291,7 @@ def test_a_job_is_released_when_its_key_is_not_here(
     encryption: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """After a day it fails, without a callback."""
     caplog.set_level(logging.DEBUG)
     encrypting, without = make(keys=[KEY], encryption=encryption), make(keys=keys)
     rotated = make(keys=[OTHER, KEY])
@@ -334,6 +311,12 @@ def test_a_job_is_released_when_its_key_is_not_here(
     assert len(warnings) == 1, "one for each task, reason and minute"
     assert all("which this App does not have" in each.getMessage() for each in warnings)
     assert all(each.event == "bad_signature" for each in warnings)  # type: ignore[attr-defined]
+    execute(engine, f"UPDATE jobs SET unknown_since = created_at - {span(engine, 90_000)}")
+    assert drain(without).failed == 1
+    failed = without.jobs.get(job.id)
+    assert (failed.reason, failed.exception) == ("bad_signature", "sqlq.errors.PayloadKeyError")
+    assert stored(engine, "jobs", "task") == []
+    assert encrypting.jobs.retry([job.id]) == [job.id]
     assert drain(rotated).finished == 1
     assert rotated.result(job.id) == SECRET
     with pytest.raises(PayloadKeyError, match=r"the result of job .* cannot be read: "):
@@ -341,43 +324,22 @@ def test_a_job_is_released_when_its_key_is_not_here(
     assert not any(hidden in caplog.text for hidden in (SECRET, KEY, OTHER))
 
 
-def test_a_job_without_its_key_for_a_day_fails_without_a_callback(
-    make: Callable[..., sqlq.App], engine: Engine
-) -> None:
-    encrypting, without = make(keys=[KEY]), make(keys=[OTHER])
-    for app in (encrypting, without):
-        app.task(name="pay", on_failure=app.task(name="alarm")(print))(print)
-    encrypting.enqueue(encrypting.tasks["pay"].new(7))
-    drain(without)
-    earlier = f"created_at - {span(engine, 90_000)}"
-    execute(engine, f"UPDATE jobs SET unknown_since = {earlier}, available_at = created_at")
-    assert drain(without).failed == 1
-    (failed,) = without.jobs.list(state="failed")
-    assert (failed.reason, failed.exception) == ("bad_signature", "sqlq.errors.PayloadKeyError")
-    assert tasks_in(engine) == []
-    assert encrypting.jobs.retry([failed.id]) == [failed.id]
-    assert drain(encrypting).finished == 1
-
-
 def test_a_step_is_released_when_the_key_of_a_result_is_not_here(
     make: Callable[..., sqlq.App], engine: Engine
 ) -> None:
     ran: list[int] = []
     first, second, both = make(keys=[KEY]), make(keys=[OTHER]), make(keys=[OTHER, KEY])
-    for app in (first, second, both):
+    for app in (second, both):
         app.task(name="one")(lambda: 1)
         app.task(name="take")(ran.append)
-    flow = sqlq.Flow()
-    flow.add(second.tasks["take"].new(flow.add(second.tasks["one"].new()).result))
-    second.enqueue(flow)
+    second.enqueue(sqlq.chain(second.tasks["one"].new(), second.tasks["take"]))
     drain(both, max_jobs=1)
     assert first.database.encryption is not None
     result = first.database.encryption.protect("result", "one", "default", "1")
     execute(engine, "UPDATE finished_jobs SET result = :result", result=result)
     assert (drain(second).released, second.jobs.list(state="failed")) == (1, [])
     execute(engine, "UPDATE jobs SET available_at = created_at")
-    assert drain(both).finished == 1
-    assert ran == [1]
+    assert (drain(both).finished, ran) == (1, [1])
 
 
 @pytest.mark.parametrize("keys", [None, [OTHER], [KEY]])
@@ -420,12 +382,9 @@ def test_a_forged_row_gets_no_callback(make: Callable[..., sqlq.App], engine: En
         else:
             assert deaths("dead").release(app.database) == float("inf")
     (job,) = app.jobs.list()
-    assert (job.state, job.label, tasks_in(engine)) == ("failed", "theirs", [])
+    assert (job.state, job.label, stored(engine, "jobs", "task")) == ("failed", "theirs", [])
     reasons = {"lost": "worker_lost", "released too often": "error"}
     assert job.reason == reasons.get(ends, "bad_signature")
-
-
-# -- what goes into later steps ------------------------------------------------------------------------------
 
 
 def tasks_of(app: sqlq.App) -> list[Any]:
@@ -434,11 +393,7 @@ def tasks_of(app: sqlq.App) -> list[Any]:
     app.task(name="quote", queue="pay")(lambda: {"amount": 1})
     app.task(name="echo", queue="hooks")(lambda value: value)
     app.task(name="pay", queue="pay")(paid.append)
-
-    @app.task(name="look", queue="pay")
-    def look() -> None:
-        paid.append(sqlq.current_job().results)
-
+    app.task(name="look", queue="pay")(lambda: paid.append(sqlq.current_job().results))
     return paid
 
 
@@ -473,7 +428,7 @@ def test_a_plain_row_feeds_no_signed_step(make: Callable[..., sqlq.App], engine:
     assert "its queue hooks accepts plain rows" in said
 
 
-@pytest.mark.parametrize("plain", ["accept", ["hooks", "pay"]])
+@for_each("plain", ["accept", ["hooks", "pay"]])
 def test_a_step_in_a_queue_of_plain_rows_takes_plain_results(
     make: Callable[..., sqlq.App], plain: Any
 ) -> None:

@@ -63,10 +63,8 @@ class Gauge:
     """An App with a task that notes its calls, and how many of an account run at a time."""
 
     def __init__(self, app: sqlq.App) -> None:
-        self.app = app
-        self.lock = threading.Lock()
-        self.running: Counter[str] = Counter()
-        self.most: Counter[str] = Counter()
+        self.app, self.lock = app, threading.Lock()
+        self.running, self.most = Counter[str](), Counter[str]()
         self.called: list[Any] = []
         self.broken: set[Any] = set()
 
@@ -86,9 +84,11 @@ class Gauge:
         """Return a task under a limit, or of which no more jobs run at a time."""
         if isinstance(limit, int):
             limit = sqlq.Limit("stripe", running=limit)
-        return self.app.task(name="call", limit=limit, **options)(
-            lambda n=None, account="": self.run(n, account)
-        )
+
+        def call(n: Any = None, account: str = "") -> None:
+            self.run(n, account)
+
+        return self.app.task(name="call", limit=limit, **options)(call)
 
     def work(self, **options: Any) -> Counts:
         return self.app.worker(drain=True, **options).run()
@@ -103,9 +103,6 @@ class Gauge:
 @pytest.fixture
 def gauge(app: sqlq.App) -> Gauge:
     return Gauge(app)
-
-
-# -- at most so many at a time -------------------------------------------------------------------------------
 
 
 def test_no_more_jobs_than_the_limit_run_at_a_time(gauge: Gauge) -> None:
@@ -157,9 +154,6 @@ def test_an_admission_counts_after_it_has_waited_for_the_key(
         assert admitting.result(60).number == 0
 
 
-# -- what holds no slot --------------------------------------------------------------------------------------
-
-
 def test_a_job_that_waits_for_its_next_attempt_holds_no_slot(gauge: Gauge, app: sqlq.App) -> None:
     call = gauge.task(1)
     first = app.enqueue(call.new(0))
@@ -179,20 +173,18 @@ def test_a_job_that_waits_for_its_next_attempt_holds_no_slot(gauge: Gauge, app: 
     assert job.due_at is not None
 
 
-def test_a_key_without_a_known_limit_admits_one_by_one(gauge: Gauge, app: sqlq.App) -> None:
+@pytest.mark.parametrize(("wake", "admitted"), [("lost", [1, 4]), ("late", [5, 0])])
+def test_a_sweep_before_the_wake_admits_one_by_one_where_none_has_the_limit(
+    gauge: Gauge, app: sqlq.App, wake: str, admitted: list[int]
+) -> None:
     call = gauge.task(5)
     app.enqueue_many([call.new() for _ in range(9)])
-    lose_wakes(app)
-    assert admit.sweep(app.database, "")[0].number == 1
-    app.enqueue(call.new())  # which has the limit
-    assert look(app) == 4
-
-
-def test_a_sweep_that_comes_before_the_wake_knows_the_limit(gauge: Gauge, app: sqlq.App) -> None:
-    call = gauge.task(5)
-    app.enqueue_many([call.new() for _ in range(9)])
-    assert admit.sweep(app.database, "")[0].number == 5
-    assert look(app) == 0
+    if wake == "lost":
+        lose_wakes(app)
+    swept = admit.sweep(app.database, "")[0].number
+    if wake == "lost":
+        app.enqueue(call.new())  # which has the limit
+    assert [swept, look(app)] == admitted
 
 
 def test_a_retried_job_waits_for_a_slot(gauge: Gauge, app: sqlq.App) -> None:
@@ -221,9 +213,6 @@ def test_jobs_of_a_paused_queue_hold_no_slots(gauge: Gauge) -> None:
     assert gauge.work().finished == 5
 
 
-# -- nothing is lost -----------------------------------------------------------------------------------------
-
-
 def test_the_sweep_admits_jobs_of_a_lost_wake(gauge: Gauge) -> None:
     call = gauge.task(sqlq.Limit("key:{n}", running=1))
     gauge.app.enqueue_many([call.new(n) for n in range(7)])
@@ -235,20 +224,16 @@ def test_the_sweep_admits_jobs_of_a_lost_wake(gauge: Gauge) -> None:
     assert gauge.work().finished == 7
 
 
-def test_a_drain_runs_all_jobs_of_a_waiting_list(gauge: Gauge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drain_runs_a_waiting_list_by_priority_then_age(
+    gauge: Gauge, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Unblock, "run", lambda self: 60.0)  # which might find it first
     call = gauge.app.task(name="call")(gauge.run)
     rare = sqlq.Limit("rare", running=1)  # of which the worker does not know
-    gauge.app.enqueue_many([call.new(n).set(limit=rare) for n in range(4)])
-    assert gauge.work(concurrency=4).finished == 4
-    assert gauge.most[""] == 1
-
-
-def test_the_waiting_list_is_ordered_by_priority_then_age(gauge: Gauge) -> None:
-    call = gauge.task(1)
-    gauge.app.enqueue_many([call.new(1), call.new(2), call.new(3).set(priority=5)])
-    gauge.work(concurrency=4)
-    assert gauge.called == [3, 1, 2]
+    rows = [(1, 0), (2, 0), (3, 5)]
+    gauge.app.enqueue_many([call.new(n).set(limit=rare, priority=priority) for n, priority in rows])
+    assert gauge.work(concurrency=4).finished == 3
+    assert (gauge.called, gauge.most[""]) == ([3, 1, 2], 1)
 
 
 def test_a_large_waiting_list_is_admitted_in_portions(gauge: Gauge, app: sqlq.App) -> None:
@@ -321,47 +306,26 @@ def test_the_job_of_a_schedule_has_its_named_limit(app: sqlq.App, engine: Engine
     assert look(app) == 4
 
 
-# -- rates ---------------------------------------------------------------------------------------------------
-
-
-def test_a_rate_that_is_raised_counts_from_the_last_start(app: sqlq.App) -> None:
+def test_a_rate_leaves_one_wake_and_counts_from_the_last_start_when_it_changes(app: sqlq.App) -> None:
     """And not from when the next would have been by the rate before, which may be tomorrow."""
     task = app.task(name="call", limit=sqlq.Limit("api", rate="1/1d"))(lambda: None)
-    app.enqueue_many([task.new() for _ in range(5)])
-    assert look(app) == 1
-    assert look(app) == 0
-    app.limits.set("api", rate="20/1s")
-    (known,) = app.limits.list()
-    assert known.next_start_seconds is not None
-    assert known.next_start_seconds <= 0.15
-    wait_until(lambda: look(app) > 0, what="the next one admitted")
-
-
-def test_a_rate_that_is_lowered_is_kept_at_once(app: sqlq.App) -> None:
-    task = app.task(name="call", limit=sqlq.Limit("api", rate="1000/1s"))(lambda: None)
-    app.enqueue_many([task.new() for _ in range(500)])
-    assert look(app) > 50
-    (before,) = app.limits.list()
-    after = app.limits.set("api", rate="1/1h")
-    assert before.next_start_seconds is not None
-    assert after.next_start_seconds is not None
-    assert after.next_start_seconds > timedelta(minutes=59).total_seconds()
-    assert after.running == before.running
-    assert look(app) == 0
-
-
-def test_looks_at_an_exhausted_rate_leave_one_wake(app: sqlq.App) -> None:
-    """Each sweep, and each enqueue, looks; a rate of one a day is used up all day long."""
-    task = app.task(name="call", limit=sqlq.Limit("api", rate="1/1d"))(lambda: None)
-    app.enqueue_many([task.new() for _ in range(3)])
-    for _ in range(5):
-        app.enqueue(task.new())
-        look(app)
+    app.enqueue_many([task.new() for _ in range(50)])
+    for admitted in (1, 0, 0):  # each sweep, and each enqueue, looks
+        assert look(app) == admitted
         admit.sweep(app.database, "")
+        app.enqueue(task.new())
+    look(app)
     assert count(app.database.engine, "sqlq_wakes") == 1
-
-
-# -- what ends a job without a settle ------------------------------------------------------------------------
+    raised = app.limits.set("api", rate="20/1s")
+    assert raised.next_start_seconds is not None
+    assert raised.next_start_seconds <= 0.15
+    wait_until(lambda: look(app) > 0, what="the next one admitted")
+    (before,) = app.limits.list()
+    lowered = app.limits.set("api", rate="1/1h")
+    assert before.next_start_seconds is not None
+    assert lowered.next_start_seconds is not None
+    assert lowered.next_start_seconds > timedelta(minutes=59).total_seconds()
+    assert (lowered.running, look(app)) == (before.running, 0)
 
 
 def lose(app: sqlq.App, id: int) -> None:
@@ -389,8 +353,7 @@ def test_a_job_that_ends_without_a_settle_releases_its_slot(app: sqlq.App, end: 
     first, then = app.enqueue(sqlq.group(task.new())).jobs[0], app.enqueue(task.new())
     assert look(app) == 1
     ENDS[end](app, first.id)
-    assert look(app) == 1
-    assert state(app, then.id) == "available"
+    assert (look(app), state(app, then.id)) == (1, "available")
 
 
 @pytest.mark.parametrize("limit", [ONE, sqlq.Serial("api")], ids=["one", "serial"])
@@ -426,20 +389,16 @@ def test_jobs_of_an_unserved_queue_stay_blocked(app: sqlq.App, limit: Any) -> No
 
 def test_a_queue_without_workers_releases_its_slots(app: sqlq.App) -> None:
     task = app.task(name="call", limit=ONE)(lambda: None)
-    left = app.enqueue(task.new().set(queue="soon gone"))
-    then = app.enqueue(task.new())
+    ids = [job.id for job in app.enqueue_many([task.new().set(queue="soon gone"), task.new()])]
     served_by(app, "one", ["default"])
     served_by(app, "two", ["soon gone"])
     assert look(app) == 1
     admit.sweep(app.database, "")
-    assert state(app, left.id) == "available", "as long as one serves it"
+    assert state(app, ids[0]) == "available", "as long as one serves it"
     with app.database.begin() as conn:
         workers.leave(conn, "two")
     admit.sweep(app.database, "")
-    assert (state(app, left.id), state(app, then.id)) == ("blocked", "available")
-
-
-# -- serial keys ---------------------------------------------------------------------------------------------
+    assert [state(app, id) for id in ids] == ["blocked", "available"]
 
 
 def test_jobs_of_a_key_run_in_the_order_of_their_ids(gauge: Gauge) -> None:
@@ -453,17 +412,13 @@ def test_jobs_of_a_key_run_in_the_order_of_their_ids(gauge: Gauge) -> None:
     assert [n for n in gauge.called if n >= 8] == list(range(8, 16))
 
 
-def test_a_delayed_job_blocks_those_after_it(gauge: Gauge) -> None:
-    book = gauge.task(sqlq.Serial("account:{account}"))
-    first = gauge.app.enqueue(book.new(1, "a").set(delay="1h"))
-    gauge.app.enqueue(book.new(2, "a"))
+def test_a_delayed_job_blocks_those_after_it_and_one_that_has_failed_does_not(gauge: Gauge) -> None:
+    book = gauge.task(sqlq.Serial("account:{account}"), max_attempts=1)
+    first = gauge.app.enqueue(book.new(10, "delayed").set(delay="1h"))
+    gauge.app.enqueue(book.new(11, "delayed"))
     assert gauge.calls() == []
     gauge.app.jobs.cancel([first.id])
-    assert gauge.calls() == [2]
-
-
-def test_the_next_job_runs_after_a_final_failure(gauge: Gauge) -> None:
-    book = gauge.task(sqlq.Serial("account:{account}"), max_attempts=1)
+    assert gauge.calls() == [11]
     gauge.broken = {1}
     gauge.app.enqueue_many([book.new(n, "a") for n in range(3)])
     assert gauge.calls() == [0, 1, 2]
