@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections import Counter
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import chain, cycle
@@ -98,17 +99,12 @@ def test_a_lifo_queue_runs_the_newest_of_each_priority_first(app: sqlq.App) -> N
 
 def test_the_app_sets_the_order_of_a_queue(database_url: str) -> None:
     ran: list[int] = []
-    app = sqlq.App(database_url, queues={"stack": {"order": "lifo", "max_attempts": 2}})
-    task = app.task(name="t", queue="stack")(ran.append)
-    assert task.max_attempts == 2
-    for number in range(3):
-        app.enqueue(task.new(number))
-    app.worker(drain=True, concurrency=1).run()
+    with closing(sqlq.App(database_url, queues={"stack": {"order": "lifo", "max_attempts": 2}})) as app:
+        task = app.task(name="t", queue="stack")(ran.append)
+        assert task.max_attempts == 2
+        app.enqueue_many([task.new(number) for number in range(3)])
+        app.worker(drain=True, concurrency=1).run()
     assert ran == [2, 1, 0]
-    app.close()
-
-
-# -- claims that go on where the last one ended --------------------------------------------------------------
 
 
 @needs("row_locks")
@@ -178,9 +174,6 @@ def test_a_worker_with_only_slow_claims_runs_every_job(
         with working(app):
             wait_until(lambda: len(ran) == 2_003, timeout=30, what="all done")
     assert sorted(ran) == list(range(2_003))
-
-
-# -- the order of a queue ------------------------------------------------------------------------------------
 
 
 class Steps:
@@ -299,9 +292,6 @@ def test_a_limited_job_that_never_started_keeps_its_place(app: sqlq.App, engine:
     assert app.jobs.get(second.id).state == "blocked"
 
 
-# -- what is claimed ahead -----------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The clock that claims go by."""
@@ -333,6 +323,7 @@ def test_slow_claims_take_fewer_jobs(
 
 def test_claims_of_large_payloads_take_fewer_jobs(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(claims, "SLOW_SECONDS", float("inf"))
+    monkeypatch.setattr(claims, "CLAIM_BYTES", 1024**2)
     task = app.task(name="t")(lambda text: None)
     claimer = Claimer(app.database, "me", WorkerOptions(("default",), 100, 30_000))
 
@@ -345,12 +336,9 @@ def test_claims_of_large_payloads_take_fewer_jobs(app: sqlq.App, monkeypatch: py
         assert len(claimed) == min(room, number)
         return room
 
-    assert [room_for(100, 1), room_for(20, 1_000_000)] == [100, 100], "the payloads became large only now"
-    assert [room_for(20, 1_000_000) for _ in range(3)] == [16, 16, 16]
+    assert [room_for(100, 1), room_for(20, 62_500)] == [100, 100], "the payloads became large only now"
+    assert [room_for(20, 62_500) for _ in range(3)] == [16, 16, 16]
     assert [room_for(40, 1) for _ in range(3)] == [16, 32, 64]
-
-
-# -- what takes long to be claimed ---------------------------------------------------------------------------
 
 
 def test_a_late_claim_starts_its_jobs(

@@ -132,9 +132,6 @@ def test_a_worker_runs_each_service_of_the_maintenance(app: sqlq.App) -> None:
     assert not missing, f"worker/maintain/maintenance.py: Maintenance runs no {missing}"
 
 
-# -- all queues ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("often")
 def test_a_pause_of_all_holds_for_later_queues_and_workers(app: sqlq.App, quick: Any) -> None:
     with working(app) as worker:
@@ -158,10 +155,10 @@ def test_a_pause_with_an_end_ends_by_itself(app: sqlq.App, quick: Any, queue: st
     with working(app):
         wait_until(lambda: is_idle(app))
         if queue is None:
-            app.queues.pause(all=True, duration="2s")
+            app.queues.pause(all=True, duration="1s")
             wait_until(lambda: state(app) == "paused")
         else:
-            app.queues.pause(queue, duration="2s")
+            app.queues.pause(queue, duration="1s")
         job = app.enqueue(quick.new())
         assert app.jobs.get(job.id).state == "available"
         wait_until(lambda: app.jobs.get(job.id).state == "finished")
@@ -180,31 +177,26 @@ def test_the_last_end_of_a_pause_counts(app: sqlq.App) -> None:
     assert app.queues.pauses().named["mail"].until is None, "an end that was resumed before is forgotten"
 
 
-# -- who is meant --------------------------------------------------------------------------------------------
-
-
 def test_workers_are_called_by_name_host_process_or_id(app: sqlq.App) -> None:
-    entered = [
-        ("a", "x", 1, 10, "mail"),
-        ("b", "x", 2, 10, "mail"),
-        ("c", "x", 3, None, None),
-        ("d", "y", 1, 10, None),
-    ]
+    labels: dict[str, Any] = {"version": "0", "queues": None, "concurrency": 1}
     with app.database.begin() as conn:
-        for id, host, pid, supervisor, name in entered:
-            labels: dict[str, Any] = {"version": "0", "queues": None, "concurrency": 1}
+        for id, host, pid, supervisor, name in (
+            ("a", "x", 1, 10, "mail"),
+            ("b", "x", 2, 10, "mail"),
+            ("c", "x", 3, None, None),
+            ("d", "y", 1, 10, None),
+        ):
             workers.register(conn, id=id, host=host, pid=pid, supervisor_pid=supervisor, name=name, **labels)
-
-    def asked(*names: str) -> list[str]:
-        return sorted(worker.id for worker in app.workers.pause(*names))
-
-    assert asked("mail") == ["a", "b"]
-    assert asked("a") == ["a", "b"], "all processes of one supervisor are asked together"
-    assert asked("x:2") == ["a", "b"]
-    assert asked("y:10") == ["d"]
-    assert asked("c") == ["c"]
-    assert asked("x") == ["a", "b", "c"]
-    assert asked("c", "y") == ["c", "d"]
+    for names, expected in (
+        (["mail"], "ab"),
+        (["a"], "ab"),  # all processes of one supervisor are asked together
+        (["x:2"], "ab"),
+        (["y:10"], "d"),
+        (["c"], "c"),
+        (["x"], "abc"),
+        (["c", "y"], "cd"),
+    ):
+        assert "".join(sorted(worker.id for worker in app.workers.pause(*names))) == expected, names
     with pytest.raises(ConfigurationError, match=r"no worker that is alive is called 'z'.*nobody was asked"):
         app.workers.stop("c", "z")
     with app.database.read() as conn:

@@ -182,9 +182,6 @@ def test_a_paused_queue_releases_all_its_slots_without_a_wait(
     assert blocked(app) == number
 
 
-# -- what a supervisor gives back ----------------------------------------------------------------------------
-
-
 def test_the_jobs_of_a_dead_process_are_released_at_once(app: sqlq.App, engine: Engine) -> None:
     task = app.task(name="t")(lambda: None)
     number = 601

@@ -16,7 +16,6 @@ from contextlib import closing
 from datetime import date
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 import pytest
 from sqlalchemy import Engine
@@ -56,9 +55,6 @@ def test_a_job_runs_before_enqueue_returns(eager: sqlq.App) -> None:
     assert all(4_000_000_000_000_000_000 < id < 2**63 for id in ids), "no stored job has one of these"
     with pytest.raises(sqlq.errors.ConfigurationError, match="outside a handler"):
         sqlq.current_job()
-
-
-def test_asynchronous_handlers_and_callers(eager: sqlq.App) -> None:
     ran: list[Any] = []
 
     @eager.task(name="a")
@@ -66,20 +62,15 @@ def test_asynchronous_handlers_and_callers(eager: sqlq.App) -> None:
         await asyncio.sleep(0)
         ran.append(asyncio.get_running_loop())
 
-    @eager.task(name="b")
-    def b() -> None:
-        ran.append(threading.current_thread())
-
-    eager.enqueue(a.new())
-
     async def main() -> None:
         await eager.aenqueue(a.new())
-        await eager.aenqueue_many([b.new()])
+        await eager.aenqueue_many([t.new(date(2030, 1, 31), 7)])
         assert ran[1] is asyncio.get_running_loop()
-        assert ran[2] is not threading.current_thread()
+        assert seen[-1][-1] is not threading.current_thread()
 
+    eager.enqueue(a.new())
     asyncio.run(main())
-    assert len(ran) == 3
+    assert (len(ran), len(seen)) == (2, 5)
 
 
 def test_a_stop_iteration_of_a_handler_reaches_the_awaiting_caller(eager: sqlq.App) -> None:
@@ -176,9 +167,6 @@ def test_mistakes_are_refused_before_anything_runs(eager: sqlq.App) -> None:
     assert len(inlined.jobs) == 1, "inline comes before eager"
 
 
-# -- at the commit ------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def shop(database_url: str, engine: Engine) -> Iterator[OrderShop]:
     """Tasks of an App in this mode, on a database with tables."""
@@ -188,34 +176,22 @@ def shop(database_url: str, engine: Engine) -> Iterator[OrderShop]:
 
 
 @common_sessions
-def test_a_job_runs_after_the_commit_and_nothing_is_written(shop: OrderShop, caller: Caller) -> None:
+def test_a_job_runs_after_the_commit_and_nothing_is_written(
+    shop: OrderShop, caller: Caller, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An exception of the job is logged, and undoes nothing."""
     undone = caller.enqueue(shop.app, shop.note.new("rolled back"))
     caller.rollback()
     caller.execute("INSERT INTO orders (id) VALUES (1)")
+    bad = caller.enqueue(shop.app, shop.bad.new("1"))
     first = caller.enqueue(shop.app, shop.count.new("first"))
     (second,) = caller.enqueue_many(shop.app, [shop.note.new("second")])
     assert (shop.done, first.state, first.created) == ([], "available", True)
     with pytest.raises(sqlq.WaitTimeoutError, match="when its transaction commits"):
         shop.app.result(second)
     caller.commit()
-    assert shop.done == [("first", 1), "second"]
+    assert shop.done == ["1", ("first", 1), "second"]
     assert shop.app.result(second) == shop.app.result(second.id) == "SECOND"
-    assert shop.app.jobs.list() == []
-    assert shop.app._connected.results.job_here(undone.id) is None
-    caller.enqueue(shop.app, shop.note.new("in the next transaction"))
-    caller.commit()
-    assert shop.done[2:] == ["in the next transaction"]
-
-
-@common_sessions
-def test_an_exception_of_a_job_is_logged_and_keeps_the_commit(
-    shop: OrderShop, caller: Caller, caplog: pytest.LogCaptureFixture
-) -> None:
-    caller.execute("INSERT INTO orders (id) VALUES (1)")
-    bad = caller.enqueue(shop.app, shop.bad.new("1"))
-    caller.enqueue(shop.app, shop.count.new("2"))
-    caller.commit()
-    assert shop.done == ["1", ("2", 1)]
     (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
     assert record.getMessage() == (
         "shop.bad, run eagerly when its transaction had committed, failed in attempt 1 of 1"
@@ -224,6 +200,11 @@ def test_an_exception_of_a_job_is_logged_and_keeps_the_commit(
     assert str(record.exc_info[1]) == "no order 1"
     with pytest.raises(sqlq.JobFailedError, match="no order 1"):
         shop.app.result(bad)
+    assert shop.app.jobs.list() == []
+    assert shop.app._connected.results.job_here(undone.id) is None
+    caller.enqueue(shop.app, shop.note.new("in the next transaction"))
+    caller.commit()
+    assert shop.done[3:] == ["in the next transaction"]
 
 
 @common_modes
@@ -287,12 +268,14 @@ def test_many_threads_commit_on_connections_of_their_own(shop: OrderShop, engine
                 conn.rollback() if i % 5 == 0 else conn.commit()
 
     with ThreadPoolExecutor(8) as threads:
-        for _ in threads.map(commit, range(8)):
-            pass
+        list(threads.map(commit, range(8)))
     assert sorted(shop.done) == sorted(f"{n} {i}" for n in range(8) for i in range(25) if i % 5)
 
 
-def test_eager_of_a_call_comes_before_the_app(shop: OrderShop, session: Session, engine: Engine) -> None:
+def test_eager_of_a_call_comes_before_the_app(
+    shop: OrderShop, session: Session, engine: Engine, tmp_path: Path
+) -> None:
+    """And a test's own database comes before that of the App."""
     shop.app.enqueue(shop.note.new("at once"), eager=True)
     assert shop.done == ["at once"]
     shop.app.enqueue(shop.note.new("written"), session=session, eager=False)
@@ -305,6 +288,11 @@ def test_eager_of_a_call_comes_before_the_app(shop: OrderShop, session: Session,
         assert shop.done == ["at once"]
         session.commit()
     assert shop.done == ["at once", "by the call"]
+    with on_database(shop.app, f"sqlite:///{tmp_path / 'test.db'}"):
+        shop.app.enqueue(shop.note.new("a"))
+        assert_enqueued(shop.note, args=["a"])
+        assert "a" not in shop.done
+        assert drain(shop.app).finished == 1
 
 
 @pytest.mark.parametrize(
@@ -319,14 +307,6 @@ def test_argument_variable_and_pyproject_set_eager(
     (tmp_path / "pyproject.toml").write_text(f"[tool.sqlq]\n{project}\n")
     with closing(sqlq.App("sqlite:///none.db", **argument)) as app:
         assert app.enqueue(app.task(name="t")(lambda: None).new()).state == "finished"
-
-
-def test_eager_jobs_are_written_on_a_test_database(shop: OrderShop, tmp_path: Path) -> None:
-    with on_database(shop.app, f"sqlite:///{tmp_path / 'test.db'}"):
-        shop.app.enqueue(shop.note.new("a"))
-        assert_enqueued(shop.note, args=["a"])
-        assert shop.done == []
-        assert drain(shop.app).finished == 1
 
 
 def test_a_job_is_found_by_its_id(shop: OrderShop, session: Session) -> None:
@@ -345,36 +325,31 @@ def test_a_job_is_found_by_its_id(shop: OrderShop, session: Session) -> None:
         shop.app.jobs.get(4711)
 
 
-# -- results -------------------------------------------------------------------------------------------------
-
-
 def test_a_job_that_ran_eagerly_has_its_result_at_once(eager: sqlq.App) -> None:
     """It needs no database."""
     shop = Shop(eager)
-
-    @eager.task(name="answer")
-    def answer(n: int) -> UUID:
-        return UUID(int=n)
-
-    @eager.task(name="cancels")
-    def cancels() -> None:
-        raise sqlq.Cancel("not needed")
-
-    job = eager.enqueue(answer.new(7))
-    assert eager.result(job) == eager.result(job, timeout=None) == UUID(int=7)
-    assert asyncio.run(eager.aresult(job, timeout="1s")) == UUID(int=7)
+    cancelled, _ = failing(eager, lambda n: sqlq.Cancel("not needed"))
+    job = eager.enqueue(eager.task(name="answer")(lambda n: n).new(7))
+    assert eager.result(job) == eager.result(job, timeout=None) == 7
+    assert asyncio.run(eager.aresult(job, timeout="1s")) == 7
     assert eager.wait_all([job]).ended == [job]
-    assert [eager.result(done) for done in eager.as_completed([job])] == [UUID(int=7)]
+    assert [eager.result(done) for done in eager.as_completed([job])] == [7]
     with pytest.raises(sqlq.JobCancelledError):
-        eager.result(eager.enqueue(cancels.new()))
+        eager.result(eager.enqueue(cancelled))
     assert eager.result(eager.enqueue(sqlq.group(shop.note.new(1), shop.note.new(2)))) == [1, 2]
 
 
 def test_a_job_that_ran_inline_has_its_result_at_once(app: sqlq.App, engine: Engine) -> None:
+    """And a row is no job of the block that has the same number."""
     shop = Shop(app)
     shop.broken = {"pay"}
+    row = app.enqueue(shop.total.new([7]))
     with sqlq.testing.inline(app) as ran:
         job = app.enqueue(shop.note.new(7))
+        assert job.id == row.id
+        assert (app.jobs.get(row).task, app.jobs.get(job).task) == ("total", "note")
+        with pytest.raises(sqlq.WaitTimeoutError, match="is available"):
+            app.result(row)
         assert app.result(job, timeout="1s") == app.result(job.id) == 7
         assert app.result(app.enqueue(sqlq.chain(shop.note.new(3), shop.note))) == 3
         with pytest.raises(ValueError, match="pay is broken"):
@@ -387,15 +362,3 @@ def test_a_job_that_ran_inline_has_its_result_at_once(app: sqlq.App, engine: Eng
             app.result(job, timeout="1h")
         session.commit()
         assert app.result(job) == 7
-
-
-def test_a_row_is_no_job_of_the_block_that_has_the_same_number(app: sqlq.App) -> None:
-    shop = Shop(app)
-    row = app.enqueue(shop.total.new([7]))
-    with sqlq.testing.inline(app):
-        here = app.enqueue(shop.note.new(7))
-        assert here.id == row.id
-        assert (app.jobs.get(row).task, app.jobs.get(here).task) == ("total", "note")
-        with pytest.raises(sqlq.WaitTimeoutError, match="is available"):
-            app.result(row)
-        assert app.result(here) == 7

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,16 +26,13 @@ from sqlq.worker.ipc.parent import NoParent
 from sqlq.worker.lifecycle import stop
 from sqlq.worker.report.meter import Meter, Totals
 from sqlq.worker.report.reporter import Reporter
-from tests.kit import handler_of, needs, span, wait_until, worker_of
+from tests.kit import handler_of, needs, span, wait_until, worker_of, working
 from tests.kit.processes import ROOT, worker_process
 from tests.kit.workers import listening
 
 
 def names(told: list[JobEvent]) -> list[str]:
     return [event.name for event in told]
-
-
-# -- each route ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
@@ -81,9 +78,7 @@ def test_each_end_of_an_attempt_publishes_its_event(app: sqlq.App, kind: str) ->
     assert (of["snoozed"].delay_seconds, of["cancelled"].reason) == (0.0, "not wanted")
 
 
-def test_a_job_cancelled_by_force_publishes_one_lost_event_with_the_reason(
-    app: sqlq.App, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_job_cancelled_by_force_publishes_one_lost_event_with_the_reason(app: sqlq.App) -> None:
     told, started, go_on = listening(app), threading.Event(), threading.Event()
 
     @app.task(name="t")
@@ -92,14 +87,12 @@ def test_a_job_cancelled_by_force_publishes_one_lost_event_with_the_reason(
         assert go_on.wait(20)
 
     job = app.enqueue(long.new())
-    worker = app.worker(lease="3s").start()
-    assert started.wait(10)
-    assert app.jobs.cancel([job.id], force=True) == {job.id: "cancelled"}
-    wait_until(lambda: "lost" in names(told))
-    go_on.set()
-    wait_until(lambda: worker.counts.lost)
-    worker.stop()
-    assert worker.join("10s")
+    with working(app, lease="3s") as worker:
+        assert started.wait(10)
+        assert app.jobs.cancel([job.id], force=True) == {job.id: "cancelled"}
+        wait_until(lambda: "lost" in names(told))
+        go_on.set()
+        wait_until(lambda: worker.counts.lost)
     assert names(told) == ["started", "lost"]
     assert told[-1].reason == "another worker has taken it, or an operator has cancelled it by force"
 
@@ -162,9 +155,6 @@ def test_events_of_isolated_jobs_and_of_dead_workers_are_published(
     assert failed()[1].startswith(
         "failed play.dies 2 worker_lost ExecutionError('sqlq.errors.WorkerLostError:"
     )
-
-
-# -- enqueued ------------------------------------------------------------------------------------------------
 
 
 def test_enqueued_is_published_after_the_commit(app: sqlq.App, engine: Engine) -> None:
@@ -245,9 +235,6 @@ def test_a_commit_publishes_its_own_events_after_one_that_a_listener_refused(
     assert [each.id for each in told] == [committed.id]
 
 
-# -- never in the way ----------------------------------------------------------------------------------------
-
-
 def test_a_listener_that_raises_changes_nothing(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:
     heard = itertools.count()
 
@@ -269,19 +256,14 @@ def test_a_listener_that_raises_changes_nothing(app: sqlq.App, caplog: pytest.Lo
 
 
 @needs("cheap")
-def test_a_slow_listener_delays_no_job(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_slow_listener_delays_no_job(app: sqlq.App) -> None:
     go_on = threading.Event()
-
-    @app.on("finished")
-    def slow(events: list[JobEvent]) -> None:
-        assert go_on.wait(20)
-
+    app.on("finished")(lambda events: go_on.wait(20))
     told = listening(app, "finished")
-    task = app.task(name="t")(lambda: None)
-    app.enqueue_many([task.new() for _ in range(50)])
+    app.enqueue_many([app.task(name="t")(lambda: None).new()] * 50)
     worker = app.worker(drain=True).start()
     wait_until(lambda: len(told) == 50, what="the jobs, and the other listener")
-    assert not worker.join("2s"), "run() waits for the listener within the grace time"
+    assert not worker.join("500ms"), "run() waits for the listener within the grace time"
     go_on.set()
     assert worker.join("10s")
 
@@ -339,19 +321,13 @@ class Choosy(logging.Handler):
             raise RuntimeError("no traceback can be shown")
 
 
-@pytest.fixture
-def choosy() -> Iterator[None]:
-    handler = Choosy()
-    logging.getLogger("sqlq").addHandler(handler)
-    yield
-    logging.getLogger("sqlq").removeHandler(handler)
-
-
-@pytest.mark.usefixtures("choosy")
-def test_a_worker_goes_on_when_a_log_handler_raises(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_goes_on_when_a_log_handler_raises(
+    app: sqlq.App, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails() -> None:
         raise ValueError("no")
 
+    monkeypatch.setattr(logging.getLogger("sqlq"), "handlers", [Choosy()])
     told = listening(app, "failed", "finished")
     task = app.task(name="fails", max_attempts=1)(fails)
     jobs = app.enqueue_many([task.new() for _ in range(3)])
@@ -367,23 +343,19 @@ def test_a_settled_job_is_let_go_when_its_report_raises(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tell = Reporter.ended
-    met: list[bool] = []
+    raised: list[bool] = []
 
     def ended(self: Reporter, *args: Any) -> None:
-        if not met:
-            met.append(True)
+        if not raised:
+            raised.append(True)
             raise RuntimeError("nothing can be told")
         tell(self, *args)
 
     monkeypatch.setattr(Reporter, "ended", ended)
-    jobs = app.enqueue_many([app.task(name=f"t{n}")(lambda: None).new() for n in range(3)])
-    counts = app.worker(drain=True).run()
-    assert met
-    assert counts.finished == 3, "none is counted twice, and none is held for ever"
-    assert {app.jobs.get(job.id).state for job in jobs} == {"finished"}
-
-
-# -- counts --------------------------------------------------------------------------------------------------
+    app.enqueue_many([app.task(name=f"t{n}")(lambda: None).new() for n in range(3)])
+    assert app.worker(drain=True).run().finished == 3, "none is counted twice, and none is held for ever"
+    assert raised
+    assert [job.state for job in app.jobs.list()] == ["finished"] * 3
 
 
 class WorkerRequest(NoParent):

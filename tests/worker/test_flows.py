@@ -22,9 +22,6 @@ def shop(app: sqlq.App) -> Shop:
     return Shop(app)
 
 
-# -- one after the other -------------------------------------------------------------------------------------
-
-
 def test_a_step_runs_after_its_parents(shop: Shop) -> None:
     flow = sqlq.Flow("order 7")
     first = flow.add(shop.note.new("pay"))
@@ -39,17 +36,15 @@ def test_a_step_runs_after_its_parents(shop: Shop) -> None:
 
 
 def test_chains_and_groups_nest(shop: Shop) -> None:
+    """An empty group finishes at once."""
+    shop.app.enqueue(sqlq.chain(shop.note.new(1), shop.note.map([]), shop.total))
+    assert shop.work() == [1, []]
     inner = sqlq.chain(shop.note.new(1), sqlq.group(shop.note.new(2), shop.note.new(3)), shop.total)
     flow = sqlq.group(inner, shop.note.new(10), sqlq.group(), shop.note.map([30, 20])).then(shop.total)
     shop.app.enqueue(flow)
     called = shop.work(concurrency=2)
     assert called.index([2, 3]) > max(called.index(2), called.index(3)) > called.index(1)
     assert called[-1] == [5, 10, 30, 20]
-
-
-def test_an_empty_group_finishes_at_once(shop: Shop) -> None:
-    shop.app.enqueue(sqlq.chain(shop.note.new(1), shop.note.map([]), shop.total))
-    assert shop.work() == [1, []]
 
 
 def test_a_draining_worker_awaits_jobs_that_a_service_unblocks(
@@ -103,9 +98,6 @@ def test_a_draining_worker_awaits_the_steps_it_unblocks(shop: Shop, monkeypatch:
     assert shop.work() == [1, 1, 1]
 
 
-# -- failing -------------------------------------------------------------------------------------------------
-
-
 def test_followers_of_a_failed_step_wait_for_its_retry(shop: Shop) -> None:
     shop.broken.add("pay")
     flow = sqlq.Flow()
@@ -125,7 +117,7 @@ def test_followers_of_a_failed_step_wait_for_its_retry(shop: Shop) -> None:
     assert (called[0], sorted(called[1:])) == ("pay", ["ship", "thank"]), "nothing runs twice"
 
 
-def test_a_cancelled_step_cancels_steps_that_need_it(shop: Shop) -> None:
+def test_a_cancelled_or_deleted_step_cancels_steps_that_need_it(shop: Shop) -> None:
     flow = sqlq.Flow()
     paid = flow.add(shop.note.new("pay"))
     paid.then(shop.note.new("ship"))
@@ -133,40 +125,28 @@ def test_a_cancelled_step_cancels_steps_that_need_it(shop: Shop) -> None:
     flow.add(shop.note.new("file"), after=[paid], when="ended")
     done = shop.app.enqueue(flow)
     shop.app.jobs.cancel([done.job(paid).id])
-    assert shop.states() == {**dict.fromkeys(("pay", "ship", "alarm"), "cancelled"), "file": "available"}
+    states = {**dict.fromkeys(("pay", "ship", "alarm"), "cancelled"), "file": "available"}
+    assert shop.states() == states
     assert shop.work() == ["file"]
-
-
-def test_a_deleted_step_cancels_steps_that_need_its_success(shop: Shop) -> None:
-    shop.broken.add("pay")
-    flow = sqlq.Flow()
-    flow.add(shop.note.new("pay")).then(shop.note.new("ship"))
-    done = shop.app.enqueue(flow)
+    shop.broken.add("bill")
+    done = shop.app.enqueue(sqlq.chain(shop.note.new("bill"), shop.note.new("send")))
     shop.work()
     shop.app.jobs.delete([done.jobs[0].id])
-    assert shop.states() == {"ship": "cancelled"}
+    assert shop.states() == {**states, "file": "finished", "send": "cancelled"}
 
 
 def test_a_missing_result_fails_the_step_with_one_error(shop: Shop, engine: Engine) -> None:
-    flow = sqlq.Flow()
-    number = flow.add(shop.note.new(1))
-    flow.add(shop.note.new(number.result))
-    done = shop.app.enqueue(flow)
+    first, second = shop.app.enqueue(sqlq.chain(shop.note.new(1), shop.note)).jobs
     shop.work(max_jobs=1)
-    wait_until(
-        lambda: shop.app.jobs.get(done.jobs[1].id).state == "available", what="the second step being free"
-    )
+    wait_until(lambda: shop.app.jobs.get(second.id).state == "available", what="the second step being free")
     execute(engine, "DELETE FROM finished_jobs")
     assert shop.work() == []
-    failed = shop.app.jobs.get(done.jobs[1].id)
-    assert failed.reason == "bad_payload"
-    assert failed.error == (
+    failed = shop.app.jobs.get(second.id)
+    assert (failed.reason, failed.error) == (
+        "bad_payload",
         "sqlq.errors.NoResultError: it takes a result that is not there: there is no finished job "
-        f"{done.jobs[0].id}: it failed, or its row was pruned"
+        f"{first.id}: it failed, or its row was pruned",
     )
-
-
-# -- whole or nothing ----------------------------------------------------------------------------------------
 
 
 def test_a_flow_exists_if_its_transaction_commits(shop: Shop, engine: Engine) -> None:
@@ -178,9 +158,6 @@ def test_a_flow_exists_if_its_transaction_commits(shop: Shop, engine: Engine) ->
     with Session(engine) as session, session.begin():
         shop.app.enqueue(sqlq.chain(shop.note.new(1), shop.note), session=session)
     assert shop.work() == [1, 1]
-
-
-# -- growing -------------------------------------------------------------------------------------------------
 
 
 def test_a_step_adds_steps_in_the_transaction_that_completes_it(shop: Shop, engine: Engine) -> None:
@@ -207,9 +184,8 @@ def test_steps_that_are_added_without_completing_fail_the_attempt(shop: Shop) ->
 
     done = shop.app.enqueue(sqlq.chain(split.new()))
     assert shop.work() == []
-    assert "were added to the flow, but the job was not completed" in str(
-        shop.app.jobs.get(done.jobs[0].id).error
-    )
+    says = "were added to the flow, but the job was not completed"
+    assert says in str(shop.app.jobs.get(done.jobs[0].id).error)
 
 
 def test_steps_added_in_a_rolled_back_transaction_do_not_exist(shop: Shop, engine: Engine) -> None:
@@ -223,9 +199,6 @@ def test_steps_added_in_a_rolled_back_transaction_do_not_exist(shop: Shop, engin
 
     shop.app.enqueue(sqlq.chain(split.new()))
     assert shop.work() == [2]
-
-
-# -- wide ----------------------------------------------------------------------------------------------------
 
 
 def test_expiry_of_a_queue_or_app_does_not_count_for_steps(database_url: str) -> None:

@@ -36,8 +36,8 @@ from tests.kit import BOOM, claim, execute, expire, refuse, rescue, span
 class Shop:
     """An App whose tasks note what they are called with."""
 
-    def __init__(self, app: sqlq.App, url: str) -> None:
-        self.app, self.url = app, url
+    def __init__(self, app: sqlq.App) -> None:
+        self.app = app
         self.heard: list[sqlq.JobOutcome] = []
 
         @app.task(name="alarm", queue="ops", priority=7, max_attempts=2)
@@ -54,9 +54,9 @@ class Shop:
         own = {"name": "pay", "backoff": "0s", "on_success": self.thank, "on_failure": self.alarm}
         return self.app.task(**{**own, **options})(handler)
 
-    def work(self, **options: Any) -> list[sqlq.JobOutcome]:
+    def work(self) -> list[sqlq.JobOutcome]:
         """Run everything, and return what the follow-ups were called with."""
-        self.app.worker(drain=True, **options).run()
+        self.app.worker(drain=True).run()
         return self.heard
 
     def following(self) -> list[tuple[str, Any]]:
@@ -77,23 +77,26 @@ class Shop:
 
 
 @pytest.fixture
-def shop(app: sqlq.App, database_url: str) -> Shop:
-    return Shop(app, database_url)
+def shop(app: sqlq.App) -> Shop:
+    return Shop(app)
 
 
 def fail(*args: Any) -> None:
     raise ValueError("no")
 
 
-# -- each way out of `running` -------------------------------------------------------------------------------
-
-
 def test_a_finished_job_gets_its_on_success_callback(shop: Shop) -> None:
+    """And that of the callback itself."""
     job = shop.app.enqueue(shop.task(lambda n: n).new(7))
     assert shop.work() == [sqlq.JobOutcome(job.id, "pay", "default", "finished", 1)]
-    assert shop.app.result(shop.heard[0].id) == 7
+    assert shop.app.result(shop.heard.pop().id) == 7
     (follow_up,) = shop.app.jobs.list(task="thank")
     assert (follow_up.queue, follow_up.state, follow_up.max_attempts) == ("ops", "finished", 5)
+    second = shop.app.task(name="second", on_success=shop.thank)(lambda ended: None)
+    job = shop.app.enqueue(shop.task(lambda: 1, name="first", on_success=second).new())
+    (ended,) = shop.work()
+    assert ended.task == "second"
+    assert shop.app.jobs.get(ended.id).payload["args"][0]["id"] == job.id
 
 
 def test_a_failed_job_gets_its_callback_after_the_last_attempt_and_again_after_a_retry(shop: Shop) -> None:
@@ -106,9 +109,9 @@ def test_a_failed_job_gets_its_callback_after_the_last_attempt_and_again_after_a
     assert [each.id for each in shop.work()] == [job.id] * 2
 
 
-def test_a_job_of_a_removed_task_gets_its_callback(shop: Shop, engine: Engine) -> None:
+def test_a_job_of_a_removed_task_gets_its_callback(shop: Shop, engine: Engine, database_url: str) -> None:
     """The row names the callback: the code of the task need not be there any more."""
-    gone = Shop(sqlq.App(shop.url), shop.url).task(lambda: None, name="gone")
+    gone = Shop(sqlq.App(database_url)).task(lambda: None, name="gone")
     shop.app.enqueue(gone.new())
     assert shop.work() == []
     day = span(engine, 86_400)
@@ -117,13 +120,11 @@ def test_a_job_of_a_removed_task_gets_its_callback(shop: Shop, engine: Engine) -
     assert (ended.task, ended.outcome, ended.reason) == ("gone", "failed", "unknown_task")
 
 
-def test_a_job_that_completes_itself_gets_its_callback_at_the_commit(shop: Shop, engine: Engine) -> None:
-    if engine.dialect.name == "sqlite":
-        sqlq.configure_sqlite(engine)
+def test_a_job_that_completes_itself_gets_its_callback_at_the_commit(shop: Shop, session: Session) -> None:
     waiting: list[Any] = []
 
     def pay() -> None:
-        with Session(engine) as session, session.begin():
+        with session.begin():
             sqlq.current_job().complete(session)
             waiting.extend(session.scalars(text("SELECT task FROM jobs WHERE queue = 'ops'")))
 
@@ -132,14 +133,11 @@ def test_a_job_that_completes_itself_gets_its_callback_at_the_commit(shop: Shop,
     assert waiting == ["thank"], "in the handler's own transaction"
 
 
-# -- what is no end, or none that is followed ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("outcome", [Retried(0, ErrorText("ValueError", "no")), Released()])
-def test_an_attempt_that_does_not_end_its_job_gets_no_callback(shop: Shop, outcome: Outcome) -> None:
+def test_an_attempt_that_does_not_end_its_job_gets_no_callback(shop: Shop) -> None:
     shop.app.enqueue(shop.task(lambda: 1).new())
-    (job,) = shop.claim()
-    shop.settle(job, outcome)
+    for outcome in (Retried(0, ErrorText("ValueError", "no")), Released()):
+        (job,) = shop.claim()
+        shop.settle(job, outcome)
     assert shop.following() == []
 
 
@@ -194,9 +192,6 @@ def test_a_zombies_complete_writes_no_callback(shop: Shop, engine: Engine) -> No
     with engine.begin() as conn, in_schema(conn, shop.app.database.schema):
         assert not settle.complete(conn, right, Finished(), follow_up=follow_up)
     assert shop.following() == []
-
-
-# -- together or not at all ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("after_the_insert", [True, False])
@@ -288,9 +283,6 @@ def test_a_callback_that_cannot_be_made_does_not_block_other_ends(
     assert [ended.id for ended in heard] == [made[1].id]
 
 
-# -- what the row says ---------------------------------------------------------------------------------------
-
-
 THANK = {"task": "thank", "queue": "ops"}
 ALARM = {"task": "alarm", "queue": "ops", "priority": 7}
 
@@ -299,29 +291,23 @@ ALARM = {"task": "alarm", "queue": "ops", "priority": 7}
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("in_session", [True, False])
 def test_a_jobs_callback_comes_before_its_tasks(
-    shop: Shop, engine: Engine, keyed: bool, together: bool, in_session: bool
+    shop: Shop, session: Session, engine: Engine, keyed: bool, together: bool, in_session: bool
 ) -> None:
-    if engine.dialect.name == "sqlite":
-        sqlq.configure_sqlite(engine)
     pay = shop.task(lambda: 1, on_success=None)
-    new = [
-        pay.new(),
-        pay.new().set(on_failure=None),
-        pay.new().set(on_success=shop.thank),
-        shop.app.task(name="plain")(lambda: 1).new(),
-    ]
+    plain = shop.app.task(name="plain")(lambda: 1)
+    new = [pay.new(), pay.new().set(on_failure=None), pay.new().set(on_success=shop.thank), plain.new()]
     new = [job.set(unique_key=f"k{i}") for i, job in enumerate(new)] if keyed else new
-    with Session(engine) as session, session.begin():
-        target = session if in_session else None
-        if together:
-            done = shop.app.enqueue_many(new, session=target)
-        else:
-            done = [shop.app.enqueue(job, session=target) for job in new]
+    target = session if in_session else None
+    if together:
+        done = shop.app.enqueue_many(new, session=target)
+    else:
+        done = [shop.app.enqueue(job, session=target) for job in new]
+    session.commit()
     with engine.connect() as conn:
         rows = conn.execute(text("SELECT id, on_success, on_failure FROM jobs")).all()
     said = {id: [json.loads(text or "null") for text in texts] for id, *texts in rows}
     assert [said[job.id] for job in done] == [[None, ALARM], [None, None], [THANK, ALARM], [None, None]]
-    assert sorted((ended.task, ended.outcome) for ended in shop.work()) == [("pay", "finished")]
+    assert [(ended.task, ended.outcome) for ended in shop.work()] == [("pay", "finished")]
 
 
 def test_a_job_inserted_by_sql_gets_its_tasks_callback(shop: Shop, engine: Engine) -> None:
@@ -367,22 +353,6 @@ def test_a_row_with_a_bad_callback_fails_alone(shop: Shop, engine: Engine, said:
     assert all(job.message for job in failed)
     assert ran == [2]
     assert sorted(ended.reason or "" for ended in heard) == ["", "bad_payload"], "a good one is heard of"
-
-
-# -- what may follow -----------------------------------------------------------------------------------------
-
-
-def test_a_callback_may_have_a_callback(shop: Shop) -> None:
-    @shop.app.task(name="second", on_success=shop.thank)
-    def second(ended: sqlq.JobOutcome) -> None: ...
-
-    job = shop.app.enqueue(shop.task(lambda: 1, on_success=second).new())
-    (ended,) = shop.work()
-    assert ended.task == "second"
-    assert shop.app.jobs.get(ended.id).payload["args"][0]["id"] == job.id
-
-
-# -- what it inherits ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lost", [True, False])

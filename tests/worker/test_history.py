@@ -150,9 +150,6 @@ def test_records_of_another_program_are_read_as_far_as_possible(app: sqlq.App, e
     assert "mine" not in NOTES
 
 
-# -- progress ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["def", "async def"])
 def test_progress_is_visible_while_the_job_runs(app: sqlq.App, engine: Engine, kind: str) -> None:
     go_on = threading.Event()

@@ -19,8 +19,6 @@ from tests.kit import needs, wait_until
 from tests.kit.processes import worker_process
 from tests.programs.lifespans import acts
 
-# -- in a worker of this process -----------------------------------------------------------------------------
-
 
 def test_handlers_get_the_value_of_the_lifespan(app: sqlq.App) -> None:
     told: list[Any] = []
@@ -168,8 +166,6 @@ def test_inline_takes_a_lifespan_value_and_an_app_one_lifespan() -> None:
             app.enqueue(task.new())
         assert ran.jobs[0].result == value
 
-
-# -- in processes of `sqlq work` -----------------------------------------------------------------------------
 
 PLAY = "tests.programs.lifespans"
 

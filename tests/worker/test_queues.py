@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import closing
 from contextvars import ContextVar
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.kit.workers import listening
 
 
 def test_jobs_start_by_priority_then_when_due_then_id(app: sqlq.App, engine: Engine) -> None:
+    """And queues are served in the order given, before that."""
     order: list[str] = []
     task = app.task(name="t")(order.append)
     soon = [task.new(f"p0-{i}") for i in range(5)]
@@ -31,17 +33,11 @@ def test_jobs_start_by_priority_then_when_due_then_id(app: sqlq.App, engine: Eng
     early = app.enqueue(task.new("p0-early"))
     minute = span(engine, 60)
     execute(engine, f"UPDATE jobs SET available_at = available_at - {minute} WHERE id = :id", id=early.id)
-    drain(app, concurrency=1)
-    assert order == ["p100", "p9", "p0-early", *(f"p0-{i}" for i in range(5)), "p-100"]
-
-
-def test_queues_are_served_in_the_order_given(app: sqlq.App) -> None:
-    order: list[str] = []
-    task = app.task(name="t")(order.append)
     for queue, priority in (("low", 100), ("high", 0), ("mid", 50)):
         app.enqueue_many([task.new(queue).set(queue=queue, priority=priority) for _ in range(3)])
-    drain(app, queues=["high", "mid", "low"], concurrency=1)
-    assert order == ["high"] * 3 + ["mid"] * 3 + ["low"] * 3
+    drain(app, queues=["high", "default", "mid", "low"], concurrency=1)
+    by_priority = ["p100", "p9", "p0-early", *(f"p0-{i}" for i in range(5)), "p-100"]
+    assert order == ["high"] * 3 + by_priority + ["mid"] * 3 + ["low"] * 3
 
 
 def test_a_busy_queue_does_not_starve_a_quiet_one(app: sqlq.App) -> None:
@@ -83,15 +79,11 @@ def test_a_cancelled_coroutine_affects_no_other_job(app: sqlq.App) -> None:
         task.cancel()
 
     app.enqueue_many([cancels_itself.new(number) for number in range(5)])
-    counts = app.worker(drain=True, concurrency=1).run()
-    assert ran == [0, 1, 2, 3, 4]
-    assert counts.finished == 5
+    assert (drain(app, concurrency=1).finished, ran) == (5, [0, 1, 2, 3, 4])
 
 
 def wait_for(app: sqlq.App, number: int, state: str) -> None:
-    wait_until(
-        lambda: len(app.jobs.list(state=state, limit=2_000)) == number, what=f"{number} jobs being {state}"
-    )
+    wait_until(lambda: len(app.jobs.list(state=state, limit=2_000)) == number, what=f"{number} {state} jobs")
 
 
 def test_a_second_worker_finds_its_share(app: sqlq.App, database_url: str) -> None:
@@ -148,7 +140,6 @@ def test_a_resting_worker_releases_jobs_that_it_cannot_start(
 def test_a_job_that_completed_itself_is_finished_after_the_grace_time(app: sqlq.App, engine: Engine) -> None:
     release, completed = threading.Event(), threading.Event()
 
-    @app.task(name="t")
     def completes() -> None:
         with sqlq.current_job().completing(engine, "done"):
             pass
@@ -156,11 +147,9 @@ def test_a_job_that_completed_itself_is_finished_after_the_grace_time(app: sqlq.
         release.wait(30)
 
     told = listening(app)
-    job = app.enqueue(completes.new())
-    worker = app.worker(grace="0s").start()
-    assert completed.wait(10)
-    worker.stop()
-    assert worker.join("20s")
+    job = app.enqueue(app.task(name="t")(completes).new())
+    with app.worker(grace="0s") as worker:
+        assert completed.wait(10)
     release.set()
     assert (app.jobs.get(job.id).result, worker.counts.finished) == ("done", 1)
     assert [event.name for event in told] == ["started", "finished"]
@@ -202,40 +191,31 @@ def test_finished_jobs_past_their_retention_are_pruned(
     wait_until(pruned, what="the finished jobs gone")
 
 
-# -- services on one database --------------------------------------------------------------------------------
-
-
 def test_a_worker_of_a_service_leaves_the_jobs_of_another_one(app: sqlq.App) -> None:
-    shop, billing = (sqlq.App(app.database.engine.url, service=name) for name in ("shop", "billing"))
-    shop.enqueue_many([shop.task(name="send")(lambda: None).new()] * 5)
-    charges = billing.enqueue_many([billing.task(name="charge")(lambda: None).new()] * 5)
-    assert drain(shop) == drain(billing)
+    with (
+        closing(sqlq.App(app.database.engine.url, service="shop")) as shop,
+        closing(sqlq.App(app.database.engine.url, service="billing")) as billing,
+    ):
+        shop.enqueue_many([shop.task(name="send")(lambda: None).new()] * 5)
+        charges = billing.enqueue_many([billing.task(name="charge")(lambda: None).new()] * 5)
+        assert drain(shop) == drain(billing) == Counts(finished=5)
     assert {app.jobs.get(job.id).releases for job in charges} == {0}
-    assert {(job.queue, job.state) for job in app.jobs.list()} == {
-        (name, "finished") for name in ("shop", "billing")
-    }
-    shop.close()
-    billing.close()
+    assert {job.queue for job in app.jobs.list(state="finished")} == {"shop", "billing"}
 
 
 def test_a_worker_of_a_service_serves_the_queues_that_its_app_names(database_url: str) -> None:
-    app = sqlq.App(database_url, service="shop", queues={"bulk": {"timeout": "1m"}})
-    send = app.task(name="send", queue="mail")(lambda: None)
-    plain = app.task(name="plain")(lambda: None)
-    new = send.new()
-    jobs = app.enqueue_many([new, new.set(queue="bulk"), plain.new(), new.set(queue="elsewhere")])
-    assert app.jobs.get(jobs[2].id).queue == "shop"
-    assert drain(app).finished == 3
-    assert app.jobs.get(jobs[3].id).state == "available"
-    assert drain(app, queues=["elsewhere"]).finished == 1
-    app.close()
-    named = sqlq.App(database_url, service="shop", defaults={"queue": "jobs-of-shop"})
-    job = named.enqueue(named.task(name="t")(lambda: None).new())
-    assert (job.queue, drain(named).finished) == ("jobs-of-shop", 1)
-    named.close()
-
-
-# -- jobs that outlast a stop --------------------------------------------------------------------------------
+    with closing(sqlq.App(database_url, service="shop", queues={"bulk": {"timeout": "1m"}})) as app:
+        send = app.task(name="send", queue="mail")(lambda: None)
+        plain = app.task(name="plain")(lambda: None)
+        new = send.new()
+        jobs = app.enqueue_many([new, new.set(queue="bulk"), plain.new(), new.set(queue="elsewhere")])
+        assert app.jobs.get(jobs[2].id).queue == "shop"
+        assert drain(app).finished == 3
+        assert app.jobs.get(jobs[3].id).state == "available"
+        assert drain(app, queues=["elsewhere"]).finished == 1
+    with closing(sqlq.App(database_url, service="shop", defaults={"queue": "jobs-of-shop"})) as named:
+        job = named.enqueue(named.task(name="t")(lambda: None).new())
+        assert (job.queue, drain(named).finished) == ("jobs-of-shop", 1)
 
 
 @pytest.fixture
@@ -270,10 +250,8 @@ class Charge:
 
 def outlast(app: sqlq.App, charge: Charge, **options: Any) -> Worker:
     """Run a worker until the handler has begun, and stop it without a grace time."""
-    worker = app.worker(grace="0s", **options).start()
-    assert charge.began.wait(30)
-    worker.stop()
-    assert worker.join("30s")
+    with app.worker(grace="0s", **options) as worker:
+        assert charge.began.wait(30)
     return worker
 
 
@@ -328,13 +306,10 @@ def test_a_job_with_one_attempt_fails_when_it_outlasts_the_grace_time(
 
 @needs("cheap")
 def test_a_process_of_its_own_that_is_killed_at_a_stop_ran_once(app: sqlq.App) -> None:
-    spawned = Spawned(DEAF)
-    try:
+    with closing((spawned := Spawned(DEAF)).isolates):
         job = app.enqueue(app.task(name="t", isolate=True, max_attempts=1)(lambda: None).new())
         told = listening(app)
         with worker_of(app, isolates=spawned.isolates, grace="0s") as worker:
             wait_until(lambda: told, what="it has started")
         assert (app.jobs.get(job.id).state, app.jobs.get(job.id).reason) == ("failed", "worker_lost")
         assert worker.counts == Counts(failed=1)
-    finally:
-        spawned.isolates.close()

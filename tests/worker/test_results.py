@@ -69,25 +69,17 @@ def is_seen(app: sqlq.App, id: int) -> bool:
     return any(watch.seen for watch in watches(app).get(id, ()))
 
 
-# -- one job -------------------------------------------------------------------------------------------------
-
-
-def test_a_result_is_waited_for(app: sqlq.App, tasks: dict[str, Any]) -> None:
-    with working(app):
-        assert app.result(app.enqueue(tasks["answer"].new(7)), timeout="30s") == ID
-        job = app.enqueue(tasks["answer"].new(7))
-        assert app.result(job.id, timeout=None) == ID
-        assert app.result(job) == ID, "and again, without a wait"
-    assert watches(app) == {}
-
-
-def test_aresult_does_not_block_the_loop(app: sqlq.App, tasks: dict[str, Any]) -> None:
+def test_results_are_waited_for_without_blocking_the_loop(app: sqlq.App, tasks: dict[str, Any]) -> None:
     async def main() -> tuple[list[UUID], Any]:
         jobs = await app.aenqueue_many([tasks["answer"].new(n) for n in range(50)])
         found = await asyncio.gather(*(app.aresult(job, "30s") for job in jobs))
         return list(found), await app.aresult(jobs[7])
 
     with working(app):
+        assert app.result(app.enqueue(tasks["answer"].new(7)), timeout="30s") == ID
+        job = app.enqueue(tasks["answer"].new(7))
+        assert app.result(job.id, timeout=None) == ID
+        assert app.result(job) == ID, "and again, without a wait"
         assert asyncio.run(main()) == ([UUID(int=n) for n in range(50)], ID)
     assert watches(app) == {}
 
@@ -157,14 +149,22 @@ def test_waiting_for_an_unknown_job_raises_at_once(
             app.result(job, timeout="1h")
 
 
-def test_waiting_for_a_job_ends_when_its_row_is_deleted(
-    app: sqlq.App, engine: Engine, tasks: dict[str, Any]
+@pytest.mark.parametrize(
+    ("statement", "error", "says"),
+    [
+        ("DELETE FROM jobs", sqlq.JobNotFoundError, "^there is no job 1: .* kept no more"),
+        ("ALTER TABLE failed_jobs RENAME TO others", DBAPIError, "failed_jobs"),
+    ],
+    ids=["row", "table"],
+)
+def test_the_wait_for_a_job_ends_when_its_row_or_a_table_is_gone(
+    app: sqlq.App, engine: Engine, tasks: dict[str, Any], statement: str, error: type[Exception], says: str
 ) -> None:
     job = app.enqueue(tasks["answer"].new(7))
     waiter = in_a_thread(lambda: app.result(job, timeout="30s"))
     wait_until(lambda: is_seen(app, job.id), what="a first look")
-    execute(engine, "DELETE FROM jobs")
-    with pytest.raises(sqlq.JobNotFoundError, match=f"^there is no job {job.id}: .* kept no more"):
+    execute(engine, statement)
+    with pytest.raises(error, match=says):
         waiter.result(60)
 
 
@@ -179,10 +179,7 @@ def test_closing_the_app_ends_the_wait_with_an_error(app: sqlq.App, tasks: dict[
         assert app.result(job, timeout="30s") == ID, "it may be used again"
 
 
-# -- several -------------------------------------------------------------------------------------------------
-
-
-def test_all_of_several_jobs_are_waited_for(app: sqlq.App, tasks: dict[str, Any]) -> None:
+def test_all_or_the_first_of_several_jobs_are_waited_for(app: sqlq.App, tasks: dict[str, Any]) -> None:
     jobs = app.enqueue_many([tasks["answer"].new(1), tasks["fails"].new(), tasks["cancels"].new()])
     later = app.enqueue(tasks["answer"].new(7).set(delay="1h"))
     with working(app):
@@ -195,27 +192,26 @@ def test_all_of_several_jobs_are_waited_for(app: sqlq.App, tasks: dict[str, Any]
         assert [(job.id, job.task, job.state) for job in late.pending] == [(later.id, "answer", "scheduled")]
         assert app.wait_all([later, *jobs], timeout="0s").pending[0].id == later.id
         assert asyncio.run(app.await_all([later.id, *jobs], timeout="50ms")) == late
-    assert app.wait_all([]).ended == []
-
-
-def test_the_first_of_several_jobs_is_waited_for(app: sqlq.App, tasks: dict[str, Any]) -> None:
-    later = app.enqueue(tasks["answer"].new(7).set(delay="1h"))
-    with working(app):
         job = app.enqueue(tasks["answer"].new(1))
         assert [each.id for each in app.wait_all([later, job], all=False).ended] == [job.id]
         again = app.enqueue(tasks["answer"].new(1))
         first = asyncio.run(app.await_all([later, again], all=False))
     assert [each.id for each in first.ended] == [again.id]
+    assert app.wait_all([]).ended == []
     assert watches(app) == {}
 
 
-def test_as_completed_yields_jobs_as_they_end(app: sqlq.App) -> None:
+def test_as_completed_yields_jobs_as_they_end(app: sqlq.App, tasks: dict[str, Any]) -> None:
     go = [threading.Event() for _ in range(3)]
 
     @app.task(name="held")
     def held(n: int) -> int:
         assert go[n].wait(60)
         return n
+
+    async def main() -> set[int]:
+        jobs = app.enqueue_many([tasks["answer"].new(n) for n in range(5)])
+        return {(await app.aresult(job)).int async for job in app.as_completed(jobs, timeout="30s")}
 
     jobs = app.enqueue_many([held.new(n) for n in range(3)])
     found = []
@@ -225,16 +221,8 @@ def test_as_completed_yields_jobs_as_they_end(app: sqlq.App) -> None:
             found.append(app.result(job))
             if len(found) < 3:
                 go[{1: 2, 2: 0}[found[-1]]].set()
-    assert found == [1, 2, 0]
-
-
-def test_as_completed_yields_jobs_asynchronously(app: sqlq.App, tasks: dict[str, Any]) -> None:
-    async def main() -> set[int]:
-        jobs = app.enqueue_many([tasks["answer"].new(n) for n in range(5)])
-        return {(await app.aresult(job)).int async for job in app.as_completed(jobs, timeout="30s")}
-
-    with working(app):
         assert asyncio.run(main()) == set(range(5))
+    assert found == [1, 2, 0]
     late = app.enqueue(tasks["answer"].new(7))
     said = f"^1 of 2 jobs have not ended after 50 ms; job {late.id} is available$"
     with pytest.raises(TimeoutError, match=said):
@@ -242,14 +230,15 @@ def test_as_completed_yields_jobs_asynchronously(app: sqlq.App, tasks: dict[str,
     assert watches(app) == {}
 
 
-@pytest.fixture
-def shop(app: sqlq.App) -> Shop:
-    return Shop(app)
-
-
-def test_the_result_of_a_flow_is_that_of_its_end(shop: Shop) -> None:
-    app, note = shop.app, shop.note
+def test_the_result_of_a_flow_is_that_of_its_end_or_of_a_failed_step(app: sqlq.App) -> None:
+    shop = Shop(app)
+    note, shop.broken = shop.note, {"broken"}
+    fails = app.enqueue(sqlq.chain(note.new("broken"), note.new("ship")))
+    with pytest.raises(sqlq.WaitTimeoutError, match=r"^2 of 2 jobs have not ended; job 1 is available$"):
+        app.result(fails)
     with working(app):
+        with pytest.raises(sqlq.JobFailedError, match="broken is broken"):
+            app.result(fails, "30s")
         assert app.result(app.enqueue(sqlq.chain(note.new(3), note)), "30s") == 3
         assert app.result(app.enqueue(sqlq.group(note.new(1), note.new(2))), "30s") == [1, 2]
         assert app.result(app.enqueue(sqlq.group(note.new(1))), "30s") == [1], "a list, whatever their number"
@@ -262,15 +251,6 @@ def test_the_result_of_a_flow_is_that_of_its_end(shop: Shop) -> None:
         placed = app.enqueue(flow)
         assert asyncio.run(app.aresult(placed, "30s")) == ["send", "tell"], "not what comes upon a failure"
         assert app.result(placed) == ["send", "tell"]
-
-
-def test_a_failed_step_is_the_end_of_the_wait_for_its_flow(shop: Shop) -> None:
-    shop.broken = {"pay"}
-    placed = shop.app.enqueue(sqlq.chain(shop.note.new("pay"), shop.note.new("ship")))
-    with pytest.raises(sqlq.WaitTimeoutError, match=r"^2 of 2 jobs have not ended; job 1 is available$"):
-        shop.app.result(placed)
-    with working(shop.app), pytest.raises(sqlq.JobFailedError, match="pay is broken"):
-        shop.app.result(placed, "30s")
 
 
 def test_a_thousand_waiters_share_their_queries(app: sqlq.App, tasks: dict[str, Any]) -> None:
@@ -299,9 +279,6 @@ def test_a_thousand_waiters_share_their_queries(app: sqlq.App, tasks: dict[str, 
     assert sum(thread.name == "sqlq-results" for thread in set(threading.enumerate()) - others) == 1
 
 
-# -- trouble -------------------------------------------------------------------------------------------------
-
-
 @needs("server")
 def test_waiters_wait_through_a_restart_of_the_database(
     app: sqlq.App, tasks: dict[str, Any], restartable_server: OwnPostgreSQL | OwnMariaDB
@@ -325,14 +302,3 @@ def test_a_forked_process_waits_for_itself(app: sqlq.App, database_url: str) -> 
     with working(app):
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_an_error_of_the_database_reaches_the_waiter(
-    app: sqlq.App, engine: Engine, tasks: dict[str, Any]
-) -> None:
-    job = app.enqueue(tasks["answer"].new(7))
-    waiter = in_a_thread(lambda: app.result(job, timeout="30s"))
-    wait_until(lambda: is_seen(app, job.id), what="a first look")
-    execute(engine, "ALTER TABLE failed_jobs RENAME TO others")
-    with pytest.raises(DBAPIError, match="failed_jobs"):
-        waiter.result(60)

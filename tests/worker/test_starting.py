@@ -41,8 +41,6 @@ def test_a_worker_ends_without_its_tables_unless_it_may_wait(
     app.close()
 
 
-# -- tables that are migrated beneath it ---------------------------------------------------------------------
-
 NEWER = "UPDATE sqlq_version SET version_num = '0002'"
 TOO_NEW = "UPDATE sqlq_version SET version_num = '0003', oldest_code = '0002'"
 
@@ -106,9 +104,6 @@ def test_a_worker_left_behind_stops_in_good_order(
     assert [r.__dict__.get("event") for r in caplog.records].count("schema_changed") == 1
     execute(engine, "UPDATE sqlq_version SET version_num = '0001', oldest_code = '0001'")
     assert app.jobs.get(job.id).result == "done all the same"
-
-
-# -- threads and files that are short ------------------------------------------------------------------------
 
 
 def test_a_job_is_released_when_no_event_loop_can_be_made(
@@ -192,9 +187,6 @@ def test_jobs_that_wait_for_subprocesses_keep_their_place(
         wait_until(lambda: states() == [("finished", 0)] * 20, what="all done")
 
 
-# -- deadlines -----------------------------------------------------------------------------------------------
-
-
 @needs("one_writer")
 def test_a_handler_that_holds_the_write_lock_times_out(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
@@ -212,9 +204,6 @@ def test_a_handler_that_holds_the_write_lock_times_out(
         job = app.enqueue(handler.new())
         wait_until(lambda: app.jobs.get(job.id).state == "failed", timeout=30, what="the timeout")
     assert app.jobs.get(job.id).reason == "timeout"
-
-
-# -- outcomes while the database is away ---------------------------------------------------------------------
 
 
 def test_a_process_that_retires_during_an_outage_waits_until_its_outcomes_are_written(
@@ -382,14 +371,12 @@ def test_blocked_jobs_are_freed_when_a_thread_can_be_started_again(
     task = app.task(name="t", limit=sqlq.Limit("api", running=1))(lambda: None)
     app.enqueue(sqlq.group(task.new()))
     app.enqueue(task.new())
+    said = f"the thread {thread} cannot be started now: can't start new thread"
     with monkeypatch.context() as patch:
         refuse_threads(patch, thread)
         worker = app.worker().start()
-        said = f"the thread {thread} cannot be started now: can't start new thread"
         wait_until(lambda: said in caplog.text, timeout=30, what="a line in the log")
-    try:
-        wait_until(lambda: len(app.jobs.list(state="finished")) == 2, timeout=30, what="both run")
-    finally:
-        worker.stop()
+    wait_until(lambda: len(app.jobs.list(state="finished")) == 2, timeout=30, what="both run")
+    worker.stop()
     assert worker.join("30s")
     assert "settling jobs failed" not in caplog.text

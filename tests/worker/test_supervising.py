@@ -93,9 +93,6 @@ def enter(app: sqlq.App, worker: str) -> None:
         workers.register(conn, id=worker, host="here", pid=1, version="0", queues=None, concurrency=1)
 
 
-# -- when a worker has died ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("has_memory", [True, False], ids=["memory", "none"])
 def test_started_jobs_of_a_dead_worker_count_and_others_do_not(
     app: sqlq.App, noop: Any, has_memory: bool
@@ -179,9 +176,6 @@ def test_a_job_whose_end_was_refused_is_not_released(app: sqlq.App, engine: Engi
     assert app.jobs.get(job.id).state == "failed"
 
 
-# -- what is short -------------------------------------------------------------------------------------------
-
-
 def test_a_child_without_a_receiving_thread_is_killed(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -223,9 +217,6 @@ def test_a_host_without_maintenance_has_no_poller(
         assert f"each worker looks for jobs, and runs its services, itself: {why}" in caplog.text
         assert "sqlq-poller" not in {thread.name for thread in threading.enumerate()}
     assert code.result() == 0
-
-
-# -- while it lives ------------------------------------------------------------------------------------------
 
 
 def test_the_heartbeat_renews_its_workers_jobs_and_notifies_it(
@@ -314,9 +305,6 @@ def test_the_shared_memory_has_the_running_jobs(app: sqlq.App) -> None:
         assert box.read() == set(), "and is forgotten when it is settled"
 
 
-# -- the lookout ---------------------------------------------------------------------------------------------
-
-
 class LookingOut(Poller):
     """A poller, which counts its looks and how often it sends a worker."""
 
@@ -346,11 +334,6 @@ class LookingOut(Poller):
         self.close(5.0)
 
 
-@pytest.fixture
-def task(app: sqlq.App) -> Any:
-    return app.task(name="t")(lambda: None)
-
-
 @needs("listen")
 def test_a_notification_with_the_answer_of_a_poll_is_read_at_once(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
@@ -371,7 +354,7 @@ def test_a_notification_with_the_answer_of_a_poll_is_read_at_once(
 
 @needs("listen")
 def test_the_poller_wakes_a_worker_when_a_job_is_due(
-    app: sqlq.App, task: Any, monkeypatch: pytest.MonkeyPatch
+    app: sqlq.App, noop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     look = workers_look.look
 
@@ -381,7 +364,7 @@ def test_the_poller_wakes_a_worker_when_a_job_is_due(
 
     monkeypatch.setattr(workers_look, "look", looks)
     monkeypatch.setattr(poller, "IDLE_POLL_SECONDS", 3600.0)
-    app.enqueue(task.new().set(delay="1s"))
+    app.enqueue(noop.new().set(delay="1s"))
     with LookingOut(app) as seen:
         wait_until(lambda: seen.went, what="a worker sent")
         assert seen.looked == 1
@@ -403,18 +386,15 @@ def test_a_mistake_in_the_poller_is_logged_with_its_traceback(
 
 @needs("listen")
 def test_the_poller_starts_the_rescue_of_an_idle_worker(
-    app: sqlq.App, engine: Engine, task: Any, monkeypatch: pytest.MonkeyPatch
+    app: sqlq.App, engine: Engine, noop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its service runs when a poll has found a job, and not by itself while there are polls."""
     monkeypatch.setattr(poller, "RESCUE_MS", 100)
-    job = app.enqueue(task.new())
+    job = app.enqueue(noop.new())
     with working(app, queues=["other"]) as worker:
         wait_until(worker._last_look.is_recent, what="a poll")
         execute(engine, "UPDATE jobs SET reserved_at = now(), lease_expires_at = now(), attempts = 1")
         wait_until(lambda: app.jobs.get(job.id).state == "available", what="the rescue")
-
-
-# -- a worker that is watched --------------------------------------------------------------------------------
 
 
 @needs("postgresql")
@@ -487,7 +467,7 @@ def test_the_only_worker_of_its_supervisor_looks_from_the_start(
 
 @needs("postgresql")
 def test_a_worker_whose_supervisor_falls_silent_rescues_jobs(
-    app: sqlq.App, engine: Engine, task: Any, monkeypatch: pytest.MonkeyPatch
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the supervisor looks, it also does the maintenance."""
     monkeypatch.setattr(services, "RESCUE_MS", 50)

@@ -124,35 +124,38 @@ def test_a_result_is_stored_by_its_annotation(
     assert (done.state, done.result, done.reason) == ("finished", stored, None)
 
 
-def test_a_result_is_read_as_annotated(app: sqlq.App, web: sqlq.App) -> None:
+def test_a_result_is_read_as_annotated(app: sqlq.App, web: sqlq.App, engine: Engine) -> None:
     @app.task(name="t")
     def place(order: Order) -> list[Order]:
         return [order]
+
+    @app.task(name="completes")
+    def completes(order: Order) -> Order:
+        with Session(engine) as session, session.begin():
+            sqlq.current_job().complete(session, order)
+        return order
 
     @app.task(name="plain")
     async def plain() -> tuple[int, ...]:
         return (1, 2)
 
-    placed, counted = app.enqueue(place.new(ORDER)), app.enqueue(plain.new())
+    placed, counted, completed = map(app.enqueue, (place.new(ORDER), plain.new(), completes.new(ORDER)))
     assert app.jobs.get(placed.id).payload == {"args": [ORDER_JSON]}
     with pytest.raises(sqlq.NoResultError, match=rf"^job {placed.id} is available and has no result$"):
         app.result(placed)
-    assert drain(app).finished == 2
+    assert drain(app).finished == 3
     assert app.result(placed) == app.result(placed.id) == [ORDER]
     assert app.result(counted) == (1, 2)
+    assert app.jobs.get(completed.id).result == ORDER_JSON
     assert web.result(placed.id) == [ORDER_JSON], "the task is not known there"
 
 
 def test_a_result_that_is_not_there_or_does_not_fit_is_refused_with_the_reason(app: sqlq.App) -> None:
-    @app.task(name="drops")
-    def drops() -> object:
-        return object()
-
-    @app.task(name="other")
     def other() -> UUID:
         return "text"  # type: ignore[return-value]
 
-    dropped, misfit = app.enqueue(drops.new()), app.enqueue(other.new())
+    dropped = app.enqueue(app.task(name="drops")(object).new())
+    misfit = app.enqueue(app.task(name="other")(other).new())
     drain(app)
     for job, says in (
         (dropped, rf"^job {dropped.id} has finished, but its result is not JSON .*; null is stored$"),
@@ -160,18 +163,6 @@ def test_a_result_that_is_not_there_or_does_not_fit_is_refused_with_the_reason(a
     ):
         with pytest.raises(sqlq.NoResultError, match=says):
             app.result(job)
-
-
-def test_complete_stores_its_result_as_annotated(app: sqlq.App, engine: Engine) -> None:
-    @app.task(name="t")
-    def place(order: Order) -> Order:
-        with Session(engine) as session, session.begin():
-            sqlq.current_job().complete(session, order)
-        return order
-
-    job = app.enqueue(place.new(ORDER))
-    assert drain(app).finished == 1
-    assert app.jobs.get(job.id).result == ORDER_JSON
 
 
 def test_assert_enqueued_compares_values_of_annotated_types(app: sqlq.App) -> None:
@@ -190,13 +181,11 @@ def test_assert_enqueued_compares_values_of_annotated_types(app: sqlq.App) -> No
         assert_enqueued(place, args=[Order(ID, AT), ID], app=app)
 
 
-# -- tasks by name -------------------------------------------------------------------------------------------
-
-
 def test_a_job_by_name_runs_with_the_options_of_its_task(app: sqlq.App, web: sqlq.App) -> None:
+    """Where that is registered, it makes the job itself."""
     ran: list[Any] = []
 
-    @app.task(name="shop.bill", max_attempts=2, backoff="0s")
+    @app.task(name="shop.bill", max_attempts=2, backoff="0s", priority=2)
     def bill(id: UUID, lines: list[Line], *, at: datetime) -> None:
         ran.append((id, lines, at))
         raise ZeroDivisionError
@@ -206,15 +195,9 @@ def test_a_job_by_name_runs_with_the_options_of_its_task(app: sqlq.App, web: sql
     assert web.jobs.get(job.id).max_attempts is None
     assert drain(app).failed == 1
     assert ran == [(ID, ORDER.lines, AT)] * 2
-
-
-def test_a_task_that_is_registered_makes_its_jobs_itself(app: sqlq.App) -> None:
-    @app.task(name="shop.send", queue="mail", max_attempts=3, timeout="1m", priority=2)
-    def send(order_id: int) -> None: ...
-
-    assert app.named("shop.send").new(7) == send.new(7)
+    assert app.named("shop.bill").new(ID, ORDER.lines, at=AT) == bill.new(ID, ORDER.lines, at=AT)
     with pytest.raises(sqlq.errors.ArgumentsError, match="missing a required argument"):
-        app.named("shop.send").new()
+        app.named("shop.bill").new()
 
 
 def test_a_job_by_name_has_the_defaults_of_the_app_that_enqueues_it(app: sqlq.App, database_url: str) -> None:
@@ -256,11 +239,10 @@ def test_a_step_by_name_takes_the_results_of_others(app: sqlq.App, web: sqlq.App
 
 
 def test_a_handler_enqueues_through_its_jobs_app(app: sqlq.App) -> None:
-    @app.task(name="t")
-    def first() -> None:
+    def enqueues() -> None:
         sqlq.current_job().app.enqueue(sqlq.current_job().app.named("other").new(1))
 
-    app.enqueue(first.new())
+    app.enqueue(app.task(name="t")(enqueues).new())
     drain(app, max_jobs=1)
     assert [job.task for job in app.jobs.list(state="available")] == ["other"]
     found: list[object] = []
