@@ -259,16 +259,12 @@ def lower() -> None:
     CEILINGS.write_text("{\n" + ",\n".join(rows) + "\n}\n")
 
 
-def main() -> int:
-    arguments = sys.argv[1:]
+def main(arguments: list[str]) -> int:
     if arguments == ["--lower"]:
         lower()
         return 0
     shown = OF_NAMES if "--names" in arguments else KINDS
-    for argument in arguments:
-        if argument == "--names":
-            continue
-        path = Path(argument).absolute()
+    for path in (Path(each).absolute() for each in arguments if each != "--names"):
         directory = [*path.rglob("*.py"), *path.rglob("*.md")]
         for file in sorted(directory) if path.is_dir() else [path]:
             for finding in sorted(findings(file), key=lambda finding: finding.line):
@@ -276,17 +272,18 @@ def main() -> int:
                     print(f"{file.relative_to(ROOT)}:{finding.line}: {finding.kind}: {finding.text}")
     if arguments:
         return 0
-    known, is_higher = ceilings(), False
-    for room, number in sorted(counts().items()):
-        for kind in KINDS:
-            ceiling = known.get(room, {}).get(kind, 0)
-            if number[kind] > ceiling:
-                is_higher = True
-                print(f"{room}: {number[kind]} of kind {kind!r}, the ceiling is {ceiling}")
-    if is_higher:
+    known, rooms = ceilings(), sorted(counts().items())
+    higher = [
+        f"{room}: {number[kind]} of kind {kind!r}, the ceiling is {ceiling}"
+        for room, number in rooms
+        for kind in KINDS
+        if number[kind] > (ceiling := known.get(room, {}).get(kind, 0))
+    ]
+    if higher:
+        print(*higher, sep="\n")
         print("mend the sentences that `python -m tests.words PATH` prints; CONTRIBUTING.md has the rules")
-    return int(is_higher)
+    return int(bool(higher))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

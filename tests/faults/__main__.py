@@ -27,7 +27,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tests.faults.scorecard import DISTRIBUTIONS, MUST_BE_ZERO, ROUNDS, VARIABLE
+from tests.faults.account import DISTRIBUTIONS, MUST_BE_ZERO, ROUNDS, VARIABLE
 from tests.kit.processes import OPERATED
 
 OPERATED_TESTS = (
@@ -88,24 +88,12 @@ def markdown(parts: list[tuple[tuple[str, str, str], Rows]]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.faults", description="Run the whole fault suite and print its scorecard."
-    )
-    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the scorecard to a file, too")
-    parser.add_argument("--mariadb", action="store_true", help="on MariaDB, and on no other database")
-    parser.add_argument(
-        "--operated",
-        action="store_true",
-        help="with encrypted payloads, waiters and metrics, where that tells more",
-    )
-    parser.add_argument(
-        "--patroni",
-        type=int,
-        nargs="?",
-        const=30,
-        metavar="N",
-        help="so many failovers of Patroni, and no other test (30); needs pip install -e '.[ha]'",
-    )
+    parser = argparse.ArgumentParser("python -m tests.faults", description="Run the whole fault suite.")
+    option = parser.add_argument
+    option("--markdown", type=Path, metavar="FILE", help="write the scorecard to a file, too")
+    option("--mariadb", action="store_true", help="on MariaDB, and on no other database")
+    option("--operated", action="store_true", help="with encrypted payloads, waiters and metrics")
+    option("--patroni", type=int, nargs="?", const=30, metavar="N", help="N failovers alone (30)")
     options, pytest_options = parser.parse_known_args()
     chosen = [option for option in pytest_options if Path(option.partition("::")[0]).exists()]
     environment = {**os.environ, "SQLQ_TEST_ALL": "1"}
@@ -123,22 +111,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "records.jsonl"
         file.touch()
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "no:cacheprovider",
-            "-n",
-            "0",  # what it measures, it measures one after the other
-            "-m",
-            "not debian and not slow" if options.operated else "not debian",
-            *pytest_options,
-            *([] if chosen else ["tests/faults"]),
-        ]
-        tests = subprocess.run(
-            command, cwd=ROOT, env=environment | {VARIABLE: str(file)}, check=False
-        ).returncode
+        marks = "not debian and not slow" if options.operated else "not debian"
+        # what it measures, it measures one after the other
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "-m", marks]
+        command += [*pytest_options, *([] if chosen else ["tests/faults"])]
+        environment[VARIABLE] = str(file)
+        tests = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
         records = [json.loads(line) for line in file.read_text().splitlines()]
     rows, good = summed(records)
     measured, must = ("what was tried", "cases", "seeds"), ("figure", "value", "verdict")

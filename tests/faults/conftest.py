@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import pytest
 from sqlalchemy import make_url
@@ -26,10 +27,8 @@ def keys() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def waiters(request: pytest.FixtureRequest, keys: None) -> Iterator[None]:
     """Somebody who waits for each job of the test's database."""
-    if operated.is_on() and "database_url" in request.fixturenames:
-        with operated.Waiters(request.getfixturevalue("database_url")):
-            yield
-    else:
+    has_jobs = operated.is_on() and "database_url" in request.fixturenames
+    with operated.Waiters(request.getfixturevalue("database_url")) if has_jobs else nullcontext():
         yield
 
 

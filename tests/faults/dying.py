@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -75,16 +76,8 @@ class Mortal:
                 os._exit(DIED)
 
     def watch(self, engine: Engine) -> None:
-        event.listen(
-            engine,
-            "before_cursor_execute",
-            lambda c, cur, statement, *_: self.moment(f"before {_named(statement)}"),
-        )
-        event.listen(
-            engine,
-            "after_cursor_execute",
-            lambda c, cur, statement, *_: self.moment(f"after {_named(statement)}"),
-        )
+        for when in ("before", "after"):
+            event.listen(engine, f"{when}_cursor_execute", partial(self._look, when))
         commit = engine.dialect.do_commit
 
         def mortal_commit(connection: Any) -> None:
@@ -93,6 +86,9 @@ class Mortal:
             self.moment("after COMMIT")
 
         setattr(engine.dialect, "do_commit", mortal_commit)  # noqa: B010 - there is no event after a COMMIT
+
+    def _look(self, when: str, conn: Any, cursor: Any, statement: str, *_: Any) -> None:
+        self.moment(f"{when} {_named(statement)}")
 
 
 def _named(statement: str) -> str:

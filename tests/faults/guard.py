@@ -50,6 +50,7 @@ _MADE_ANEW = (
 )
 """A waiting job is replaced by one of the same unique key."""
 _UNBLOCKS = "OLD.blocked_by = 'flow' AND (NEW.blocked_by IS NULL OR NEW.blocked_by <> 'flow')"
+_IDENTITY = ("id", "queue", "unique_key", "unique_until", "flow_id", "limit_key", "replay_of", "created_at")
 _NEXT_TOKEN = f"(CASE WHEN OLD.lease_token < {LARGEST_TOKEN} THEN OLD.lease_token + 1 ELSE 1 END)"
 _REVOKES = f"NEW.lease_token = {_NEXT_TOKEN}"
 
@@ -64,14 +65,12 @@ def _rules(owners_may_be_known_dead: bool) -> list[Rule]:
     # statement
     finished_fits = (
         "b.id = NEW.id AND b.attempts = NEW.attempts AND ("
-        "(b.lease_token = NEW.lease_token AND (b.reserved_at IS NOT NULL OR NEW.outcome = 'cancelled'))"
-        " OR (b.lease_token + 1 = NEW.lease_token AND b.reserved_at IS NOT NULL AND NEW.outcome = "
-        "'cancelled'))"
+        "(b.lease_token = NEW.lease_token AND (b.reserved_at IS NOT NULL OR NEW.outcome = 'cancelled')) OR "
+        "(b.lease_token + 1 = NEW.lease_token AND b.reserved_at IS NOT NULL AND NEW.outcome = 'cancelled'))"
     )
     failed_fits = (
         "b.id = NEW.id AND b.attempts = NEW.attempts AND b.reserved_at IS NOT NULL AND (b.lease_token = "
-        "NEW.lease_token"
-        " OR (b.lease_token + 1 = NEW.lease_token AND NEW.reason = 'worker_lost'))"
+        "NEW.lease_token OR (b.lease_token + 1 = NEW.lease_token AND NEW.reason = 'worker_lost'))"
     )
     skipped = f"NEW.flow_id IS NOT NULL AND NEW.outcome = 'finished' AND NEW.reason = '{SKIPPED}'"
     fate_fits = "e.id = OLD.id AND e.lease_token IN (OLD.lease_token, OLD.lease_token + 1)"
@@ -97,18 +96,7 @@ def _rules(owners_may_be_known_dead: bool) -> list[Rule]:
         ("jobs", "UPDATE"): {
             # whatever happens to it
             "what a job is was changed": f"{_changed('task', 'payload', 'timeout_ms', 'headers', 'label', 'backoff')} AND NOT {_MADE_ANEW}",
-            "which job it is was changed": (
-                _changed(
-                    "id",
-                    "queue",
-                    "unique_key",
-                    "unique_until",
-                    "flow_id",
-                    "limit_key",
-                    "replay_of",
-                    "created_at",
-                )
-            ),
+            "which job it is was changed": _changed(*_IDENTITY),
             "how often it may be tried was changed": f"{_changed('max_attempts')} AND NOT (OLD.max_attempts IS NULL AND {_CLAIMS}) AND NOT {_MADE_ANEW}",
             "until when it has to start was changed": f"{_changed('start_by')} AND NOT ({_GIVES_UP} AND NEW.start_by IS NULL) AND NOT {_MADE_ANEW}",
             # T20
@@ -209,11 +197,8 @@ def _rules(owners_may_be_known_dead: bool) -> list[Rule]:
     ]
 
 
-_EVENTS = [
-    (table, event)
-    for table in ("jobs", "finished_jobs", "failed_jobs")
-    for event in ("INSERT", "UPDATE", "DELETE")
-]
+_TABLES = ("jobs", "finished_jobs", "failed_jobs")
+_EVENTS = [(table, event) for table in _TABLES for event in ("INSERT", "UPDATE", "DELETE")]
 
 
 def install(engine: Engine, *, owners_may_be_known_dead: bool = False) -> None:
@@ -224,10 +209,8 @@ def install(engine: Engine, *, owners_may_be_known_dead: bool = False) -> None:
     """
     kind = engine.dialect.name
     words = _WORDS[kind]
-    rules = [
-        rule._replace(when=_SAME.sub(words["same"], rule.when).format(**words))
-        for rule in _rules(owners_may_be_known_dead)
-    ]
+    rules = _rules(owners_may_be_known_dead)
+    rules = [rule._replace(when=_SAME.sub(words["same"], rule.when).format(**words)) for rule in rules]
     with engine.begin() as conn:
         conn.execute(text("CREATE TABLE guard_off (off INTEGER)"))
         for statement in {"postgresql": _postgresql, "sqlite": _sqlite, "mariadb": _mariadb}[kind](rules):
@@ -256,12 +239,8 @@ def _at_once(rules: list[Rule]) -> Iterator[tuple[str, str, list[Rule]]]:
     "Still reserved at the end" cannot be judged before the end; `check` judges it.
     """
     for table, event in _EVENTS:
-        these = [
-            rule
-            for rule in rules
-            if (rule.table, rule.event) == (table, event) and not (rule.at_commit and event == "UPDATE")
-        ]
-        if these:
+        here = [rule for rule in rules if (rule.table, rule.event) == (table, event)]
+        if these := [rule for rule in here if not (rule.at_commit and event == "UPDATE")]:
             yield table, event, these
 
 
@@ -300,17 +279,12 @@ def _postgresql(rules: list[Rule]) -> Iterator[str]:
                 continue
             name = f"guard_{table}_{event.lower()}" + ("_at_commit" if at_commit else "")
             row = "OLD" if event == "DELETE" else "NEW"
-            checks = "\n".join(
-                f"IF {r.when} THEN RAISE EXCEPTION USING MESSAGE = '{ILLEGAL} {r.says}: job ' || {row}.id; "
-                "END IF;"
-                for r in these
-            )
+            raises = f"RAISE EXCEPTION USING MESSAGE = '{ILLEGAL} %s: job ' || {row}.id"
+            checks = "\n".join(f"IF {r.when} THEN {raises % r.says}; END IF;" for r in these)
             yield f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN\n{checks}\nRETURN {row}; END $$"
             # the condition of a constraint trigger is judged at once, its function at COMMIT
-            kind, deferred = (
-                ("CONSTRAINT TRIGGER", "DEFERRABLE INITIALLY DEFERRED") if at_commit else ("TRIGGER", "")
-            )
-            moment = "AFTER" if at_commit else "BEFORE"
+            kind, moment = ("CONSTRAINT TRIGGER", "AFTER") if at_commit else ("TRIGGER", "BEFORE")
+            deferred = "DEFERRABLE INITIALLY DEFERRED" if at_commit else ""
             yield f"""CREATE {kind} {name} {moment} {event} ON {table} {deferred}
                       FOR EACH ROW WHEN (guard_is_on()) EXECUTE FUNCTION {name}()"""
 
@@ -347,9 +321,6 @@ def advance(engine: Engine, ms: int, where: str = "1 = 1", moments: tuple[str, .
 def check(engine: Engine) -> None:
     """Demand what holds of the whole database between transactions: a job is in one table only, its id was
     given once."""
-    tables = " UNION ALL ".join(
-        f"SELECT id FROM {table}" for table in ("jobs", "finished_jobs", "failed_jobs")
-    )
     with engine.connect() as conn:
-        ids = list(conn.scalars(text(tables)))
+        ids = [id for table in _TABLES for id in conn.scalars(text(f"SELECT id FROM {table}"))]
     assert len(ids) == len(set(ids)), f"in two tables: {sorted({id for id in ids if ids.count(id) > 1})}"

@@ -19,7 +19,7 @@ from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlq
-from tests.faults.scorecard import record
+from tests.faults.account import record
 from tests.kit import wait_until
 from tests.kit.processes import OPERATED, WorkerProcess
 
@@ -104,9 +104,8 @@ class Waiters:
         def found() -> list[tuple[int, str]]:
             try:
                 with engine.connect() as conn:
-                    return [
-                        (id, state) for id, state in conn.execute(text("SELECT id, state FROM job_states"))
-                    ]
+                    rows = conn.execute(text("SELECT id, state FROM job_states"))
+                    return [(id, state) for id, state in rows]
             except DBAPIError:  # this test's database is away, as it is meant to be, or has no tables
                 return []
 

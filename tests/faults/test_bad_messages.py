@@ -84,9 +84,7 @@ def test_no_message_stops_a_worker_from_receiving(said: list[dict[str, Any]]) ->
         hash(what)
 
     worker = Parent(here, box)
-    handlers: dict[str, Callable[[Any], None]] = dict.fromkeys(
-        ("renewed", "events", "awaited", "paused"), follow
-    )
+    handlers: dict[str, Any] = dict.fromkeys(("renewed", "events", "awaited", "paused"), follow)
     worker.listen({**handlers, "stop": lambda grace: stopped.set()}, dict)
     for message in said:
         supervisor.send(**message)
@@ -133,11 +131,6 @@ def test_notifications_do_not_pile_up_for_a_stopped_child(child: Child) -> None:
     assert len(child.link._unsent) < 1_000
 
 
-def a_job() -> Attempt:
-    target = Target()
-    return Attempt(ClaimedJob(1, 1, "q", "t", "{}", 1, 3), None, float("inf"), target, isolated=True)
-
-
 @fuzzed(st.lists(messages(said_by_an_isolate), max_size=6))
 def test_messages_of_a_subprocess_are_an_outcome_or_its_end(said: list[dict[str, Any]]) -> None:
     """The caller handles exceptions: it kills the process and counts the attempt."""
@@ -147,8 +140,9 @@ def test_messages_of_a_subprocess_are_an_outcome_or_its_end(said: list[dict[str,
         other.offer(**message)
     other.close()
     isolate: Any = SimpleNamespace(link=here)
+    job = Attempt(ClaimedJob(1, 1, "q", "t", "{}", 1, 3), None, float("inf"), Target(), isolated=True)
     try:
-        outcome = isolated.attempt_in(isolate, a_job(), lambda job: None, lambda: None)
+        outcome = isolated.attempt_in(isolate, job, lambda job: None, lambda: None)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return
     finally:

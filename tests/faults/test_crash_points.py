@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -18,22 +19,118 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from sqlq.model.job import ClaimedJob
-from sqlq.model.outcome import Settlement
+from sqlq.model.checks import Rule
+from sqlq.model.job import ClaimedJob, NewJob
+from sqlq.model.outcome import Outcome
 from sqlq.store import schedules
 from sqlq.store.flows import unblock
-from sqlq.store.jobs import settle
+from sqlq.store.jobs import insert
 from sqlq.store.limits import admit
 from sqlq.testing import tick
 from sqlq.worker.ipc.pipe import packed
+from tests import kit
 from tests.faults import account, guard
 from tests.faults.account import MINUTE
 from tests.faults.dying import OUTCOMES, dying_process
-from tests.faults.points import HOUR, MOST, Die, Points
-from tests.faults.scorecard import record
-from tests.kit import execute
+from tests.kit import execute, wait_until
 
 pytestmark = pytest.mark.each_database
+
+HOUR = 3_600_000
+MOST = 400
+"""No step has more points than this; beyond it something goes round in circles."""
+Die = Callable[..., str | None]
+
+
+class Points:
+    """The points a step died at, each on a queue of its own, and the arguments of the step."""
+
+    def __init__(self, app: sqlq.App, engine: Engine, die: Die, step: str) -> None:
+        self.app, self.engine, self._die, self.step = app, engine, die, step
+        self.moments: dict[int, str] = {}
+        self.made = 0
+
+    def all(self, prepare: Callable[[int], Any]) -> None:
+        """Die at each point of the step; `prepare` takes the number and returns the step's argument."""
+        for n in range(1, MOST):
+            moment = self._die(self.step, n, prepare(n))
+            self.wait_until_gone()
+            if moment is None:
+                break
+            self.moments[n] = moment
+        else:
+            raise AssertionError(f"{self.step} has more than {MOST} moments")
+        assert any("after COMMIT" in moment for moment in self.moments.values()), self.moments
+        print(f"{self.step}: {len(self.moments)} moments")
+
+    def took(self, n: int) -> bool:
+        """Return whether the step's writes were committed when it died at this point, or did not die."""
+        moments = sorted(self.moments)
+        wrote = next(m for m in moments if self.moments[m].startswith("after WRITE"))
+        return n >= next(m for m in moments if m > wrote and self.moments[m] == "after COMMIT")
+
+    def wait_until_gone(self) -> None:
+        """The server takes a while to notice that a client died, and holds its locks until then."""
+        if self.engine.dialect.name != "sqlite":
+            wait_until(lambda: self.others() == 0, what="the server noticing the death")
+
+    def others(self) -> int:
+        query = {
+            "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND "
+            "state LIKE 'idle in transaction%'",
+            "mariadb": "SELECT count(*) FROM information_schema.innodb_trx t JOIN "
+            "information_schema.processlist p ON p.id = t.trx_mysql_thread_id WHERE p.db = database() "
+            "AND p.command = 'Sleep'",
+        }[self.engine.dialect.name]
+        return int(execute(self.engine, query))
+
+    def new(self, n: int, max_attempts: int = 3, *, followed: bool = False, limited: int = 0) -> list[int]:
+        """Enqueue a job of the number's queue, or so many under a limit of which one may run."""
+        new = NewJob("note", f'{{"args": [{n}]}}', f"q{n}", max_attempts)
+        if followed:
+            new = replace(new, on_success='{"task": "follow"}', on_failure='{"task": "follow"}')
+        if limited:
+            new = replace(new, limit_key=f"key {n}", rule=Rule(max_running=1))
+        with self.app.database.begin() as conn:
+            ids = [job.id for job in insert.insert(conn, [new] * max(1, limited))]
+        self.made += len(ids)
+        return ids
+
+    def claimed(self, n: int, max_attempts: int = 3, *, followed: bool = False) -> ClaimedJob:
+        self.new(n, max_attempts, followed=followed)
+        return self.claim(n)
+
+    def claim(self, n: int, outcome: Outcome | None = None) -> ClaimedJob:
+        """Claim the job of a number's queue, and settle it if there is an outcome."""
+        job: ClaimedJob
+        (job,) = kit.claim(self.app, f"worker-{n}", 1, queue=f"q{n}", lease_ms=HOUR)
+        if outcome is not None:
+            kit.settle(self.app, job, outcome)
+        return job
+
+    def finish(self) -> dict[int, list[Any]]:
+        """Let the leases run out and a fresh worker do what is left; return the jobs of each number's
+        queue."""
+        guard.advance(self.engine, 3 * HOUR)
+        kit.rescue(self.app)
+        guard.advance(self.engine, HOUR)
+        self.app.worker(drain=True).run()
+        guard.check(self.engine)
+        assert kit.count(self.engine) == 0, "every job reached an end"
+        ended: dict[int, list[Any]] = {}
+        for job in self.app.jobs.list(limit=10_000):
+            number = int(job.queue.removeprefix("q")) if job.queue.startswith("q") else 0
+            ended.setdefault(number, []).append(job)
+        lost = self.made - sum(len(found) for number, found in ended.items() if number)
+        account.record(f"G2: dying at every moment of {self.step}", cases=len(self.moments), lost=lost)
+        return ended
+
+    def check_followed(self, ended: dict[int, list[Any]]) -> None:
+        """Demand that each job of a number's queue that finished or failed was followed once, and no
+        other."""
+        jobs = [job for number, found in ended.items() if number for job in found]
+        figures = account.followed(jobs, ended.get(0, []))
+        account.demand(f"G14: dying at every moment of {self.step}", figures)
 
 
 @pytest.fixture(scope="module")
@@ -137,12 +234,8 @@ def test_dying_while_completing_in_the_handlers_own_transaction(
         written = set(conn.scalars(text("SELECT n FROM orders")))
     assert len(ended) == len(crash.moments) + 1
     completed = {job.id for n, (job,) in ended.items() if crash.took(n)}
-    record(
-        "G6: dying at every moment of complete()",
-        cases=len(ended),
-        effects_difference=len(written ^ completed),
-    )
-    assert written == completed, "the handler's write exactly with the job's end"
+    figures = {"cases": len(ended), "effects_difference": len(written ^ completed)}
+    account.demand("G6: dying at every moment of complete()", figures)
     for (job,) in ended.values():
         seen = (str(job.state), job.attempts, [error["reason"] for error in job.errors])
         assert seen == (("finished", 1, []) if job.id in completed else ("finished", 2, ["worker_lost"]))
@@ -158,13 +251,8 @@ def test_dying_while_saving_a_checkpoint(points: Callable[[str], Points], engine
         rows = [tuple(row) for row in conn.execute(text("SELECT job, n FROM slices"))]
     saved = [(job.id, n) for (job,) in ended.values() for n in range(1, (job.cursor or 0) + 1)]
     lost, doubled = set(saved) - set(rows), Counter(rows) - Counter(saved)
-    record(
-        "G14: dying at every moment of a checkpoint",
-        cases=len(ended),
-        slices_lost=len(lost),
-        slices_doubled=doubled.total(),
-    )
-    assert sorted(rows) == sorted(saved), "each slice with the cursor that says so"
+    figures = {"cases": len(ended), "slices_lost": len(lost), "slices_doubled": doubled.total()}
+    account.demand("G14: dying at every moment of a checkpoint", figures)
     assert {job.cursor for (job,) in ended.values()} == {None, 1, 2}, "dead before, between and after them"
     assert {str(job.state) for (job,) in ended.values()} == {"finished"}
 
@@ -180,9 +268,7 @@ def test_dying_while_renewing(points: Callable[[str], Points]) -> None:
 
     crash.all(prepare)
     # whoever holds the job still does: the process that died was only its heartbeat
-    with crash.app.database.begin() as conn:
-        every = [Settlement(job.id, job.lease_token, 1, OUTCOMES["complete"]) for job in held.values()]
-        assert len(settle.settle(conn, every)) == len(held)
+    assert kit.settle(crash.app, [*held.values()], OUTCOMES["complete"]) == {job.id for job in held.values()}
     assert {str(job.state) for (job,) in crash.finish().values()} == {"finished"}
 
 
@@ -237,15 +323,12 @@ def test_dying_before_and_while_unblocking(points: Callable[[str], Points]) -> N
     ended = crash.finish()
     states = {job.id: str(job.state) for found in ended.values() for job in found}
     wanted = ["finished", "finished", "cancelled", "cancelled"]
-    lost = sum([states.get(id) for id in ids] != wanted for ids in made.values())
     tokens = {job.id: job.lease_token for found in ended.values() for job in found}
-    twice = sum(tokens[ids[1]] != 1 for ids in made.values())
-    record("G11: dying at every moment of an unblock", steps_lost=lost, steps_unblocked_twice=twice)
-    assert (lost, twice) == (0, 0)
-
-
-def admitted(crash: Points, ids: list[int]) -> int:
-    return sum(crash.app.jobs.get(id).blocked_by is None for id in ids)
+    figures = {
+        "steps_lost": sum([states.get(id) for id in ids] != wanted for ids in made.values()),
+        "steps_unblocked_twice": sum(tokens[ids[1]] != 1 for ids in made.values()),
+    }
+    account.demand("G11: dying at every moment of an unblock", figures)
 
 
 @pytest.mark.integration
@@ -260,7 +343,7 @@ def test_dying_while_admitting(points: Callable[[str], Points]) -> None:
         nonlocal over, lost
         with crash.engine.connect() as conn:
             wakes = conn.scalars(text("SELECT limit_key FROM sqlq_wakes")).all()
-        number = admitted(crash, made[n])
+        number = sum(crash.app.jobs.get(id).blocked_by is None for id in made[n])
         over, lost = over + (number > 1), lost + (number == 0 and f"key {n}" not in wakes)
         seen.add(number)
         admit.look(crash.app.database)  # what it has left, so that the next is as long
@@ -272,7 +355,7 @@ def test_dying_while_admitting(points: Callable[[str], Points]) -> None:
 
     crash.all(prepare)
     judge(max(made))
-    record("G12: dying at every moment of an admission", over_the_limit=over, wakes_lost=lost)
+    account.record("G12: dying at every moment of an admission", over_the_limit=over, wakes_lost=lost)
     assert (over, lost, seen) == (0, 0, {0, 1})
     ended = crash.finish()
     assert {str(job.state) for found in ended.values() for job in found} == {"finished"}
@@ -341,9 +424,8 @@ def test_dying_in_a_tick_leaves_it_undone_or_done(points: Callable[[str], Points
         "hourly": [NOON + timedelta(hours=1)] if last >= 60 else [],
     }
     account.demand("schedules: death in a tick", account.ticks(app.jobs.list(limit=10_000), wanted))
-    assert {each.name: each.ticks for each in app.schedules.list()} == {
-        name: len(moments) for name, moments in wanted.items()
-    }
+    ticked = {each.name: each.ticks for each in app.schedules.list()}
+    assert ticked == {name: len(moments) for name, moments in wanted.items()}
 
 
 def test_a_clock_that_steps_either_way_loses_and_doubles_no_tick(app: sqlq.App) -> None:
@@ -362,8 +444,12 @@ def test_a_clock_that_steps_either_way_loses_and_doubles_no_tick(app: sqlq.App) 
     account.demand("schedules: the clock stepped", account.ticks(app.jobs.list(limit=10_000), wanted))
 
 
-def _a_worker_dies(points: Callable[[str], Points], tmp_path: Path, each: int) -> None:
-    """A whole worker, with all its threads, dies at one of so many of its points. Their order differs from
+@pytest.mark.integration
+@pytest.mark.parametrize("each", [8, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_worker_dies_at_every_point_of_its_life(
+    points: Callable[[str], Points], tmp_path: Path, each: int
+) -> None:
+    """A whole worker, with all its threads, dies at each of its points, or at some. Their order differs from
     run to run."""
     crash = points("work")
     ran: dict[int, Path] = {}
@@ -394,16 +480,4 @@ def _a_worker_dies(points: Callable[[str], Points], tmp_path: Path, each: int) -
         assert runs <= 1, crash.moments.get(n)
         assert job.attempts <= 2
         assert runs == 1 or job.attempts == 2 or job.lease_token == 1, crash.moments.get(n)
-    assert each > 1 or sum(file.exists() for file in ran.values()) > 1, (
-        "no death came after a handler had run"
-    )
-
-
-@pytest.mark.integration
-def test_a_worker_dies_at_some_points_of_its_life(points: Callable[[str], Points], tmp_path: Path) -> None:
-    _a_worker_dies(points, tmp_path, each=8)
-
-
-@pytest.mark.slow
-def test_a_worker_dies_at_every_point_of_its_life(points: Callable[[str], Points], tmp_path: Path) -> None:
-    _a_worker_dies(points, tmp_path, each=1)
+    assert each > 1 or sum(file.exists() for file in ran.values()) > 1, "no death after a handler had run"

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -16,67 +16,47 @@ from sqlalchemy import Engine, event, text
 
 import sqlq
 from tests.faults import guard
-from tests.kit import needs, wait_until, working
+from tests.kit import execute, needs, wait_until, working
 
 RESULT = "x" * 200_000
 
 
-@contextmanager
-def full_sqlite(app: sqlq.App, engine: Engine, table: str) -> Iterator[None]:
-    """Let the file grow no more for all connections here: SQLite raises SQLITE_FULL, as for a full disk."""
-    with app.database.read() as conn:
-        pages = conn.exec_driver_sql("PRAGMA page_count").scalar_one()
-    limit = [pages]
-
-    @event.listens_for(app.database.engine, "checkout")
-    def _limited(dbapi_connection: Any, record: Any, proxy: Any) -> None:
-        dbapi_connection.execute(f"PRAGMA max_page_count = {limit[0]}").fetchall()
-
-    app.database.close()
+def triggered(engine: Engine, table: str, body: str, *before: str) -> Iterator[None]:
+    """Have each row of a table refused by a trigger."""
+    trigger = f"CREATE TRIGGER full_disk BEFORE INSERT ON {table} FOR EACH ROW {body}"
+    with engine.begin() as conn:
+        for statement in (*before, trigger):
+            conn.exec_driver_sql(statement)
     yield
-    limit[0] = 1_000_000
+    execute(engine, f"DROP TRIGGER full_disk {f'ON {table}' if before else ''}")
 
 
 @contextmanager
-def full_postgresql(app: sqlq.App, engine: Engine, table: str) -> Iterator[None]:
-    """Have each row refused with the SQLSTATE of a full disk."""
-    with engine.begin() as conn:
-        conn.exec_driver_sql(
-            "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION USING "
-            "ERRCODE = '53100', MESSAGE = 'could not extend file: No space left on device'; END $$"
-        )
-        conn.exec_driver_sql(
-            f"CREATE TRIGGER full_disk BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION full_disk()"
-        )
-    yield
-    with engine.begin() as conn:
-        conn.exec_driver_sql("DROP FUNCTION full_disk CASCADE")
+def full(app: sqlq.App, engine: Engine, table: str) -> Iterator[None]:
+    """Have the database answer as for a full disk. On SQLite the file grows no more for all connections here.
+    PostgreSQL answers with its SQLSTATE, and MariaDB as where InnoDB cannot extend the table's file."""
+    if engine.dialect.name == "postgresql":
+        says = "ERRCODE = '53100', MESSAGE = 'could not extend file: No space left on device'"
+        function = "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS"
+        function += f" $$ BEGIN RAISE EXCEPTION USING {says}; END $$"
+        yield from triggered(engine, table, "EXECUTE FUNCTION full_disk()", function)
+    elif engine.dialect.name == "mariadb":
+        says = f"SET MYSQL_ERRNO = 1114, MESSAGE_TEXT = 'The table {table} is full'"
+        yield from triggered(engine, table, f"SIGNAL SQLSTATE 'HY000' {says}")
+    else:
+        limit = [execute(app.database.engine, "PRAGMA page_count")]
 
+        @event.listens_for(app.database.engine, "checkout")
+        def _limited(dbapi_connection: Any, record: Any, proxy: Any) -> None:
+            dbapi_connection.execute(f"PRAGMA max_page_count = {limit[0]}").fetchall()
 
-@contextmanager
-def full_mariadb(app: sqlq.App, engine: Engine, table: str) -> Iterator[None]:
-    """Have each row refused as where InnoDB cannot extend the table's file."""
-    with engine.begin() as conn:
-        conn.exec_driver_sql(
-            f"CREATE TRIGGER full_disk BEFORE INSERT ON {table} FOR EACH ROW "
-            f"SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1114, MESSAGE_TEXT = 'The table {table} is full'"
-        )
-    yield
-    with engine.begin() as conn:
-        conn.exec_driver_sql("DROP TRIGGER full_disk")
-
-
-Full = Callable[[sqlq.App, Engine, str], AbstractContextManager[None]]
-
-
-@pytest.fixture
-def full(engine: Engine) -> Full:
-    ways: dict[str, Full] = {"sqlite": full_sqlite, "postgresql": full_postgresql, "mariadb": full_mariadb}
-    return ways[engine.dialect.name]
+        app.database.close()
+        yield
+        limit[0] = 1_000_000
 
 
 def test_outcomes_wait_while_the_disk_is_full(
-    app: sqlq.App, engine: Engine, full: Full, caplog: pytest.LogCaptureFixture
+    app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     guard.install(engine)
     caplog.set_level(logging.WARNING)
@@ -92,12 +72,10 @@ def test_outcomes_wait_while_the_disk_is_full(
         wait_until(lambda: len(app.jobs.list(state="running")) == 5, what="all running")
         with full(app, engine, "finished_jobs"):
             go_on.set()
-            wait_until(
-                lambda: any("takes no writes" in message for message in caplog.messages),
-                what="the worker meeting the full disk",
-            )
-            assert {app.jobs.get(job.id).state for job in made} <= {"running", "finished"}
-            assert "running" in {app.jobs.get(job.id).state for job in made}
+            takes_none = "takes no writes"
+            wait_until(lambda: any(takes_none in each for each in caplog.messages), what="the full disk met")
+            states = {app.jobs.get(job.id).state for job in made}
+            assert "running" in states <= {"running", "finished"}
         wait_until(lambda: len(app.jobs.list(state="finished")) == 5, what="all written")
     found = [app.jobs.get(job.id) for job in made]
     assert {(job.attempts, job.result, job.reason) for job in found} == {(1, RESULT, None)}

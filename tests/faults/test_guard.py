@@ -17,25 +17,23 @@ from sqlq.model.outcome import ErrorText, Failed, Finished, Released, Retried, S
 from sqlq.store.flows import flows
 from sqlq.store.jobs import insert, lease, lookup, operate, settle
 from sqlq.store.limits import admit
+from tests import kit
 from tests.faults import guard
 from tests.kit import NOW, claim_on, execute
 
 ERROR = ErrorText("ValueError", "no")
 
-SCENES = (
-    *("waiting", "scheduled", "running", "spent"),
-    *("blocked", "alarm", "delayed", "in_line", "limited"),
-)
-"""Jobs in each state; {name} in a statement below is such a job's id."""
+SCENES = ("waiting", "scheduled", "running", "spent", "blocked", "alarm", "delayed", "in_line", "limited")
 
 CARRIED = (
     "id, queue, task, payload, priority, attempts, max_attempts, available_at, reserved_at, reserved_by, "
-    "lease_token, unique_key, "
-    "unique_until, timeout_ms, releases, errors, headers, label, backoff, retention_ms, created_at"
+    "lease_token, unique_key, unique_until, timeout_ms, releases, errors, headers, label, backoff, "
+    "retention_ms, created_at"
 )
 RESERVE = "reserved_at = available_at, reserved_by = 'me', lease_expires_at = {later}"
-RESERVE_IN_THE_PAST = RESERVE.replace("{later}", "created_at")
+RESERVE_FIRST = f"lease_token = 1, attempts = 1, {RESERVE}"
 UNRESERVE = "reserved_at = NULL, reserved_by = NULL, lease_expires_at = NULL"
+HELD, BLOCKED = "reserved_at, reserved_by, lease_expires_at", "blocked_by, available_at"
 
 
 def moved(rows: str, table: str, column: str, value: str) -> str:
@@ -53,11 +51,7 @@ CHANGES = [
     ("running", "losses = 1, {cursor} = '1'", "releases or losses were taken back"),
     ("waiting", "flow_id = 7", "which job it is was changed"),
     ("waiting", "blocked_by = 'flow', available_at = {far}", "after it was not"),
-    (
-        "blocked",
-        f"blocked_by = NULL, available_at = {{now}}, lease_token = 1, attempts = 1, {RESERVE}",
-        "while it was blocked",
-    ),
+    ("blocked", f"available_at = {{now}}, blocked_by = NULL, {RESERVE_FIRST}", "while it was blocked"),
     ("blocked", "blocked_by = NULL, available_at = {now}", "without the success"),
     ("alarm", "blocked_by = NULL, available_at = {now}", "without the failure"),
     ("delayed", "blocked_by = NULL, available_at = {now}", "before its time"),
@@ -69,9 +63,9 @@ CHANGES = [
     ("running", "lease_token = lease_token + 2", "the token fell or jumped"),
     ("waiting", f"attempts = attempts + 1, {RESERVE}", "without a new token"),
     ("waiting", f"lease_token = 1, {RESERVE}", "without counting"),
-    ("scheduled", f"lease_token = 1, attempts = 1, {RESERVE}", "claimed early"),
-    ("waiting", f"lease_token = 1, attempts = 1, {RESERVE_IN_THE_PAST}", "has run out"),
-    ("waiting", f"lease_token = 1, attempts = 1, {RESERVE}, losses = 1", "changed the history"),
+    ("scheduled", RESERVE_FIRST, "claimed early"),
+    ("waiting", RESERVE_FIRST.replace("{later}", "created_at"), "has run out"),
+    ("waiting", f"{RESERVE_FIRST}, losses = 1", "changed the history"),
     ("running", "reserved_by = 'other'", "changed hands"),
     ("running", "attempts = 2", "changed hands or history"),
     ("running", "lease_expires_at = created_at", "renewed into the past"),
@@ -88,27 +82,16 @@ CHANGES = [
 ]
 """Changes of a job that must be refused, and the reason that the guard names."""
 
+COPIED = "INSERT INTO jobs (id, task, lease_token"
 ILLEGAL = [
     *((f"UPDATE jobs SET {change} WHERE id = {{{job}}}", says) for job, change, says in CHANGES),
     ("INSERT INTO jobs (task, attempts) VALUES ('t', 1)", "a new job has a history"),
-    (
-        "INSERT INTO jobs (task, reserved_at, reserved_by, lease_expires_at) SELECT 't', {now}, 'me', {now}",
-        "begins reserved",
-    ),
+    (f"INSERT INTO jobs (task, {HELD}) SELECT 't', {{now}}, 'me', {{now}}", "begins reserved"),
     ("INSERT INTO jobs (task, lease_token) VALUES ('t', 1)", "comes back that did not fail with it"),
-    (
-        "INSERT INTO jobs (id, task, lease_token) SELECT id, task, lease_token + 1 FROM failed_jobs",
-        "comes back that did not fail",
-    ),
-    (
-        "INSERT INTO jobs (id, task, lease_token, attempts) SELECT id, task, lease_token, 1 FROM failed_jobs",
-        "comes back with attempts",
-    ),
+    (f"{COPIED}) SELECT id, task, lease_token + 1 FROM failed_jobs", "comes back that did not fail"),
+    (f"{COPIED}, attempts) SELECT id, task, lease_token, 1 FROM failed_jobs", "comes back with attempts"),
     ("INSERT INTO jobs (id, task) SELECT id, task FROM finished_jobs", "a finished job comes back"),
-    (
-        "INSERT INTO jobs (task, blocked_by, available_at) VALUES ('t', 'flow', {far})",
-        "a flow that it is not in",
-    ),
+    (f"INSERT INTO jobs (task, {BLOCKED}) VALUES ('t', 'flow', {{far}})", "a flow that it is not in"),
     ("INSERT INTO jobs (task, limit_key) VALUES ('t', 'one')", "in no line"),
     ("DELETE FROM jobs WHERE id = {waiting}", "a job vanished"),
     ("DELETE FROM jobs WHERE id = {running}", "a job vanished"),
@@ -133,11 +116,9 @@ def scene(app: sqlq.App, engine: Engine) -> dict[str, int]:
             settle.settle(conn, [Settlement(held[name].id, held[name].lease_token, 1, outcome)])
         insert.insert(conn, [NewJob("waiting", "{}", "default", 5)])
         insert.insert(conn, [NewJob("scheduled", "{}", "default", 5, delay_ms=60_000)])
-        one = NewJob(
-            "limited", "{}", "limits", 5, limit_key="one", rule=rule_of(sqlq.Limit("one", running=1))
-        )
-        later = dataclasses.replace(one, task="in_line", delay_ms=60_000)
-        insert.insert(conn, [one, later])
+        rule = rule_of(sqlq.Limit("one", running=1))
+        one = NewJob("limited", "{}", "limits", 5, limit_key="one", rule=rule)
+        insert.insert(conn, [one, dataclasses.replace(one, task="in_line", delay_ms=60_000)])
         assert admit.look_on(conn, (), limit=9).number == 1
         assert claim_on(conn, ["limits"], limit=9, lease_ms=60_000)
         flow = sqlq.Flow()
@@ -172,8 +153,7 @@ def test_the_guard_rejects_illegal_transitions(engine: Engine, scene: dict[str, 
     for statement, says in ILLEGAL:
         demand(statement, says)
     execute(engine, f"INSERT INTO sqlq_queues (queue, paused_at) SELECT 'default', {NOW[kind]}")
-    claim = f"UPDATE jobs SET lease_token = 1, attempts = 1, {RESERVE} WHERE id = {{waiting}}"
-    demand(claim, "paused")
+    demand(f"UPDATE jobs SET {RESERVE_FIRST} WHERE id = {{waiting}}", "paused")
     if kind == "postgresql":
         guard.advance(engine, 60_000)
         demand("UPDATE jobs SET lease_token = lease_token + 1 WHERE id = {running}", "still reserved")
@@ -181,25 +161,21 @@ def test_the_guard_rejects_illegal_transitions(engine: Engine, scene: dict[str, 
 
 def test_the_guard_accepts_legal_transitions(app: sqlq.App, engine: Engine) -> None:
     guard.install(engine)
-    error = ErrorText("ValueError", "no")
-    outcomes: list[Any] = [Released(), Retried(0, error), Failed("error", error)]
+    outcomes: list[Any] = [Released(), Retried(0, ERROR), Failed("error", ERROR)]
     with app.database.begin() as conn:
         (job,) = insert.insert(conn, [NewJob("t", "{}", "default", 2)])
-    for outcome in [*outcomes, "back", Retried(0, error), "lost", "back", "lost", Finished("1")]:
+    for outcome in [*outcomes, "back", Retried(0, ERROR), "lost", "back", "lost", Finished("1")]:
         if outcome == "back":
             with app.database.begin() as conn:
                 assert operate.retry_failed(conn, lookup.Selection(ids=(job.id,))) == ([job.id], [])
             continue
-        with app.database.begin() as conn:
-            (held,) = claim_on(conn, limit=1, lease_ms=60_000)
+        (held,) = kit.claim(app, lease_ms=60_000)
         with app.database.begin() as conn:
             assert lease.extend(conn, [(held.id, held.lease_token)], lease_ms=90_000)
         if outcome == "lost":
             guard.advance(engine, 90_000)
-            with app.database.begin() as conn:
-                assert len(settle.rescue(conn)) == 1
-            continue
-        with app.database.begin() as conn:
-            assert settle.settle(conn, [Settlement(held.id, held.lease_token, held.attempts, outcome)])
+            assert len(kit.rescue(app)) == 1
+        else:
+            assert kit.settle(app, held, outcome)
     guard.check(engine)
     assert app.jobs.get(job.id).state == "finished"

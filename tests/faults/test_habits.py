@@ -120,6 +120,8 @@ HABITS = {
     """,
     "threads and exits that never end": """
         import atexit, threading
+        from sqlq.cli import processes
+        processes.THREADS_SECONDS = processes.EXIT_SECONDS = 0.5
         forever = threading.Event()
         threading.Thread(target=forever.wait).start()
         atexit.register(forever.wait)
@@ -171,11 +173,11 @@ def up():
 """
 
 
-def enqueue(app: sqlq.App, *names: str, module: str = "m") -> list[int]:
+def enqueue(app: sqlq.App, *names: str) -> list[int]:
     """Enqueue jobs by SQL: the test does not have their tasks."""
     with app.database.engine.begin() as conn:
         insert = text("INSERT INTO jobs (queue, task, payload) VALUES ('default', :task, '{}') RETURNING id")
-        return [conn.execute(insert, {"task": f"{module}.{name}"}).scalar_one() for name in names]
+        return [conn.execute(insert, {"task": f"m.{name}"}).scalar_one() for name in names]
 
 
 def states(app: sqlq.App, ids: list[int]) -> list[str]:
@@ -183,12 +185,10 @@ def states(app: sqlq.App, ids: list[int]) -> list[str]:
 
 
 def await_end(app: sqlq.App, worker: WorkerProcess, ids: list[int]) -> list[str]:
-    ended = {"finished", "failed", "cancelled"}
-    wait_until(
-        lambda: worker.process.poll() is not None or set(states(app, ids)) <= ended,
-        timeout=30,
-        what="the jobs having ended",
-    )
+    def have_ended() -> bool:
+        return worker.process.poll() is not None or {*states(app, ids)} <= {"finished", "failed", "cancelled"}
+
+    wait_until(have_ended, timeout=30, what="the jobs having ended")
     return states(app, ids)
 
 
@@ -299,14 +299,9 @@ def test_prints_to_a_broken_output_fail_no_job(
     command = [sys.executable, "-m", "sqlq", "-a", "m:app", "-d", database_url, "work", "--drain"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))}
     with os.fdopen(writing, "wb") as stdout:
+        pipe = subprocess.PIPE
         done = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env=environment,
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            timeout=60,
-            check=False,
+            command, cwd=tmp_path, env=environment, stdout=stdout, stderr=pipe, timeout=60, check=False
         )
     assert done.returncode == 0
     assert states(app, ids) == ["finished"] * 6

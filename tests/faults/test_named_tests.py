@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from functools import cache
 
 import pytest
 
 from tests.faults.mutations import GUARDS, ROOT, marks, mutant
+from tests.kit.processes import run_program
 
 NAMED = re.compile(r"`([\w/]+\.py)::(\w+)`")
 
@@ -54,13 +52,7 @@ def test_every_guard_can_be_removed_and_its_test_exists() -> None:
 def test_each_variant_that_a_guard_names_is_collected() -> None:
     named = sorted({guard.test for guard in GUARDS})
     options = ["--collect-only", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", ""]
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, *named],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env=os.environ | {"SQLQ_TEST_DATABASES": "sqlite,postgresql,mariadb"},
-    )
+    databases = "sqlite,postgresql,mariadb"
+    done = run_program("-m", "pytest", *options, *named, timeout=600, SQLQ_TEST_DATABASES=databases)
     missing = [line for line in (done.stdout + done.stderr).splitlines() if "not found" in line]
     assert (done.returncode, missing) == (0, [])

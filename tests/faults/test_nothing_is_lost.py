@@ -4,8 +4,6 @@ not."""
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -15,9 +13,9 @@ from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.orm import Session
 
 import sqlq
-from tests.faults.scorecard import record
+from tests.faults import account
 from tests.kit import execute
-from tests.kit.processes import ROOT
+from tests.kit.processes import run_program
 from tests.kit.scenario import Scenario
 
 pytestmark = pytest.mark.integration
@@ -75,15 +73,8 @@ def test_a_thousand_transactions_leave_exactly_the_committed_jobs_done(
         early = conn.scalar(text("SELECT count(*) FROM finished_jobs WHERE reserved_at < available_at"))
         waited = conn.scalar(text("SELECT count(*) FROM finished_jobs WHERE available_at > created_at"))
     lost, never_committed = len(committed - ran), len(ran - committed)
-    record(
-        "G1, G2: a thousand transactions",
-        cases=1_000,
-        seed=seed,
-        lost=lost,
-        never_committed=never_committed,
-        early=early,
-    )
-    assert early == 0
+    figures = {"cases": 1_000, "lost": lost, "never_committed": never_committed, "early": early}
+    account.demand("G1, G2: a thousand transactions", figures, seed=seed)
     assert waited > 100
     assert 300 < len(committed) < 800
     assert sorted(work.ran().elements()) == sorted(committed), f"seed {seed}"
@@ -129,12 +120,11 @@ sys.exit(any(ended))
 def test_a_forking_server_shares_no_connection(app: sqlq.App, database_url: str) -> None:
     """A web server forks after its App has connected."""
     numbers = (str(CHILDREN), str(EACH))
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", SERVER, database_url, *numbers]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = run_program("-W", "ignore::DeprecationWarning", "-c", SERVER, database_url, *numbers)
     assert (done.returncode, done.stderr) == (0, "")
     expected = {(who, n) for who in (*range(CHILDREN), "parent") for n in range(EACH)}
     expected |= {("before the fork", 0), ("after the children", 0)}
     there = [tuple(job.payload["args"]) for job in app.jobs.list(limit=10_000)]
-    record("G2: enqueueing beside forks", cases=len(expected), lost=len(expected - set(there)))
+    account.record("G2: enqueueing beside forks", cases=len(expected), lost=len(expected - set(there)))
     assert len(there) == len(expected)
     assert set(there) == expected

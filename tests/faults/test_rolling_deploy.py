@@ -36,9 +36,7 @@ def test_old_and_new_workers_share_the_jobs_and_fail_none(tmp_path: Path, databa
             # Alone, so that it meets what it does not know.
             unknown = [release_two.fresh.new(n) for n in range(EACH)]
             ids = work.enqueue_all(unknown + [release_two.greet.new(n, loudly=True) for n in range(EACH)])
-            wait_until(
-                lambda: all(app.jobs.get(id).releases for id in ids), timeout=60, what="all put back once"
-            )
+            wait_until(lambda: all(app.jobs.get(id).releases for id in ids), timeout=60, what="all put back")
             with worker_process(work.folder, NEW, work.url) as new:
                 both = (release_one.greet, release_one.retired, release_one.before, release_two.after)
                 ids += work.enqueue_all(task.new(n) for task in both for n in range(EACH))

@@ -6,8 +6,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,9 +14,9 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlq
-from tests.faults.scorecard import record
+from tests.faults import account
 from tests.kit import execute, wait_until
-from tests.kit.processes import ROOT, WorkerProcess, worker_process
+from tests.kit.processes import ROOT, WorkerProcess, run_program, worker_process
 
 pytestmark = pytest.mark.integration
 
@@ -28,15 +26,7 @@ SEED = 20_261_122
 
 def run(folder: Path, *arguments: str) -> str:
     """Run a command of the example's README."""
-    done = subprocess.run(
-        [sys.executable, "coupons.py", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_program("coupons.py", *arguments, cwd=folder)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -82,14 +72,8 @@ def each_gets_one(
         numbers = {row[0]: row[1] for row in conn.execute(per_merchant)}
     lost = sum(number == 0 for number in numbers.values())
     doubled = sum(number > 1 for number in numbers.values())
-    record(
-        "G14: slices of a job whose workers are killed",
-        cases=merchants,
-        kills=killed + 1,
-        slices_lost=lost,
-        slices_doubled=doubled,
-        seed=seed,
-    )
+    figures = {"cases": merchants, "slices_lost": lost, "slices_doubled": doubled}
+    account.demand("G14: slices of a job whose workers are killed", figures, seed=seed)
     done = app.jobs.get(id)
     assert (lost, doubled, len(numbers)) == (0, 0, merchants)
     assert (done.result, done.cursor) == (merchants, [merchants, merchants])

@@ -22,25 +22,16 @@ from sqlq.store.jobs import lease, settle
 from sqlq.store.jobs.lease import LeaseState
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.options import WorkerOptions
-from tests.kit import claim_on, needs, wait_until, working
+from tests.kit import claim_on, count, needs, wait_until, working
 from tests.kit.postgresql import OwnPostgreSQL
 from tests.kit.standby import standby_of
 
 pytestmark = pytest.mark.each_database
 
 ASKS_THE_TIME = {
-    "config/durations.py",
-    "cli/commands/health.py",
-    "cli/terminal/logs.py",
-    "app/inline.py",
-    "web/pages.py",
-    "store/workers/workers.py",
-    "events.py",
-    "app/here.py",
-    "model/history.py",
-    "model/retry.py",
-    "worker/attempt/attempt.py",
-    "worker/report/meter.py",
+    *("config/durations.py", "cli/commands/health.py", "cli/terminal/logs.py", "app/inline.py"),
+    *("app/here.py", "web/pages.py", "store/workers/workers.py", "events.py", "model/history.py"),
+    *("model/retry.py", "worker/attempt/attempt.py", "worker/report/meter.py"),
 }
 """The modules that read the machine's clock: for errors, log lines, events, metrics, and ages on pages.
 A worker writes it, for the doctor to compare.
@@ -68,9 +59,8 @@ def test_a_claim_in_a_long_transaction_uses_the_statements_time(app: sqlq.App) -
         conn.execute(text("SELECT 1"))
         app.enqueue(task.new())  # due after this transaction began
         assert claim_on(conn)
-        began, reserved, expires = conn.execute(
-            text("SELECT now(), reserved_at, lease_expires_at FROM jobs")
-        ).one()
+        times = "SELECT now(), reserved_at, lease_expires_at FROM jobs"
+        began, reserved, expires = conn.execute(text(times)).one()
     assert reserved > began
     assert (expires - reserved).total_seconds() == 30, "a whole lease from the claim"
 
@@ -85,9 +75,8 @@ def test_a_claim_recovers_after_a_change_of_a_column_type(
     callers = create_engine(database_url, pool_size=1, max_overflow=0)
     with closing(Database(callers.url, engine=callers)) as one_connection:
         claimer = Claimer(one_connection, "me", WorkerOptions(("default",), 1, 60_000))
-        monkeypatch.setattr(
-            "sqlq.worker.claim.claimer.DEAR_SECONDS", 60.0
-        )  # the scan cursor has another statement
+        # the scan cursor has another statement
+        monkeypatch.setattr("sqlq.worker.claim.claimer.DEAR_SECONDS", 60.0)
         assert len(claimer.claim(1)) == 1
         with engine.begin() as conn:
             conn.execute(text("DROP VIEW job_states"))  # stands on the column
@@ -154,10 +143,8 @@ def test_a_claim_beyond_its_limit_is_rolled_back(app: sqlq.App, monkeypatch: pyt
         return honest(ask, wanted._replace(limit=3), by)
 
     monkeypatch.setattr(app.database.dialect.sql, "claim", greedy)
-    with (
-        pytest.raises(AssertionError, match="claimed 3 jobs instead of at most 2"),
-        app.database.begin() as conn,
-    ):
+    refused = pytest.raises(AssertionError, match="claimed 3 jobs instead of at most 2")
+    with refused, app.database.begin() as conn:
         claim_on(conn, limit=2)
     assert {job.state for job in app.jobs.list()} == {"available"}
 
@@ -224,17 +211,11 @@ def test_no_transaction_is_open_while_a_handler_runs(app: sqlq.App, engine: Engi
     app.close()
 
     def sessions(where: str) -> int:
-        with engine.connect() as conn:
-            query = (
-                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> "
-                "pg_backend_pid() AND "
-            )
-            return int(conn.execute(text(query + where)).scalar_one())
+        mine = "datname = current_database() AND pid <> pg_backend_pid()"
+        return count(engine, f"pg_stat_activity WHERE {mine} AND {where}")
 
     with working(app, concurrency=slots):
-        wait_until(
-            lambda: together.n_waiting == slots, timeout=30, what="every slot in the middle of its job"
-        )
+        wait_until(lambda: together.n_waiting == slots, timeout=30, what="every slot at work")
         # a heartbeat's may be open for a short time
         wait_until(lambda: sessions("xact_start IS NOT NULL") == 0, what="no transaction being open")
         assert 1 <= sessions("true") <= 8, "claim, settle, heartbeat, maintenance, LISTEN, and the App's own"
@@ -267,9 +248,8 @@ def test_no_argument_appears_in_the_logs(app: sqlq.App, caplog: pytest.LogCaptur
     unknown = elsewhere.task(name="unknown")(lambda word: None)
     misfit = elsewhere.task(name="misfit")(lambda word, more: None)
     app.task(name="misfit")(lambda word: None)
-    tasks = [
-        app.task(name=name)(body) for name, body in {"ends": len, "fails": fails, "snoozes": snoozes}.items()
-    ]
+    handlers: dict[str, Any] = {"ends": len, "fails": fails, "snoozes": snoozes}
+    tasks = [app.task(name=name)(handler) for name, handler in handlers.items()]
     app.enqueue_many([task.new("s3cret") for task in tasks])
     elsewhere.enqueue_many([unknown.new("s3cret"), misfit.new("s3cret", more="s3cret")])
     elsewhere.close()

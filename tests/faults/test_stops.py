@@ -30,7 +30,7 @@ from sqlq.worker.ipc.parent import ORPHANED_MS
 from sqlq.worker.lifecycle.stop import Grace
 from tests.kit import needs, wait_until
 from tests.kit.databases import SERVERS
-from tests.kit.processes import ROOT, is_alive
+from tests.kit.processes import ROOT, is_alive, run_program
 from tests.kit.proxy import Proxy
 from tests.kit.scenario import Scenario
 from tests.programs import play
@@ -38,12 +38,9 @@ from tests.programs.notes import notes
 
 pytestmark = pytest.mark.integration
 
-GRACE_SECONDS = 1.0
-SOON_SECONDS = 5.0
+GRACE_SECONDS, SOON_SECONDS = 1.0, 5.0
 BUSY_SECONDS = 5.0
 """Seconds that a loaded machine may take beyond that."""
-
-
 Breaks = Callable[[str, Proxy, ExitStack], object]
 
 
@@ -185,10 +182,9 @@ def test_the_timeout_for_outcomes_ends_after_the_grace_time(monkeypatch: pytest.
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("handler", ["none", "own"])
 def test_run_in_a_program_stops_in_good_order_at_a_signal(
-    tmp_path: Path, database_url: str, number: signal.Signals, handler: str
+    app: sqlq.App, tmp_path: Path, database_url: str, number: signal.Signals, handler: str
 ) -> None:
     """A handler of the program's own is called instead, and each one is there again afterwards."""
-    app = sqlq.App(database_url)
     job = app.enqueue(play.waits.new())
     environment = {**os.environ, "SQLQ_DATABASE_URL": database_url, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.programs.own_worker", handler]
@@ -200,9 +196,8 @@ def test_run_in_a_program_stops_in_good_order_at_a_signal(
         (tmp_path / "go").touch()
         assert program.wait(30) == 5, "what follows run() goes on"
     assert app.jobs.get(job.id).state == "finished"
-    app.close()
 
 
 def test_a_child_forked_beside_a_worker_takes_signals() -> None:
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "tests.programs.forks"]
-    assert subprocess.run(command, cwd=ROOT, timeout=60, check=False).returncode == 0
+    done = run_program("-W", "ignore::DeprecationWarning", "-m", "tests.programs.forks")
+    assert done.returncode == 0, done.stderr

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -18,7 +16,7 @@ import pytest
 
 from sqlq.admin.doctor.doctor import examine
 from tests.kit import let_pass, wait_until
-from tests.kit.processes import WorkerProcess, reasons
+from tests.kit.processes import WorkerProcess, reasons, run_program
 from tests.kit.scenario import Scenario
 
 pytestmark = pytest.mark.integration
@@ -30,8 +28,8 @@ def pids(play: Scenario, id: int) -> list[int]:
 
 
 def is_well(play: Scenario, file: Path) -> bool:
-    command = [sys.executable, "-m", "sqlq", "-d", play.url, "health", str(file), "--max-age", "4s"]
-    return subprocess.run(command, capture_output=True, check=False, cwd=play.folder).returncode == 0
+    done = run_program("-m", "sqlq", "-d", play.url, "health", str(file), "--max-age", "4s", cwd=play.folder)
+    return done.returncode == 0
 
 
 def state(play: Scenario) -> str:
@@ -59,10 +57,12 @@ def test_a_process_that_holds_the_interpreter_past_a_timeout_is_killed(play: Sce
         ((stuck,), (pid,)) = pids(play, job), (wait_until(lambda: pids(play, behind)) or [0])
         assert pid != stuck
         assert play.ended(behind).state == "finished"
-        lines = [line for line in worker.log.read_text().splitlines() if f"worker process {stuck}" in line]
-        assert f"it runs jobs [{job}]" in lines[0]
-        assert "it is killed" in lines[1]
-        assert all("WARNING" in line for line in lines[:2])
+        log = worker.log.read_text().splitlines()
+        runs, killed, *_ = [line for line in log if f"worker process {stuck}" in line]
+        assert f"it runs jobs [{job}]" in runs
+        assert "it is killed" in killed
+        assert "WARNING" in runs
+        assert "WARNING" in killed
 
 
 def test_a_frozen_process_is_killed_and_its_late_job_runs_again_alone(play: Scenario) -> None:

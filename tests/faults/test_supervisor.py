@@ -6,23 +6,21 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
-from sqlalchemy import NullPool, create_engine, text
+from sqlalchemy import text
 
 from sqlq.worker.supervise.supervisor import notify
-from tests.faults.scorecard import record
+from tests.faults.account import record
 from tests.kit import needs, wait_until
-from tests.kit.processes import WorkerProcess, is_alive, reasons
+from tests.kit.processes import WorkerProcess, is_alive, reasons, run_program
 from tests.kit.scenario import Scenario
 
 pytestmark = pytest.mark.integration
@@ -55,9 +53,7 @@ def test_the_jobs_of_a_dead_process_are_released_at_once(play: Scenario, kills: 
             play.wait_done()
             done = play.app.jobs.get(waiting)
             assert (done.attempts, reasons(done), done.releases) == (2, ["worker_lost"], 0)
-    database = play.url.partition(":")[0]
-    figures = {"database": database, "processes": processes, "cases": kills, "recovery_seconds": seconds}
-    record("recovery of a killed process", **figures)
+    record("recovery of a killed process", cases=kills, recovery_seconds=seconds)
     assert max(seconds) < 15
 
 
@@ -100,7 +96,7 @@ def test_a_poison_job_ends_as_worker_lost_and_harms_no_other(play: Scenario) -> 
         others = [note.pid for note in play.starts(id)][1:]
         assert len(set(others)) == len(others), "after the first, each attempt had a process of its own"
     assert all(starts[job.id] >= 1 for job in jobs)
-    record("poison", database=play.url.partition(":")[0], cases=len(jobs), lost=len(failed) - 3)
+    record("poison", cases=len(jobs), lost=len(failed) - 3)
 
 
 def test_children_stop_when_their_supervisor_is_killed(play: Scenario) -> None:
@@ -228,24 +224,12 @@ def test_the_supervisor_exits_when_the_grace_time_is_over(play: Scenario, runs: 
         told = time.monotonic()
         assert worker.stop() == 0
         seconds = time.monotonic() - told - grace
-    record(
-        "leaving when told to",
-        database=play.url.partition(":")[0],
-        runs=runs,
-        exit_seconds=[max(0.0, seconds)],
-    )
+    record("leaving when told to", exit_seconds=[max(0.0, seconds)])
     assert seconds < 15
     for job in given_back:
         row = play.app.jobs.get(job)
         assert (row.state, row.attempts, row.releases) == ("available", 0, 1)
     assert "Traceback" not in worker.log.read_text()
-
-
-@contextmanager
-def holding_the_write_lock(url: str) -> Iterator[None]:
-    with create_engine(url, poolclass=NullPool).connect() as conn:
-        conn.execute(text("BEGIN IMMEDIATE"))
-        yield
 
 
 @needs("cheap")
@@ -257,7 +241,7 @@ def test_a_second_signal_stops_at_once_and_gives_jobs_back(play: Scenario, answe
         wait_until(lambda: play.starts(job), what="the job running")
         (child,) = worker.children()
         if not answers:
-            until_the_end.enter_context(holding_the_write_lock(play.url))
+            until_the_end.enter_context(play.engine.connect()).execute(text("BEGIN IMMEDIATE"))
         worker.process.send_signal(signal.SIGTERM)
         wait_until(lambda: worker.said("once more stops at once"), what="the first signal noticed")
 
@@ -293,12 +277,7 @@ def test_an_app_that_cannot_be_imported_is_logged_once(play: Scenario) -> None:
 @needs("cheap")
 def test_the_health_file_shows_whether_the_supervisor_runs(play: Scenario) -> None:
     def healthy(*options: str) -> int:
-        return subprocess.run(
-            [sys.executable, "-m", "sqlq", "health", "alive", *options],
-            cwd=play.folder,
-            capture_output=True,
-            check=False,
-        ).returncode
+        return run_program("-m", "sqlq", "health", "alive", *options, cwd=play.folder).returncode
 
     assert healthy() == 1
     with play.working("--health-file", "alive") as worker:

@@ -23,11 +23,9 @@ from sqlalchemy import Engine, text
 import sqlq
 from sqlq.model.job import ClaimedJob, JobDetails
 from sqlq.model.outcome import Finished
-from sqlq.store.jobs import settle
 from tests import kit
-from tests.faults import guard
-from tests.faults.scorecard import record
-from tests.kit import NOW, claim, failed, wait_until
+from tests.faults import account, guard
+from tests.kit import NOW, claim, committed, failed, wait_until
 from tests.kit.processes import WorkerProcess, worker_process
 from tests.kit.scenario import Scenario
 from tests.programs import effects, zombies
@@ -46,16 +44,12 @@ def guarded(engine: Engine, database_url: str, monkeypatch: pytest.MonkeyPatch) 
 @contextmanager
 def frozen(app: sqlq.App, folder: Path, url: str) -> Iterator[WorkerProcess]:
     """A worker of another process that holds a job for each of the ways, frozen in the middle of them."""
-    with worker_process(
-        folder, f"{zombies.__name__}:app", url, "--lease", "1s", "--grace", "0s", "-c", str(len(WAYS) + 1)
-    ) as zombie:
+    options = ("--lease", "1s", "--grace", "0s", "-c", str(len(WAYS) + 1))
+    with worker_process(folder, f"{zombies.__name__}:app", url, *options) as zombie:
         tasks = [app.task(name=way, backoff="0s", max_attempts=4)(lambda: "by the owner") for way in WAYS]
         app.enqueue_many([task.new() for task in tasks])
-        wait_until(
-            lambda: all((folder / f"started {way}").exists() for way in WAYS),
-            timeout=60,
-            what="every job running",
-        )
+        started = [folder / f"started {way}" for way in WAYS]
+        wait_until(lambda: all(file.exists() for file in started), timeout=60, what="every job running")
         wait_until(lambda: freeze(app, zombie), what="it freezing at a moment at which it holds no lock")
         yield zombie
 
@@ -91,21 +85,18 @@ def is_free(app: sqlq.App, *questions: str) -> bool:
 
 def is_stopped(worker: WorkerProcess) -> bool:
     """Whether the signal has arrived everywhere: beside other load a process may run on for a while."""
-    states = subprocess.run(
-        ["ps", "-o", "state=", "-g", str(worker.process.pid)], capture_output=True, text=True, check=True
-    )
+    command = ["ps", "-o", "state=", "-g", str(worker.process.pid)]
+    states = subprocess.run(command, capture_output=True, text=True, check=True)
     return set(states.stdout.split()) == {"T"}
 
 
 def take_over(app: sqlq.App, number: int = len(WAYS)) -> None:
     """Rescue its jobs as soon as their leases have run out, as any worker would."""
-    taken = 0
+    taken: list[Any] = []
 
     def rescue() -> bool:
-        nonlocal taken
-        with app.database.begin() as conn:
-            taken += len(settle.rescue(conn))
-        return taken == number
+        taken.extend(kit.rescue(app))
+        return len(taken) == number
 
     wait_until(rescue, what="the leases running out")
 
@@ -115,32 +106,22 @@ def wake(zombie: WorkerProcess, folder: Path) -> None:
     (folder / "woken").touch()
     os.killpg(zombie.process.pid, signal.SIGCONT)
     dropped = len(WAYS) - 1  # all but "release"
-    wait_until(
-        lambda: zombie.log.read_text().count("does not count") >= dropped,
-        timeout=20,
-        what="the zombie's outcomes being dropped",
-    )
+    wait_until(lambda: zombie.log.read_text().count("does not count") >= dropped, what="outcomes dropped")
     assert zombie.stop() == 0
     log = zombie.log.read_text()
-    record("G4: frozen past the lease", illegal_transitions=log.count(guard.ILLEGAL))
+    account.record("G4: frozen past the lease", illegal_transitions=log.count(guard.ILLEGAL))
     assert guard.ILLEGAL not in log
     assert f"stopped: {len(WAYS)} lost" in log.splitlines()[-1], log
 
 
-def unchanged(app: sqlq.App, before: list[JobDetails], how: str) -> None:
+def unchanged(app: sqlq.App, before: list[JobDetails]) -> None:
     after = app.jobs.list()
-    stale = sum(job not in before for job in after)
     # each would be a zombie's: owners here end their jobs without one
     written = effects.committed(app.database.engine)
-    record(
-        "G4: frozen past the lease",
-        cases=len(WAYS),
-        meanwhile=how,
-        stale_settles_accepted=stale,
-        effects_difference=len(written),
-    )
+    stale = sum(job not in before for job in after)
+    figures = {"cases": len(WAYS), "stale_settles_accepted": stale, "effects_difference": len(written)}
+    account.demand("G4: frozen past the lease", figures)
     assert after == before
-    assert written == []
 
 
 MEANWHILE = [
@@ -172,21 +153,19 @@ def test_a_frozen_worker_changes_nothing_when_it_wakes(
         before = app.jobs.list()
         assert len(before) == len(WAYS)
         wake(zombie, tmp_path)
-        unchanged(app, before, meanwhile)
+        unchanged(app, before)
     if "runs it" in meanwhile:
         assert len(kit.settle(app, held, Finished())) == len(WAYS), "whoever has the job can end it"
+
+
+HELD = "jobs WHERE reserved_at IS NOT NULL"
 
 
 def test_a_frozen_child_keeps_its_jobs_while_its_supervisor_lives(
     app: sqlq.App, tmp_path: Path, database_url: str
 ) -> None:
     def leases() -> tuple[Any, ...]:
-        with app.database.read() as conn:
-            return tuple(
-                conn.scalars(
-                    text("SELECT lease_expires_at FROM jobs WHERE reserved_at IS NOT NULL ORDER BY id")
-                )
-            )
+        return tuple(committed(app.database.engine, HELD, "lease_expires_at"))
 
     options = ("--lease", "3s", "-c", str(len(WAYS)))
     with worker_process(tmp_path, f"{zombies.__name__}:app", database_url, *options) as worker:
@@ -199,8 +178,7 @@ def test_a_frozen_child_keeps_its_jobs_while_its_supervisor_lives(
         while len(seen) < 5:
             wait_until(lambda: leases() not in seen, what="a renewal")
             seen.add(leases())
-            with app.database.begin() as conn:
-                assert settle.rescue(conn) == []
+            assert kit.rescue(app) == []
         (tmp_path / "woken").touch()
         os.kill(child, signal.SIGCONT)
         wait_until(lambda: app.jobs.get(job.id).state == "finished", what="the job finished")
@@ -241,4 +219,3 @@ def test_no_job_runs_twice_after_the_machine_slept(
         sleepers.wait_done()
         assert {app.jobs.get(id).state for id in sleepers.made} == {"finished"}
         assert sleepers.ran() == dict.fromkeys(range(6), 1)
-        record("a machine that slept", jobs=6, ran_twice=0)

@@ -71,13 +71,8 @@ class Spawned:
         return run_isolated(self.isolates, running)
 
     def job(self, *, releases: int = 0, attempts: int = 1, kind: type[Attempt] = Attempt) -> Attempt:
-        return kind(
-            ClaimedJob(1, 1, "q", "t", "{}", attempts, 3, releases=releases),
-            None,
-            float("inf"),
-            Target(),
-            isolated=True,
-        )
+        claimed = ClaimedJob(1, 1, "q", "t", "{}", attempts, 3, releases=releases)
+        return kind(claimed, None, float("inf"), Target(), isolated=True)
 
     def ended(self) -> list[bool]:
         return [process.poll() is not None for process in self.processes]

@@ -9,23 +9,18 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pymysql
 from sqlalchemy import URL, make_url
 
-from tests.kit.postgresql import ShutdownMode, _memory
+from tests.kit.postgresql import OwnServer, ShutdownMode, free_port
 from tests.kit.waiting import wait_until
 
-GUARD = Path(__file__).with_name("server_guard.py")
 SETTINGS = (
     "--innodb-flush-log-at-trx-commit=0",  # no power is lost during a test
     "--innodb-buffer-pool-size=256M",
@@ -56,9 +51,8 @@ class MariaDB:
     def drop_database(self, url: str) -> None:
         """Drop a database, and end the connections that are still open to it."""
         name = make_url(url).database
-        for (number,) in self.administer(
-            f"SELECT id FROM information_schema.processlist WHERE db = '{name}'"
-        ):
+        sessions = f"SELECT id FROM information_schema.processlist WHERE db = '{name}'"
+        for (number,) in self.administer(sessions):
             with suppress(pymysql.Error):  # it has ended by itself
                 self.administer(f"KILL {number}")
         self.administer(f"DROP DATABASE IF EXISTS {name}")
@@ -71,23 +65,17 @@ class MariaDB:
 
     def _connect(self) -> Any:
         url = self._url
-        return pymysql.connect(
-            host=url.host,
-            port=url.port or 3306,
-            user=url.username,
-            password=url.password or "",
-            autocommit=True,
-        )
+        where: dict[str, Any] = {"host": url.host, "port": url.port or 3306, "user": url.username}
+        return pymysql.connect(**where, password=url.password or "", autocommit=True)
 
 
-class OwnMariaDB(MariaDB):
+class OwnMariaDB(OwnServer, MariaDB):
     """A server of the tests' own, on a free port of 127.0.0.1, in a directory that goes with it; in memory
     unless `on_disk`. Where the tests run as root it is of another account, if one is named."""
 
     def __init__(self, *settings: str, on_disk: bool = False, account: str = "root") -> None:
         program, install = found("mariadbd"), found("mariadb-install-db")
-        place = None if on_disk else _memory()
-        self.directory = Path(tempfile.mkdtemp(prefix="sqlq-mariadb-", dir=place))
+        self.make_directory("mariadb", on_disk=on_disk)
         data, temporary = self.directory / "data", self.directory / "temporary"
         temporary.mkdir()  # each server that starts removes others' tables from a directory they share
         user = [f"--user={account}"] if os.geteuid() == 0 else []
@@ -99,27 +87,12 @@ class OwnMariaDB(MariaDB):
              "--auth-root-authentication-method=normal", *user],
             check=True, capture_output=True, start_new_session=True,
         )  # fmt: skip
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port: int = probe.getsockname()[1]
-        # stops the server and removes the directory as soon as its end of a pipe closes
-        self._guard = subprocess.Popen(
-            [sys.executable, GUARD, self.directory, "server", str(int(signal.SIGKILL))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,  # out of the reach of Ctrl-C
-        )
+        self.port = free_port()
+        self.guard("server", signal.SIGKILL)
         self._command = [
-            program,
-            "--no-defaults",
-            *user,
-            f"--datadir={data}",
-            f"--tmpdir={temporary}",
-            f"--socket={self.directory}/socket",
-            f"--pid-file={self.directory}/pid",
-            "--bind-address=127.0.0.1",
-            f"--port={self.port}",
-            *SETTINGS,
-            *settings,
+            *(program, "--no-defaults", *user, f"--datadir={data}", f"--tmpdir={temporary}"),
+            *(f"--socket={self.directory}/socket", f"--pid-file={self.directory}/pid"),
+            *("--bind-address=127.0.0.1", f"--port={self.port}", *SETTINGS, *settings),
         ]
         super().__init__(URL.create("mariadb", "root", host="127.0.0.1", port=self.port))
         self.start()
@@ -139,11 +112,6 @@ class OwnMariaDB(MariaDB):
         self._server.send_signal(signal.SIGKILL if mode == "immediate" else signal.SIGTERM)
         self._server.wait(60)
 
-    def restart(self, mode: ShutdownMode = "fast") -> None:
-        """Stop and start: every connection is lost, the databases and the port stay."""
-        self.stop(mode)
-        self.start()
-
     def _answers(self) -> bool:
         try:
             self.administer("SELECT 1")
@@ -154,9 +122,7 @@ class OwnMariaDB(MariaDB):
     def close(self) -> None:
         """Stop the server for good and remove its directory."""
         self.stop("immediate")
-        assert self._guard.stdin
-        self._guard.stdin.close()
-        self._guard.wait()
+        super().close()
 
 
 def found(program: str) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from sqlalchemy import make_url
 
+from tests.kit.postgresql import free_port
 from tests.kit.waiting import wait_until
 
 SETTINGS = """
@@ -42,15 +43,11 @@ class PgBouncer:
             raise RuntimeError("this test needs PgBouncer: apt-get install pgbouncer")
         account = pwd.getpwnam("nobody") if os.geteuid() == 0 else None  # it refuses to run as root
         self._folder = Path(tempfile.mkdtemp(prefix="sqlq-pgbouncer-", dir="/tmp" if account else None))
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         url = make_url(server_url)
         (self._folder / "users").write_text(f'"{url.username}" "{url.password or ""}"\n')
-        (self._folder / "ini").write_text(
-            SETTINGS.format(
-                server_port=url.port, port=self.port, folder=self._folder, pool=pool, clients=clients
-            )
-        )
+        values = {"server_port": url.port, "port": self.port, "pool": pool, "clients": clients}
+        (self._folder / "ini").write_text(SETTINGS.format(folder=self._folder, **values))
         if account:
             for path in (self._folder, *self._folder.iterdir()):
                 os.chown(path, account.pw_uid, account.pw_gid)
@@ -74,9 +71,8 @@ class PgBouncer:
 
     def url(self, server_url: str) -> str:
         """Return the URL of the same database through this pooler."""
-        return (
-            make_url(server_url).set(host="127.0.0.1", port=self.port).render_as_string(hide_password=False)
-        )
+        url = make_url(server_url).set(host="127.0.0.1", port=self.port)
+        return url.render_as_string(hide_password=False)
 
     def log(self) -> str:
         file = self._folder / "log"

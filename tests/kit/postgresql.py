@@ -97,30 +97,59 @@ class PostgreSQL:
             self._administration.close()
 
 
-class OwnPostgreSQL(PostgreSQL):
-    """A server of the tests' own, on a free port of 127.0.0.1, with trust as its authentication.
+class OwnServer:
+    """A server of the tests' own, in a temporary directory, with a guard process beside it.
 
-    It lives in a temporary directory, in memory unless `on_disk`, with a guard process beside it. The guard
-    stops the server and removes the directory when its end of a pipe closes. The end closes at `close()`, or
-    when the test run was interrupted or killed.
+    The guard stops the server and removes the directory when its end of a pipe closes. The end closes at
+    `close()`, or when the test run was interrupted or killed.
     """
+
+    directory: Path
+    port: int
+
+    def make_directory(self, name: str, *, on_disk: bool, otherwise: str | None = None) -> None:
+        """Make it in memory, unless it is to be on disk."""
+        place = (None if on_disk else _memory()) or otherwise
+        self.directory = Path(tempfile.mkdtemp(prefix=f"sqlq-{name}-", dir=place))
+
+    def guard(self, note: str, number: signal.Signals) -> None:
+        """Start the guard; a file of the directory begins with the server's id."""
+        command = [sys.executable, str(GUARD), str(self.directory), note, str(int(number))]
+        # Ctrl-C reaches every process of the terminal's group; this one has work to do then
+        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+        self._guard = subprocess.Popen(command, stdin=pipe, stdout=nothing, start_new_session=True)
+
+    def start(self) -> None:
+        raise NotImplementedError
+
+    def stop(self, mode: ShutdownMode = "fast") -> None:
+        raise NotImplementedError
+
+    def restart(self, mode: ShutdownMode = "fast") -> None:
+        """Stop and start: every connection is lost, the databases and the port stay."""
+        self.stop(mode)
+        self.start()
+
+    def close(self) -> None:
+        """Stop the server for good and remove its directory."""
+        assert self._guard.stdin
+        self._guard.stdin.close()
+        self._guard.wait()
+
+
+class OwnPostgreSQL(OwnServer, PostgreSQL):
+    """A server of the tests' own, on a free port of 127.0.0.1, with trust as its authentication; in memory
+    unless `on_disk`."""
 
     def __init__(self, version: str = "18", *, on_disk: bool = False) -> None:
         self._account = _unprivileged_account()
         # As root /tmp by name: TMPDIR may be a folder that only root can enter, and the server does not run
         # as root.
-        place = (None if on_disk else _memory()) or ("/tmp" if self._account else None)
-        self.directory = Path(tempfile.mkdtemp(prefix="sqlq-postgresql-", dir=place))
+        self.make_directory("postgresql", on_disk=on_disk, otherwise="/tmp" if self._account else None)
         self._data = self.directory / "data"
         self._log = self.directory / "log"
         self._binaries = self._readable_installation(version) / "bin"
-        self._guard = subprocess.Popen(
-            [sys.executable, GUARD, self.directory, "data/postmaster.pid", str(int(signal.SIGQUIT))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            # Ctrl-C reaches every process of the terminal's group; this one has work to do then
-            start_new_session=True,
-        )
+        self.guard("data/postmaster.pid", signal.SIGQUIT)
         try:
             self.run("initdb", "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync")
             with (self._data / "postgresql.conf").open("a") as configuration:
@@ -143,11 +172,6 @@ class OwnPostgreSQL(PostgreSQL):
         self.leave()
         self.run("pg_ctl", "stop", "-w", "-m", mode)
 
-    def restart(self, mode: ShutdownMode = "fast") -> None:
-        """Stop and start: every connection is lost, the databases and the port stay."""
-        self.stop(mode)
-        self.start()
-
     def kill(self) -> None:
         """End it by SIGKILL, as the loss of its machine would, and return when its port is closed."""
         self.leave()
@@ -163,14 +187,11 @@ class OwnPostgreSQL(PostgreSQL):
     def close(self) -> None:
         """Stop the server for good and remove its directory."""
         self.leave()
-        assert self._guard.stdin
-        self._guard.stdin.close()
-        self._guard.wait()
+        super().close()
 
     def _start_on_free_port(self) -> int:
         for _ in range(5):  # between looking and starting somebody else can take the port
-            with socket.create_server(("127.0.0.1", 0)) as probe:
-                port: int = probe.getsockname()[1]
+            port = free_port()
             with (self._data / "postgresql.conf").open("a") as configuration:
                 configuration.write(f"port = {port}\n")  # the last line of a setting counts
             try:

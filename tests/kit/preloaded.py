@@ -154,12 +154,8 @@ def be_the_command() -> None:
     sys.argv = ["sqlq", *args]
     sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")
     sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), encoding="utf-8")
-    sys.stderr = io.TextIOWrapper(
-        io.BufferedWriter(io.FileIO(2, "w", closefd=False)),
-        encoding="utf-8",
-        errors="backslashreplace",
-        line_buffering=True,
-    )
+    err = io.BufferedWriter(io.FileIO(2, "w", closefd=False))
+    sys.stderr = io.TextIOWrapper(err, encoding="utf-8", errors="backslashreplace", line_buffering=True)
     if args[0] == "python":
         _run_python(args[1:], environment)
     else:

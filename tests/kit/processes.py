@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from sqlq.model.job import JobDetails
@@ -56,11 +57,8 @@ class WorkerProcess:
         return text in self.log.read_text()
 
     def wait_ready(self) -> None:
-        wait_until(
-            lambda: self.said("working on") or self.process.poll() is not None,
-            timeout=60,
-            what="the worker starting",
-        )
+        has_begun = lambda: self.said("working on") or self.process.poll() is not None  # noqa: E731
+        wait_until(has_begun, timeout=60, what="the worker starting")
         assert self.process.poll() is None, self.log.read_text()
 
     def kill(self) -> None:
@@ -102,6 +100,15 @@ def worker_process(
             worker.kill()
         except ProcessLookupError:  # it has ended, and its children with it
             worker.process.wait(10)
+
+
+def run_program(
+    *words: str, cwd: Path = ROOT, timeout: float = 120, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python program to its end, in an interpreter of its own that finds sqlq."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(cwd))), **environment}
+    run = partial(subprocess.run, cwd=cwd, env=env, timeout=timeout, check=False)
+    return run([sys.executable, *words], capture_output=True, text=True)
 
 
 def reasons(job: JobDetails) -> list[str]:

@@ -4,16 +4,16 @@ promoted."""
 from __future__ import annotations
 
 import shutil
-import socket
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import psycopg
 from sqlalchemy import NullPool, create_engine, make_url, text
 
-import sqlq
-from tests.kit.postgresql import OwnPostgreSQL, own_postgresql
+from tests.kit.databases import migrate
+from tests.kit.postgresql import OwnPostgreSQL, free_port, own_postgresql
 from tests.kit.waiting import wait_until
 
 
@@ -22,15 +22,10 @@ class Standby:
         self._primary = primary
         self._data = primary.directory / name
         self._log = str(primary.directory / f"{name}.log")
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port: int = probe.getsockname()[1]
-        where = ("-h", "127.0.0.1", "-p", str(primary.port), "-U", "postgres")
+        self.port = free_port()
         primary.run(
-            "pg_basebackup",
-            *where,
-            "--write-recovery-conf",
-            "--checkpoint=fast",
-            "--no-sync",
+            *("pg_basebackup", "-h", "127.0.0.1", "-p", str(primary.port), "-U", "postgres"),
+            *("--write-recovery-conf", "--checkpoint=fast", "--no-sync"),
             data=self._data,
         )
         with (self._data / "postgresql.conf").open("a") as configuration:
@@ -50,11 +45,8 @@ class Standby:
         """Wait until everything that is committed on the primary is here."""
         there = self._ask(self._primary.url("postgres"), "SELECT pg_current_wal_lsn()")
         reached = f"SELECT pg_last_wal_replay_lsn() >= '{there}'"
-        wait_until(
-            lambda: self._ask(self.url("postgres"), reached),
-            timeout=30,
-            what="the standby having what the primary has",
-        )
+        has_it = partial(self._ask, self.url("postgres"), reached)
+        wait_until(has_it, timeout=30, what="the standby having what the primary has")
 
     def promote(self) -> None:
         """Make it a primary, and return when it takes writes."""
@@ -89,8 +81,7 @@ def pair_of_servers() -> Iterator[Pair]:
     """Run a primary of its own and a standby beside it."""
     with own_postgresql() as primary:
         url = primary.create_database()
-        with closing(sqlq.App(url)) as app:
-            app.migrate()
+        migrate(url)
         with standby_of(primary) as standby:
             standby.catch_up()
             yield Pair(primary, standby, make_url(url).database or "")

@@ -53,20 +53,12 @@ def _postgresql(connection: Connection, schema: str) -> Catalogue:
     # With the schema first in the search_path definitions name it nowhere, so that two schemas can be
     # compared.
     connection.exec_driver_sql(f"SET LOCAL search_path = {schema}")
-    rows = {
-        what: connection.execute(text(query), {"schema": schema}).all() for what, query in _POSTGRESQL.items()
-    }
-    return {
-        what: sorted(
-            (
-                tuple(str(value).replace(f"{schema}.", "") for value in row)
-                for row in found
-                if "sqlq_version" not in str(row)
-            ),
-            key=str,
-        )
-        for what, found in rows.items()
-    }
+    found: Catalogue = {}
+    for what, query in _POSTGRESQL.items():
+        rows = connection.execute(text(query), {"schema": schema}).all()
+        own = [map(str, row) for row in rows if "sqlq_version" not in str(row)]
+        found[what] = sorted((tuple(each.replace(f"{schema}.", "") for each in row) for row in own), key=str)
+    return found
 
 
 def _sqlite(connection: Connection) -> Catalogue:
@@ -137,13 +129,10 @@ NULLABLE = {
 def nullable(engine: Engine) -> dict[str, set[str]]:
     """Return the columns of each table that a statement may name and that may be NULL."""
     found = inspect(engine)
+    columns = {table: found.get_columns(table.name) for table in tables.metadata.sorted_tables}
     return {
-        table.name: {
-            column["name"]
-            for column in found.get_columns(table.name)
-            if column["nullable"] and column["name"] in table.c
-        }
-        for table in tables.metadata.sorted_tables
+        table.name: {each["name"] for each in known if each["nullable"] and each["name"] in table.c}
+        for table, known in columns.items()
     }
 
 

@@ -21,7 +21,7 @@ import sqlq.alembic
 from sqlq.database import migrate, standing
 from sqlq.database.postgresql import online
 from sqlq.errors import ConfigurationError
-from tests.kit import execute, needs, wait_until, waiting_for_locks, working
+from tests.kit import count, execute, needs, wait_until, waiting_for_locks, working
 from tests.kit.preloaded import ROOT
 from tests.migrations import later_release
 from tests.migrations.catalogue import another_database, catalogue, run_script
@@ -85,9 +85,7 @@ def test_an_upgrade_keeps_jobs_and_views_and_rewrites_no_table(later: Engine) ->
     assert "jobs_by_task" not in str(catalogue(later))
 
 
-def test_every_way_to_migrate_makes_the_same_tables(
-    later: Engine, empty_database_url: str, tmp_path: Path
-) -> None:
+def test_every_way_to_migrate_makes_the_same_tables(later: Engine, tmp_path: Path) -> None:
     """By revisions beside the traffic, from nothing at once, inside a host's Alembic, and as a script."""
     migrate.upgrade(later, None)
     beside_traffic = catalogue(later)
@@ -128,7 +126,7 @@ def test_one_of_three_migrators_migrates_and_workers_of_both_releases_run(
     first = [migrator.migrated_from("0001") for migrator in three]
     assert [migrator.process.wait(30) for migrator in three] == [0, 0, 0]
     assert first.count(True) == 1
-    assert (live_index(migrated), execute(migrated, "SELECT version_num FROM sqlq_version")) == (True, "0003")
+    assert (live_index(migrated), revision(migrated)) == (True, "0003")
     with closing(sqlq.App(empty_database_url)) as app:
         assert app.migrate() == "0003"
         task = app.task(name="t")(lambda n: n)
@@ -174,7 +172,7 @@ def test_traffic_goes_on_while_a_migration_cannot_get_its_lock(
                 assert migrator.says("waiting for a moment in which no session uses the tables in")
                 # behind a lock that it waited for without end nothing would get through
                 goes_on(50)
-                assert execute(migrated, "SELECT version_num FROM sqlq_version") == "0001"
+                assert revision(migrated) == "0001"
             assert migrator.migrated_from("0001")
             goes_on(20)
         finally:
@@ -182,8 +180,7 @@ def test_traffic_goes_on_while_a_migration_cannot_get_its_lock(
             thread.join()
         wait_until(lambda: finished(migrated) == len(enqueued), what="all jobs done")
     app.close()
-    assert (execute(migrated, "SELECT version_num FROM sqlq_version"), table_file(migrated)) == ("0003", file)
-    assert live_index(migrated) is True
+    assert (revision(migrated), table_file(migrated), live_index(migrated)) == ("0003", file, True)
 
 
 @needs("server", empty=True)
@@ -195,9 +192,8 @@ def test_a_lock_timeout_is_one_sentence_and_changes_nothing(
     before = catalogue(later)
     with later.connect() as long_transaction:
         long_transaction.execute(text("SELECT count(*) FROM jobs"))
-        with pytest.raises(
-            ConfigurationError, match=r"were in use whenever the migration tried.*end the oldest transactions"
-        ):
+        in_use = r"were in use whenever the migration tried.*end the oldest transactions"
+        with pytest.raises(ConfigurationError, match=in_use):
             migrate.upgrade(later, None)
         assert catalogue(later) == before
     migrate.upgrade(later, None)
@@ -308,16 +304,10 @@ def test_an_index_of_an_aborted_build_is_built_again(
     migrated: Engine, start: Callable[..., Migrator]
 ) -> None:
     with building(migrated, start) as migrator:
-        execute(
-            migrated,
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
-            "AND query LIKE 'CREATE INDEX CONCURRENTLY%'",
-        )
+        build = "datname = current_database() AND query LIKE 'CREATE INDEX CONCURRENTLY%'"
+        execute(migrated, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {build}")
         assert migrator.process.wait(30) == 1
-        assert (live_index(migrated), execute(migrated, "SELECT version_num FROM sqlq_version")) == (
-            False,
-            "0002",
-        )
+        assert (live_index(migrated), revision(migrated)) == (False, "0002")
         broken = index_oid(migrated)
     again = start()
     assert again.says("dropping the index jobs_by_task, whose build was broken off")
@@ -328,9 +318,7 @@ def test_an_index_of_an_aborted_build_is_built_again(
 
 @pytest.mark.integration
 @needs("postgresql", empty=True)
-def test_a_second_migrator_does_not_touch_an_index_build(
-    migrated: Engine, start: Callable[..., Migrator]
-) -> None:
+def test_a_second_migrator_keeps_an_index_build(migrated: Engine, start: Callable[..., Migrator]) -> None:
     with building(migrated, start) as migrator:
         second = start()
         assert second.says("waiting for another migration")
@@ -342,28 +330,21 @@ def test_a_second_migrator_does_not_touch_an_index_build(
 
 @pytest.mark.integration
 @needs("postgresql", empty=True)
-def test_the_index_build_of_another_session_is_taken_over(
-    migrated: Engine, start: Callable[..., Migrator]
-) -> None:
+def test_an_index_build_of_a_stranger_is_taken_over(migrated: Engine, start: Callable[..., Migrator]) -> None:
     """As a server leaves it that does not end the statements of a killed client."""
 
     def build() -> None:
         with migrated.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
             connection.exec_driver_sql("CREATE INDEX CONCURRENTLY jobs_by_task ON jobs (task, id)")
 
-    def start_build() -> threading.Thread:
-        thread = threading.Thread(target=build)
-        thread.start()
-        return thread
-
-    with building(migrated, start_build) as thread:
+    thread = threading.Thread(target=build)
+    with building(migrated, thread.start):
         migrator = start()
         assert migrator.says("waiting for another build or a vacuum of public.jobs")
         index = index_oid(migrated)
     assert migrator.migrated_from("0002")
     thread.join()
-    assert (live_index(migrated), index_oid(migrated)) == (True, index)
-    assert execute(migrated, "SELECT version_num FROM sqlq_version") == "0003"
+    assert (live_index(migrated), index_oid(migrated), revision(migrated)) == (True, index, "0003")
 
 
 @needs("sessions", empty=True)
@@ -375,11 +356,10 @@ def test_an_index_build_that_waits_too_long_is_reported_in_one_sentence(
     execute(later, "UPDATE sqlq_version SET version_num = '0002'")
     with later.connect() as long_transaction:
         long_transaction.execute(text("INSERT INTO jobs (task) VALUES ('shop.c')"))
-        with pytest.raises(
-            ConfigurationError, match=r"index jobs_by_task in postgresql.* was not built.*end the oldest ones"
-        ):
+        slow = r"index jobs_by_task in postgresql.* was not built.*end the oldest ones"
+        with pytest.raises(ConfigurationError, match=slow):
             migrate.upgrade(later, None)
-    assert execute(later, "SELECT version_num FROM sqlq_version") == "0002"
+    assert revision(later) == "0002"
     migrate.upgrade(later, None)
     assert live_index(later) is True
 
@@ -410,14 +390,11 @@ def test_an_index_build_ignores_statement_timeouts(migrated: Engine, start: Call
         for name in ("statement_timeout", "idle_in_transaction_session_timeout"):
             connection.execute(text(f"ALTER DATABASE {database} SET {name} = '300ms'"))
     with building(migrated, start) as migrator:
-        old = """SELECT count(*) FROM pg_stat_activity
+        old = """SELECT count(*) = 3 FROM pg_stat_activity
                   WHERE datname = current_database()
                      AND statement_timestamp() - state_change > interval '700ms'
                     AND (state = 'idle in transaction' OR query LIKE 'CREATE INDEX CONCURRENTLY%')"""
-        wait_until(
-            lambda: execute(migrated, old) == 3,
-            what="the build and the transaction that guards it being old, and ours",
-        )
+        wait_until(lambda: execute(migrated, old), what="the build, its guard and ours being old")
     assert migrator.migrated_from("0002")
     assert live_index(migrated) is True
 
@@ -428,9 +405,7 @@ def test_a_pool_of_one_connection_suffices(later: Engine) -> None:
     assert migrate.upgrade(engine, None) == "0001"
     assert live_index(later) is True
     with engine.connect() as connection:
-        assert connection.execute(text("SHOW lock_timeout")).scalar() == "0", (
-            "no setting of the build is left in the pool"
-        )
+        assert connection.execute(text("SHOW lock_timeout")).scalar() == "0", "no setting is left in the pool"
     engine.dispose()
 
 
@@ -449,8 +424,12 @@ def table_file(engine: Engine) -> int | None:
     return int(execute(engine, query[engine.dialect.name]))
 
 
+def revision(engine: Engine) -> str:
+    return str(execute(engine, "SELECT version_num FROM sqlq_version"))
+
+
 def finished(engine: Engine) -> int:
-    return int(execute(engine, "SELECT count(*) FROM finished_jobs"))
+    return count(engine, "finished_jobs")
 
 
 def live_index(engine: Engine, name: str = "jobs_by_task") -> bool | None:

@@ -71,9 +71,7 @@ def test_upgrade_takes_the_write_lock_first(empty: Engine, begin: str) -> None:
     SQLite."""
     statements: list[str] = []
     event.listen(empty, "begin", lambda connection: connection.exec_driver_sql(begin))
-    event.listen(
-        empty, "before_cursor_execute", lambda c, cursor, statement, *rest: statements.append(statement)
-    )
+    event.listen(empty, "before_cursor_execute", lambda *given: statements.append(given[2]))
     migrate.upgrade(empty, None)
     assert statements[:3] == [begin, "ROLLBACK", "BEGIN IMMEDIATE"]
     assert standing.check(empty, None).standing == "up to date"
@@ -95,9 +93,7 @@ def test_upgrade_is_one_transaction_whatever_the_engine_does(empty_database_url:
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_a_newer_database_is_left_alone(
-    migrated: Engine, works: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_newer_database_is_kept(migrated: Engine, works: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """An older release that starts again after a newer one has migrated goes on, where the newer one lets
     it: `sqlq migrate && sqlq work`."""
     oldest = "0001" if works else "0099"
@@ -128,9 +124,8 @@ def test_a_newer_database_is_left_alone(
 def test_a_foreign_table_is_refused_and_left_alone(empty: Engine, foreign: str) -> None:
     execute(empty, foreign)
     before = catalogue(empty)
-    with pytest.raises(
-        ConfigurationError, match=r"SQLQ_SCHEMA=|another file with -d or SQLQ_DATABASE_URL"
-    ) as refusal:
+    remedy = r"SQLQ_SCHEMA=|another file with -d or SQLQ_DATABASE_URL"
+    with pytest.raises(ConfigurationError, match=remedy) as refusal:
         migrate.upgrade(empty, None)
     assert foreign.split()[2] in str(refusal.value)
     assert catalogue(empty) == before
@@ -190,10 +185,8 @@ def test_tables_at_a_revision_that_no_release_has_are_left_alone(migrated: Engin
 
 
 def test_downgrade_to_an_unknown_revision_is_refused(migrated: Engine) -> None:
-    with pytest.raises(
-        ConfigurationError,
-        match=r"cannot be taken down to revision '0077': .*; revisions go from .base. to 0001",
-    ):
+    said = r"cannot be taken down to revision '0077': .*; revisions go from .base. to 0001"
+    with pytest.raises(ConfigurationError, match=said):
         migrate.downgrade(migrated, None, "0077")
     assert own_names(migrated) == standing.OWN_NAMES
 
@@ -215,48 +208,36 @@ def test_downgrade_does_not_queue_behind_a_long_transaction(
 MIGRATOR = """
 import logging, sys
 from sqlalchemy import create_engine
-import sqlq
 from sqlq.database import migrate
-from sqlq.database.dialects import dialect_of
 
 logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(message)s")
 engine = create_engine(sys.argv[1])
 print("ready", flush=True)
-sys.stdin.readline()
 print("before:", migrate.upgrade(engine, None), flush=True)
-engine.dispose()
 """
 
 
 def test_a_second_process_waits_for_the_first(empty_database_url: str, empty: Engine) -> None:
-    second = subprocess.Popen(
-        [sys.executable, "-c", MIGRATOR, empty_database_url],
-        env=environment(),
-        text=True,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    with second:
-        assert line(second) == "ready"
-        with migrate.transaction(empty, None) as connection:
-            start(second)
-            if empty.dialect.name != "sqlite":  # which waits in silence first, for its driver's timeout
-                assert line(second).startswith(f"waiting for another migration of {empty.dialect.name}")
-            migrate.run(connection, None, "up", "head")
-        assert line(second) == f"before: {version.HEAD}"
+    command = [sys.executable, "-c", MIGRATOR, empty_database_url]
+    with migrate.transaction(empty, None) as connection:
+        second = subprocess.Popen(command, env=environment(), text=True, stdout=subprocess.PIPE)
+        assert second.stdout is not None
+        assert second.stdout.readline() == "ready\n"
+        if empty.dialect.name != "sqlite":  # which waits in silence first, for its driver's timeout
+            said = f"waiting for another migration of {empty.dialect.name}"
+            assert second.stdout.readline().startswith(said)
+        migrate.run(connection, None, "up", "head")
+    assert second.communicate(timeout=60)[0] == f"before: {version.HEAD}\n"
 
 
 def test_the_wait_for_another_migrator_times_out(
     empty: Engine, empty_database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(online, "TIMEOUT_S", 0.0)
-    other = create_engine(
-        empty_database_url, connect_args={"timeout": 0} if empty.dialect.name == "sqlite" else {}
-    )
-    with (
-        migrate.transaction(empty, None),
-        pytest.raises(ConfigurationError, match="perhaps by another migration"),
-    ):
+    options = {"timeout": 0} if empty.dialect.name == "sqlite" else {}
+    other = create_engine(empty_database_url, connect_args=options)
+    refused = pytest.raises(ConfigurationError, match="perhaps by another migration")
+    with migrate.transaction(empty, None), refused:
         migrate.upgrade(other, None)
     other.dispose()
 
@@ -264,10 +245,8 @@ def test_the_wait_for_another_migrator_times_out(
 def test_a_waiting_migration_names_the_holder_of_the_lock(
     empty: Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    migrations, number = (
-        dialect_of(empty).migrations,
-        {"postgresql": "pg_backend_pid()", "mariadb": "connection_id()"},
-    )
+    migrations = dialect_of(empty).migrations
+    number = {"postgresql": "pg_backend_pid()", "mariadb": "connection_id()"}
     if empty.dialect.name not in number:
         pytest.skip("the file's lock has no names")
     monkeypatch.setattr(online, "TIMEOUT_S", 1.0)
@@ -282,17 +261,6 @@ def test_a_waiting_migration_names_the_holder_of_the_lock(
     (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert f"{empty.url.username} in session {session}, which" in line
     assert migrate.upgrade(empty, None) is None
-
-
-def start(process: subprocess.Popen[str]) -> None:
-    assert process.stdin
-    process.stdin.write("\n")
-    process.stdin.flush()
-
-
-def line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout
-    return process.stdout.readline().strip()
 
 
 # ── Reading the revision ────────────────────────────────────────────────────────────────────────────────────
@@ -311,13 +279,9 @@ def test_require_names_the_fault_and_its_remedy(
 ) -> None:
     monkeypatch.setattr(version, "HEAD", "0001")
     migrate.upgrade(empty, None)
-    with empty.begin() as connection:
-        connection.execute(text("DELETE FROM sqlq_version"))
-        if found:
-            connection.execute(
-                text("INSERT INTO sqlq_version (version_num, oldest_code) VALUES (:found, :found)"),
-                {"found": found},
-            )
+    execute(empty, "DELETE FROM sqlq_version")
+    if found:
+        execute(empty, "INSERT INTO sqlq_version (version_num, oldest_code) VALUES (:of, :of)", of=found)
     with empty.begin() as connection, pytest.raises(SchemaVersionError) as complaint:
         version.require(connection, None)
     assert sentence.format(url=empty.url.render_as_string()) in str(complaint.value)
@@ -330,11 +294,7 @@ def test_require_names_the_fault_and_its_remedy(
 def test_newer_tables_are_usable_by_their_oldest_code(
     migrated: Engine, monkeypatch: pytest.MonkeyPatch, oldest_code: str, usable: bool
 ) -> None:
-    with migrated.begin() as connection:
-        connection.execute(
-            text("UPDATE sqlq_version SET version_num = '0004', oldest_code = :oldest"),
-            {"oldest": oldest_code},
-        )
+    execute(migrated, f"UPDATE sqlq_version SET version_num = '0004', oldest_code = '{oldest_code}'")
     monkeypatch.setattr(version, "HEAD", "0002")
     with migrated.begin() as connection:
         if usable:
@@ -342,9 +302,7 @@ def test_newer_tables_are_usable_by_their_oldest_code(
         else:
             with pytest.raises(SchemaVersionError, match="newer than the 0002 this sqlq knows"):
                 version.require(connection, None)
-        assert connection.execute(text("SELECT count(*) FROM jobs")).scalar() == 0, (
-            "the transaction is still usable"
-        )
+        assert connection.scalar(text("SELECT count(*) FROM jobs")) == 0, "the transaction is usable"
 
 
 def test_a_version_table_without_oldest_code_is_read(empty: Engine) -> None:
@@ -368,18 +326,14 @@ def test_the_search_path_of_a_session_does_not_hide_the_version(migrated: Engine
 @pytest.mark.parametrize("granted", [[], ["USAGE ON SCHEMA queueing"], ["SELECT ON queueing.sqlq_version"]])
 def test_a_missing_grant_does_not_abort_the_transaction(empty: Engine, granted: list[str]) -> None:
     migrate.upgrade(empty, "queueing")
+    commands = r"SQLQ_SCHEMA=queueing sqlq grants sqlq_producer --as producer -d postgresql\S+` prints$"
     with empty.connect() as connection:
-        connection.execute(text("CREATE ROLE sqlq_producer"))
-        for grant in granted:
-            connection.execute(text(f"GRANT {grant} TO sqlq_producer"))
-        connection.execute(text("SET ROLE sqlq_producer"))
-        with pytest.raises(
-            SchemaVersionError,
-            match=r"SQLQ_SCHEMA=queueing sqlq grants sqlq_producer --as producer -d postgresql\S+` prints$",
-        ):
+        for statement in ("CREATE ROLE", *(f"GRANT {grant} TO" for grant in granted), "SET ROLE"):
+            connection.execute(text(f"{statement} sqlq_producer"))
+        with pytest.raises(SchemaVersionError, match=commands):
             version.require(connection, "queueing")
         connection.execute(text("RESET ROLE"))
-        connection.execute(text("GRANT USAGE ON SCHEMA queueing TO sqlq_producer"))
-        connection.execute(text("GRANT SELECT ON queueing.sqlq_version TO sqlq_producer"))
+        for right in ("USAGE ON SCHEMA queueing", "SELECT ON queueing.sqlq_version"):
+            connection.execute(text(f"GRANT {right} TO sqlq_producer"))
         connection.execute(text("SET ROLE sqlq_producer"))
         version.require(connection, "queueing")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import sqlq
 from tests.programs.notes import note
 
@@ -9,24 +11,10 @@ app = sqlq.App()
 EACH_SECOND = sqlq.Schedule(every="1s", catch_up="all")
 
 
-@app.task(name="work.greet", max_attempts=1)
-def greet(n: int) -> None:
-    note("greet", n)
+def noting(name: str) -> sqlq.Task[[int], None]:
+    return app.task(name=f"work.{name}", max_attempts=1)(partial(note, name))
 
 
-@app.task(name="work.retired", max_attempts=1)
-def retired(n: int) -> None:
-    note("retired", n)
-
-
-@app.task(name="work.before", max_attempts=1)
-def before(n: int) -> None:
-    note("before", n)
-
-
-@app.task(name="beat", schedule=EACH_SECOND, max_attempts=1)
-def beat() -> None: ...
-
-
-@app.task(name="gone", schedule=EACH_SECOND, max_attempts=1)
-def gone() -> None: ...
+greet, retired, before = map(noting, ("greet", "retired", "before"))
+for name in ("beat", "gone"):
+    app.task(name=name, schedule=EACH_SECOND, max_attempts=1)(lambda: None)

@@ -23,9 +23,5 @@ def after(n: int) -> None:
     note("after", n)
 
 
-@app.task(name="beat", schedule=sqlq.Schedule(every="2s", catch_up="all"), max_attempts=1)
-def beat() -> None: ...
-
-
-@app.task(name="gone", max_attempts=1)
-def gone() -> None: ...
+for name, schedule in {"beat": sqlq.Schedule(every="2s", catch_up="all"), "gone": None}.items():
+    app.task(name=name, schedule=schedule, max_attempts=1)(lambda: None)

@@ -29,21 +29,6 @@ def quick(n: int) -> None:
     note("quick", n)
 
 
-@app.task
-def fetch(n: int) -> int:
-    return n
-
-
-@app.task(queue="queue1")
-def add_up(numbers: list[int]) -> int:
-    return sum(numbers)
-
-
-@app.task(queue="queue2")
-def report(total: int) -> None:
-    note("report", total)
-
-
 @app.task(max_attempts=3, backoff="0s")
 def hang(n: int) -> None:
     note("hang", n)

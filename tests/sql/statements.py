@@ -97,10 +97,12 @@ def look(conn: Connection) -> Any:
     return dialect.sql.look(execute_on(conn), wanted)
 
 
-def settle_with(outcome: Outcome) -> Callable[[Connection, list[Any]], Any]:
-    return lambda conn, held: settle.settle(
-        conn, [Settlement(j.id, j.lease_token, j.attempts, outcome) for j in held]
-    )
+def ended(held: list[Any], outcome: Outcome, **options: Any) -> list[Settlement]:
+    return [Settlement(job.id, job.lease_token, job.attempts, outcome, **options) for job in held]
+
+
+def settle_with(outcome: Outcome, **options: Any) -> Callable[[Connection, list[Any]], Any]:
+    return lambda conn, held: settle.settle(conn, ended(held, outcome, **options))
 
 
 def replay_all(conn: Connection, held: list[Any]) -> Any:
@@ -108,6 +110,7 @@ def replay_all(conn: Connection, held: list[Any]) -> Any:
     return operate.replay(conn, operate.ended(conn, Selection(task="shop.send_receipt")))
 
 
+REPLACING = new(unique_key="a", on_conflict="debounce", max_wait_ms=60_000, delay_ms=1_000)
 STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "insert": lambda conn, held: inserting.insert(conn, [new()]),
     "steps_beyond": lambda conn, held: conn.execute(
@@ -120,10 +123,7 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "claim_newest": lambda conn, held: claim_on(conn, ["mail"], limit=2, order="newest"),
     "claim_beyond": lambda conn, held: claim_beyond(conn),
     "complete": settle_with(Finished("1")),
-    "complete_later": lambda conn, held: settle.settle(
-        conn,
-        [Settlement(j.id, j.lease_token, j.attempts, Finished("1"), course=AttemptTimes()) for j in held],
-    ),
+    "complete_later": settle_with(Finished("1"), course=AttemptTimes()),
     "complete_followed": lambda conn, held: settle.settle(
         conn, [settlement(job._replace(on_success=FOLLOWER), Finished("1")) for job in held]
     ),
@@ -131,13 +131,7 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "retry": settle_with(Retried(1_000, ERROR)),
     "release": settle_with(Released()),
     "insert_limited": lambda conn, held: inserting.insert(conn, [limited()]),
-    "retry_limited": lambda conn, held: settle.settle(
-        conn,
-        [
-            Settlement(j.id, j.lease_token, j.attempts, Retried(1_000, ERROR), limit_key="stripe")
-            for j in held
-        ],
-    ),
+    "retry_limited": settle_with(Retried(1_000, ERROR), limit_key="stripe"),
     "admit": lambda conn, held: admit(conn, Rule(5)),
     "admit_in_order": lambda conn, held: admit(conn, Rule(1, in_order=True)),
     "admit_at_a_rate": lambda conn, held: admit(conn, Rule(5, 100, 60_000)),
@@ -146,10 +140,7 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "extend": lambda conn, held: lease.extend(conn, [(j.id, j.lease_token) for j in held], lease_ms=30_000),
     "stand_in": lambda conn, held: workers.stand_in(conn, ["me"], lease_ms=30_000),
     "rescue": lambda conn, held: settle.rescue(conn),
-    "insert_replacing": lambda conn, held: inserting.insert(
-        conn,
-        [new(unique_key="a", on_conflict="debounce", max_wait_ms=60_000, delay_ms=1_000)],
-    ),
+    "insert_replacing": lambda conn, held: inserting.insert(conn, [REPLACING]),
     "insert_expiring": lambda conn, held: inserting.insert(conn, [new(start_within_ms=1_000)]),
     "checkpoint": lambda conn, held: lease.save(conn, (held[0].id, held[0].lease_token), None, "7"),
     "due_in": lambda conn, held: due_in(conn, ["mail"]),

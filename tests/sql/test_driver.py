@@ -79,12 +79,7 @@ def test_a_connection_that_rested_long_is_pinged(
 
     monkeypatch.setattr(app.database.engine.dialect, "do_ping", answers)
     pid = backend(app.database)
-    for seconds, pings in (
-        (0.01, 0),
-        (pool.IDLE_SECONDS / 2, 0),
-        (2 * pool.IDLE_SECONDS, 1),
-        (0.01, 1),
-    ):
+    for seconds, pings in ((0.01, 0), (pool.IDLE_SECONDS / 2, 0), (2 * pool.IDLE_SECONDS, 1), (0.01, 1)):
         clock.now += seconds
         assert (backend(app.database), len(asked)) == (pid, pings), seconds
 
@@ -195,9 +190,7 @@ def test_a_close_breaks_no_return_of_a_connection_in_another_thread(app: sqlq.Ap
     assert app.jobs.list() == []
 
 
-def test_connections_are_pooled_after_two_closes_at_once(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connections_are_pooled_after_two_closes(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = app.database.engine.pool
     recreate = pool.recreate
 
@@ -279,9 +272,7 @@ def test_a_host_is_tried_last_when_its_connection_has_broken(
 
 
 @needs("postgresql")
-def test_a_host_stays_first_when_a_connection_to_it_comes_back_late(
-    hosts: list[Proxy], database_url: str
-) -> None:
+def test_a_host_stays_first_when_a_connection_is_late(hosts: list[Proxy], database_url: str) -> None:
     first, second = hosts
     with opened(hosts, database_url) as database:
         with database.read():

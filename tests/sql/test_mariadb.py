@@ -42,12 +42,7 @@ SIZES = (0, 60, 10_000)
 HELD_BY_OTHERS = 500
 READ, LOCKED = 150, 20
 """The most rows that a statement may read, in tables and in batches, and those that a verb may lock."""
-READS_MORE = {
-    "rescue": 700,
-    "sweep_limits": 300,
-    "look": 900,
-    "replay": 3 * SIZES[-1],
-}
+READS_MORE = {"rescue": 700, "sweep_limits": 300, "look": 900, "replay": 3 * SIZES[-1]}
 """A rescue reads each reserved job. A replay by task reads all ended jobs, without a lock."""
 
 
@@ -57,19 +52,14 @@ def held_rights(held: list[Any]) -> list[tuple[int, int]]:
 
 def some(conn: Connection, table: str) -> list[int]:
     """Return the ids of two jobs of the table that nobody holds."""
-    return list(
-        conn.scalars(text(f"SELECT id FROM {table} WHERE reserved_at IS NULL AND queue = 'mail' LIMIT 2"))
-    )
+    query = f"SELECT id FROM {table} WHERE reserved_at IS NULL AND queue = 'mail' LIMIT 2"
+    return list(conn.scalars(text(query)))
 
 
 def on(conn: Connection) -> Any:
     """Return a database whose transactions are this one."""
-    return SimpleNamespace(
-        begin=lambda: nullcontext(conn),
-        read=lambda: nullcontext(conn),
-        run=lambda work: work(conn),
-        encryption=None,
-    )
+    within: Any = lambda: nullcontext(conn)  # noqa: E731
+    return SimpleNamespace(begin=within, read=within, run=lambda work: work(conn), encryption=None)
 
 
 def operate_schedules(conn: Connection, held: list[Any]) -> None:
@@ -187,9 +177,8 @@ def row_locks(conn: Connection) -> int:
 
 
 def reads(conn: Connection) -> int:
-    rows = conn.execution_options(no_parameters=True).exec_driver_sql(
-        "SHOW SESSION STATUS LIKE 'Handler_read%'"
-    )
+    status = "SHOW SESSION STATUS LIKE 'Handler_read%'"
+    rows = conn.execution_options(no_parameters=True).exec_driver_sql(status)
     return sum(int(count) for _, count in rows)
 
 
@@ -207,9 +196,8 @@ def test_a_statement_reads_and_locks_a_bounded_number_of_rows(database: Database
 
         def begins(*given: Any) -> None:
             if not before and not OURS.match(given[2]):
-                plans.extend(
-                    refused(given[0], given[2], given[3][0] if isinstance(given[3], list) else given[3])
-                )
+                parameters = given[3][0] if isinstance(given[3], list) else given[3]
+                plans.extend(refused(given[0], given[2], parameters))
                 before.append(reads(given[0]))
 
         def ends(*given: Any) -> None:

@@ -46,20 +46,21 @@ OLD = 10
 HOT = ("jobs", "finished_jobs", "failed_jobs")
 
 
-@pytest.fixture
-def database(app: sqlq.App) -> Database:
-    return app.database
+def sent(database: Database, name: str) -> list[tuple[str, Any]]:
+    """Return the statements that a verb sends, with their parameters, and undo it."""
+    with database.connect() as conn, conn.begin() as transaction:
+        held = [] if name in OWNED or name.startswith("claim") else claim_two(conn)
+        with received(conn) as got:
+            OWNED[name](conn) if name in OWNED else STATEMENTS[name](conn, held)
+        transaction.rollback()
+    return got
 
 
 @for_each("name", STATEMENTS)
-def test_the_database_receives_the_golden_statement(database: Database, name: str) -> None:
-    with database.connect() as conn, conn.begin() as transaction:
+def test_the_database_receives_the_golden_statement(app: sqlq.App, name: str) -> None:
+    with app.database.begin() as conn:
         inserting.insert(conn, [new(), new()])
-        held = [] if name.startswith("claim") else claim_two(conn)
-        with received(conn) as got:
-            STATEMENTS[name](conn, held)
-        transaction.rollback()
-    compare_with_golden(name, database, got)
+    compare_with_golden(name, app.database, sent(app.database, name))
 
 
 # ── How they are run ────────────────────────────────────────────────────────────────────────────────────────
@@ -145,11 +146,7 @@ BUFFERS = {
 @pytest.mark.parametrize("crowded", ["postgresql"], indirect=True)
 @for_each("name", STATEMENTS)
 def test_postgresql_reads_a_bounded_number_of_pages(crowded: Database, name: str) -> None:
-    with crowded.connect() as conn, conn.begin() as transaction:
-        held = [] if name.startswith("claim") else claim_two(conn)
-        with received(conn) as got:
-            STATEMENTS[name](conn, held)
-        transaction.rollback()
+    got = sent(crowded, name)
     with crowded.connect() as conn, conn.begin() as transaction:
         if name != "claim":
             claim_two(conn)
@@ -165,7 +162,7 @@ def test_postgresql_reads_a_bounded_number_of_pages(crowded: Database, name: str
 OTHERS = 5_000
 """The number of jobs that other workers hold."""
 OWNED: dict[str, Callable[[Connection], Any]] = {
-    "stand_in": lambda conn: workers.stand_in(conn, ["me", "you"], lease_ms=30_000),
+    "stand_in for two": lambda conn: workers.stand_in(conn, ["me", "you"], lease_ms=30_000),
     "owned": lambda conn: lease.owned(conn, "me"),
     "cancelled": lambda conn: workers.cancelled(conn, "me"),
 }
@@ -183,10 +180,8 @@ def hold_many(database: Database) -> None:
 @pytest.mark.parametrize("crowded", ["postgresql"], indirect=True)
 def test_a_worker_reads_no_job_that_others_hold(crowded: Database) -> None:
     hold_many(crowded)
-    for name, run in OWNED.items():
-        with crowded.connect() as conn, conn.begin() as transaction, received(conn) as got:
-            run(conn)
-            transaction.rollback()
+    for name in OWNED:
+        got = sent(crowded, name)
         with crowded.connect() as conn, conn.begin() as transaction:
             for statement, parameters in got:
                 plan = explained(conn, statement, parameters)
@@ -219,11 +214,7 @@ def test_a_heartbeat_changes_no_index(crowded: Database) -> None:
 @for_each("name", STATEMENTS)
 def test_a_generic_plan_finds_the_indexes(crowded: Database, name: str) -> None:
     """A plan that is made before the parameters are known; `blocked_by = $1` finds no index of such jobs."""
-    with crowded.connect() as conn, conn.begin() as transaction:
-        held = [] if name.startswith("claim") else claim_two(conn)
-        with received(conn) as got:
-            STATEMENTS[name](conn, held)
-        transaction.rollback()
+    got = sent(crowded, name)
     with crowded.connect() as conn:
         driver: Any = conn.connection.driver_connection
         for statement, parameters in got:
@@ -270,13 +261,9 @@ def test_a_claim_planned_on_an_empty_table_is_fast_on_a_full_one(app: sqlq.App, 
         assert claimer.claim(10) == []
     with engine.begin() as conn:
         conn.execute(text("ALTER TABLE jobs SET (autovacuum_enabled = off)"))
-        rows = (
-            "SELECT 'default', 't', '{}', 100 * (n % 2), now() + (n % 2) * interval '1 day' FROM "
-            "generate_series(1, :rows) AS n"
-        )
-        conn.execute(
-            text(f"INSERT INTO jobs (queue, task, payload, priority, available_at) {rows}"), {"rows": ROWS}
-        )
+        rows = f"FROM generate_series(1, {ROWS}) AS n"
+        rows = f"SELECT 'default', 't', '{{}}', 100 * (n % 2), now() + (n % 2) * interval '1 day' {rows}"
+        conn.execute(text(f"INSERT INTO jobs (queue, task, payload, priority, available_at) {rows}"))
     with claims.connect() as conn, conn.begin() as transaction:
         sql = (
             "SELECT name, custom_plans, generic_plans FROM pg_prepared_statements WHERE statement LIKE :words"
@@ -350,24 +337,23 @@ def let_steps_wait(engine: Engine) -> None:
 
 
 @needs("plans")
-@pytest.mark.parametrize("of_workers", [True, False])
 def test_postgresql_unblocks_by_indexes_beside_tables_without_statistics(
-    app: sqlq.App, engine: Engine, of_workers: bool
+    app: sqlq.App, engine: Engine
 ) -> None:
-    database = app.database.for_claims if of_workers else app.database
     let_steps_wait(engine)
-    with database.connect() as conn, conn.begin() as transaction:
-        with received(conn) as got:
-            assert conn.scalars(unblock._WAITING_FOR, {"id": 2}).all() == [1001]
-            assert [row.id for row in unblock._judge_on(conn, [2], are_ended=True)] == [1001]
-        transaction.rollback()
-    with database.connect() as conn, conn.begin() as transaction:
-        for statement, parameters in got:
-            plan = explained(conn, statement, parameters)
-            assert not scans(plan), json.dumps(plan, indent=1)
-            assert pages(plan) < 120, json.dumps(plan, indent=1)
-        transaction.rollback()
-    assert unblock.after(database, [2]).free == 1
+    for database in (app.database.for_claims, app.database):
+        with database.connect() as conn, conn.begin() as transaction:
+            with received(conn) as got:
+                assert conn.scalars(unblock._WAITING_FOR, {"id": 2}).all() == [1001]
+                assert [row.id for row in unblock._judge_on(conn, [2], are_ended=True)] == [1001]
+            transaction.rollback()
+        with database.connect() as conn, conn.begin() as transaction:
+            for statement, parameters in got:
+                plan = explained(conn, statement, parameters)
+                assert not scans(plan), json.dumps(plan, indent=1)
+                assert pages(plan) < 120, json.dumps(plan, indent=1)
+            transaction.rollback()
+    assert unblock.after(app.database, [2]).free == 1
 
 
 @needs("plans")

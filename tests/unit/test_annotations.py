@@ -218,16 +218,8 @@ ROUND_TRIPS: list[tuple[Any, Any, Any]] = [
     (Annotated[UUID, "why"], ID, str(ID)),
     (Box[date], Box(date(2030, 1, 1)), {"inside": "2030-01-01"}),
     (Node, Node(date(2030, 1, 1), Node(date(2031, 1, 1))), {"at": "2030-01-01", "next": {"at": "2031-01-01", "next": None}}),
-    (
-        Order,
-        Order(ID, datetime(2030, 1, 1, tzinfo=UTC), [Line("tea", Decimal(3))], {"a": [1, None]}),
-        {
-            "id": str(ID),
-            "placed_at": "2030-01-01T00:00:00Z",
-            "lines": [{"sku": "tea", "price": "3", "count": 1}],
-            "extra": {"a": [1, None]},
-        },
-    ),
+    (Order, Order(ID, datetime(2030, 1, 1, tzinfo=UTC), [Line("tea", Decimal(3))], {"a": [1, None]}),
+     {"id": str(ID), "placed_at": "2030-01-01T00:00:00Z", "lines": [{"sku": "tea", "price": "3", "count": 1}], "extra": {"a": [1, None]}}),
 ]  # fmt: skip
 
 
@@ -341,13 +333,10 @@ def test_a_value_that_equals_nothing_is_not_refused(value: Unequal) -> None:
 @for_each("text", [str(ID), str(ID).upper(), ID.hex])
 def test_other_texts_of_a_key_are_accepted(text: str) -> None:
     payload = json.dumps({"args": [{text: {"sku": "tea", "price": "1", "count": 1}}]})
-    task = task_of(dict[UUID, Line])
-    assert task._interface.arguments(payload) == ([{ID: Line("tea", Decimal(1))}], {})
-    assert (
-        new_from_json(task, *json.loads(payload).values()).payload
-        == task.new({ID: Line("tea", Decimal(1))}).payload
-    )
-    assert forms(task.new({text: Line("tea", Decimal(1))})) == json.loads(payload)["args"]
+    task, line = task_of(dict[UUID, Line]), Line("tea", Decimal(1))
+    assert task._interface.arguments(payload) == ([{ID: line}], {})
+    assert new_from_json(task, *json.loads(payload).values()).payload == task.new({ID: line}).payload
+    assert forms(task.new({text: line})) == json.loads(payload)["args"]
     with pytest.raises(ArgumentsError, match=r"two keys that are the same text|unknown field"):
         task_of(dict[UUID, Any]).new({ID: 1, text: 2})
 
@@ -465,10 +454,8 @@ def everywhere(one: UUID, /, two: int, *more: date, three: UUID | None = None, f
 
 def test_every_kind_of_parameter_is_converted() -> None:
     task = make_task(everywhere)
-    args, kwargs = (
-        (ID, 7, date(2030, 1, 1), date(2031, 1, 1)),
-        {"three": ID, "four": "x", "one": Decimal("1.5")},
-    )
+    args = (ID, 7, date(2030, 1, 1), date(2031, 1, 1))
+    kwargs = {"three": ID, "four": "x", "one": Decimal("1.5")}
     job = task.new(*args, **kwargs)  # type: ignore[arg-type]
     assert json.loads(job.payload) == {
         "args": [str(ID), 7, "2030-01-01", "2031-01-01"],
@@ -603,8 +590,7 @@ def test_a_return_annotation_is_read_through_awaitables() -> None:
 # -- what it costs -------------------------------------------------------------------------------------------
 
 
-def test_plain_arguments_import_no_conversion_library() -> None:
-    program = """
+PLAIN_AND_TYPED = """
 import sys, sqlq
 from datetime import date
 app = sqlq.App()
@@ -619,4 +605,7 @@ assert "msgspec" not in sys.modules
 assert typed._interface.arguments(typed.new(date(2030, 1, 1)).payload) == ([date(2030, 1, 1)], {})
 assert "msgspec" in sys.modules and "pydantic" not in sys.modules
 """
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_plain_arguments_import_no_conversion_library() -> None:
+    assert subprocess.run([sys.executable, "-c", PLAIN_AND_TYPED], check=False).returncode == 0

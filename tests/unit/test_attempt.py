@@ -6,7 +6,8 @@ import asyncio
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import closing
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,38 +86,21 @@ def running(id: int, *, timeout_ms: int | None = None) -> Attempt:
     return Attempt(claimed, None, float("inf"), Target())
 
 
-@pytest.fixture
-def stuck(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def test_only_a_handler_past_its_timeout_counts_as_stuck(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("sqlq.worker.run.lease.OVERDUE_SECONDS", 0.0)
-    return []
-
-
-@pytest.fixture
-def deadlines(stuck: list[int]) -> Iterator[Deadlines]:
-    """Deadlines whose overdue jobs are in `stuck`."""
-    deadlines = Deadlines(lambda job: stuck.append(job.id))
-    deadlines.start()
-    yield deadlines
-    deadlines.close()
-
-
-def test_an_ended_attempt_does_not_count_as_stuck(deadlines: Deadlines, stuck: list[int]) -> None:
-    ended, goes_on = running(1, timeout_ms=1), running(2, timeout_ms=1)
-    for job in (ended, goes_on):
+    stuck: list[int] = []
+    ended, goes_on, cancelled = (running(id, timeout_ms=ms) for id, ms in ((1, 1), (2, 1), (3, 200)))
+    for job in (ended, goes_on, cancelled):
         job.mark_started()
     ended.ended = True
-    deadlines.watch([ended, goes_on])
-    wait_until(lambda: 2 in stuck, what="the one that goes on")
-    assert stuck == [2]
-
-
-def test_a_cancelled_handler_past_its_timeout_counts_as_stuck(deadlines: Deadlines, stuck: list[int]) -> None:
-    job = running(1, timeout_ms=200)
-    job.mark_started()
-    deadlines.watch([job])
-    deadlines.request_stop(job)
-    wait_until(lambda: stuck == [1], timeout=30, what="the one that goes on past its timeout")
-    assert job.timed_out
+    with closing(Deadlines(lambda job: stuck.append(job.id))) as deadlines:
+        deadlines.start()
+        deadlines.watch([ended, goes_on, cancelled])
+        deadlines.request_stop(cancelled)
+        wait_until(lambda: 3 in stuck, timeout=30, what="the one that goes on past its timeout")
+    assert (stuck, cancelled.timed_out) == ([2, 3], True)
 
 
 def test_a_cancel_after_the_loop_is_closed_blocks_nothing() -> None:

@@ -148,9 +148,7 @@ def test_no_measured_number_has_an_exponent(number: float) -> None:
 
 def test_the_timeout_grows_with_slow_answers_up_to_its_maximum() -> None:
     patience = AnswerTimeout(4.0, 20.0)
-    assert patience.seconds() == float("inf"), (
-        "outside of the block there is no end: a migration may take its time"
-    )
+    assert patience.seconds() == float("inf"), "outside of the block a migration may take its time"
     with patience:
         assert patience.seconds() == 4.0
         patience.gave_up()

@@ -75,9 +75,8 @@ def test_a_changed_text_is_refused(how: str) -> None:
     protected = keyed(how=how).protect("payload", "t", "q", '{"args": [7]}')
     changed = [protected[:i] + chr(ord(c) ^ 1) + protected[i + 1 :] for i, c in enumerate(protected)]
     changed += [protected[:i] for i in range(len(protected))]
-    changed += [f"{protected} ", f" {protected}", protected.replace(": ", ":")]
-    changed += [protected.replace("s1.", "e1."), protected.replace("e1.", "s1.")]
-    changed += [protected[:-1] + ', "args": [8]}']
+    changed += [f"{protected} ", f" {protected}", protected[:-1] + ', "args": [8]}']
+    changed += [protected.replace(*words) for words in ((": ", ":"), ("s1.", "e1."), ("e1.", "s1."))]
     taken = []
     for text in changed:
         if text == protected:

@@ -136,10 +136,8 @@ def test_counters_begin_at_zero_when_a_worker_has_counted_nothing_of_a_task(
     counting.claimed([], 0.02)
     counting.flush()
     outcomes = {*get_args(EventName)} - {"enqueued", "started"}
-    labels = [
-        *(("attempts", each) for each in outcomes),
-        *(("failed", each) for each in get_args(FailureReason)),
-    ]
+    labels = [("attempts", each) for each in outcomes]
+    labels += [("failed", each) for each in get_args(FailureReason)]
     expected = {(kind, task, "mail", label) for kind, label in labels for task in ("send", "mail.send")}
     counts = totals.now()[0]
     assert counts.keys() == {("claimed", "mail"), *expected}

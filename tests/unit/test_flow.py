@@ -43,6 +43,9 @@ untyped: Any = {"count": count, "say": say, "total": total}
 """The same tasks without types, for mistakes that type checkers would refuse, too."""
 
 
+COUNT, SAY = count.new(1), say.new("a")
+
+
 def taking(step: Any) -> Any:
     """A job that takes a step's result."""
     return count.new(step.result)
@@ -50,44 +53,35 @@ def taking(step: Any) -> Any:
 
 def grown() -> sqlq.Flow:
     """The flow of a running job."""
-    return flows.Growth(7, count.new(1))
+    return flows.Growth(7, COUNT)
 
 
 REFUSED: list[tuple[Callable[[Any, Any], Any], str]] = [
     (lambda f, s: f.add(count), "flow.add takes a job, a chain or a group, not the Task"),
     (lambda f, s: f.add(sqlq.Flow("b")), "not the flow 'b': write flow.add"),
-    (lambda f, s: f.add(count.new(1), after=7), "after is the int 7: it is a list of steps"),
-    (lambda f, s: f.add(count.new(1), after=[7]), "after holds the int 7: it lists steps"),
-    (lambda f, s: f.add(count.new(1), after=[sqlq.Flow().add(count.new(1))]), "is a step of another flow"),
-    (lambda f, s: f.add(taking(sqlq.Flow().add(count.new(1)))), "is a step of another flow"),
-    (lambda f, s: f.add(count.new(1), after=[s], when="sucess"), "when is 'sucess': it is \"success\""),
-    (lambda f, s: f.add(count.new(1), after={s: "never"}), "when is 'never'"),
-    (lambda f, s: f.add(count.new(1), when="never"), "when is 'never'"),
-    (lambda f, s: f.add(count.new(1), when="failure"), 'when is "failure", and after names no steps'),
-    (lambda f, s: f.add(count.new(1), after=[], when="ended"), 'when is "ended", and after names no steps'),
+    (lambda f, s: f.add(COUNT, after=7), "after is the int 7: it is a list of steps"),
+    (lambda f, s: f.add(COUNT, after=[7]), "after holds the int 7: it lists steps"),
+    (lambda f, s: f.add(COUNT, after=[sqlq.Flow().add(COUNT)]), "is a step of another flow"),
+    (lambda f, s: f.add(taking(sqlq.Flow().add(COUNT))), "is a step of another flow"),
+    (lambda f, s: f.add(COUNT, after=[s], when="sucess"), "when is 'sucess': it is \"success\""),
+    (lambda f, s: f.add(COUNT, after={s: "never"}), "when is 'never'"),
+    (lambda f, s: f.add(COUNT, when="never"), "when is 'never'"),
+    (lambda f, s: f.add(COUNT, when="failure"), 'when is "failure", and after names no steps'),
+    (lambda f, s: f.add(COUNT, after=[], when="ended"), 'when is "ended", and after names no steps'),
     (lambda f, s: f.add(taking(s), when="failure"), 'when is "failure", and after names no steps'),
     (lambda f, s: f.add(count.map([1]), when="failure"), 'when is "failure", and after names no steps'),
-    (lambda f, s: f.add(say.new("a"), after=f.add(sqlq.group()), when="failure"), "and after names no steps"),
-    (
-        lambda f, s: f.add(say.new("a"), after={s: "ended"}, when="failure"),
-        "and after names no steps of which",
-    ),
-    (lambda f, s: grown().add(say.new("a"), when="failure"), 'when is "failure", and after names no steps'),
-    (lambda f, s: f.add(count.new(1).set(unique_key="k")), "has the unique key 'k': a step of a flow cannot"),
-    (
-        lambda f, s: f.add(taking(s), after=[s], when="failure"),
-        'waits for it with when="failure": only a step',
-    ),
+    (lambda f, s: f.add(SAY, after=f.add(sqlq.group()), when="failure"), "and after names no steps"),
+    (lambda f, s: f.add(SAY, after={s: "ended"}, when="failure"), "and after names no steps of which"),
+    (lambda f, s: grown().add(SAY, when="failure"), 'when is "failure", and after names no steps'),
+    (lambda f, s: f.add(COUNT.set(unique_key="k")), "has the unique key 'k': a step of a flow cannot"),
+    (lambda f, s: f.add(taking(s), after=[s], when="failure"), 'for it with when="failure": only a step'),
     (lambda f, s: f.add(taking(s), after=[s], when="ended"), 'waits for it with when="ended": only a step'),
-    (lambda f, s: f.add(total.new(sqlq.group(count.new(1)).results)), "a group that does not come before it"),
-    (lambda f, s: sqlq.chain(count.new(1), 7), "the int 7 is no part of a chain or group"),
-    (lambda f, s: sqlq.group([count.new(1)]), "the list .* is no part of a chain or group"),
+    (lambda f, s: f.add(total.new(sqlq.group(COUNT).results)), "a group that does not come before it"),
+    (lambda f, s: sqlq.chain(COUNT, 7), "the int 7 is no part of a chain or group"),
+    (lambda f, s: sqlq.group([COUNT]), "the list .* is no part of a chain or group"),
     (lambda f, s: sqlq.Flow(""), "the flow's name is ''"),
     (lambda f, s: flows.plan_of(sqlq.Flow("b")), "the flow 'b' has no steps"),
-    (
-        lambda f, s: app.enqueue(taking(s)),
-        "an argument of count is the result of step 1 .count., and the job",
-    ),
+    (lambda f, s: app.enqueue(taking(s)), "argument of count is the result of step 1 .count., and the job"),
     (lambda f, s: app.enqueue(sqlq.group()), "a flow has no steps"),
 ]
 
@@ -99,22 +93,21 @@ def test_an_impossible_flow_is_refused_in_a_sentence(wrong: Callable[[Any, Any],
         wrong(flow, flow.add(count.new(1)))
 
 
+CHAINED = r"a task gets the result of the part before it, .* write nothing\.new\(…\) where"
+
+
 @for_each(
     ("wrong", "says"),
     [
         (lambda s: untyped["total"].new([1], by={"a": s.result}), "which is not JSON"),
         (lambda s: total.new([1, s.result]), "which is not JSON"),
         (lambda s: untyped["count"].new(s.result, 2), "too many positional arguments"),
-        (
-            lambda s: sqlq.Flow().add(sqlq.chain(count.new(1), nothing)),
-            r"too many positional arguments; a task gets the result of the part before it, .* "
-            r"write nothing\.new\(…\) where",
-        ),
+        (lambda s: sqlq.Flow().add(sqlq.chain(COUNT, nothing)), f"too many positional arguments; {CHAINED}"),
     ],
 )
 def test_a_result_in_a_wrong_place_is_refused(wrong: Callable[[Any], Any], says: str) -> None:
     with pytest.raises(ArgumentsError, match=says):
-        wrong(sqlq.Flow().add(count.new(1)))
+        wrong(sqlq.Flow().add(COUNT))
 
 
 @for_each("text", [lambda result: f"{result:>9}", str, "of %s".__mod__])

@@ -126,9 +126,7 @@ def test_no_slot_waits_while_a_subprocess_starts(spawned: type[Spawned]) -> None
         return spawn(fd)
 
     some.spawn = slow
-    executors = Executor(
-        10, lambda _: None, lambda _, outcome: outcomes.put(outcome), lambda: True, some.isolates
-    )
+    executors = executor(10, some, outcomes)
     executors.offer([some.job()])
     assert starting.acquire(timeout=30)
     coroutines = [some.job() for _ in range(4)]
@@ -162,6 +160,10 @@ def test_a_cancel_waits_for_no_subprocess_that_does_not_read(spawned: type[Spawn
     assert not waited
 
 
+def executor(slots: int, some: Spawned, outcomes: SimpleQueue[Outcome]) -> Executor:
+    return Executor(slots, lambda _: None, lambda _, end: outcomes.put(end), lambda: True, some.isolates)
+
+
 def test_an_exception_of_the_subprocess_pool_costs_no_slot(
     spawned: type[Spawned], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,7 +172,7 @@ def test_an_exception_of_the_subprocess_pool_costs_no_slot(
 
     some, outcomes = spawned(), SimpleQueue[Outcome]()
     monkeypatch.setattr(some.isolates, "execute", raises)
-    executors = Executor(1, lambda _: None, lambda _, end: outcomes.put(end), lambda: True, some.isolates)
+    executors = executor(1, some, outcomes)
     executors.offer([some.job()])
     assert isinstance(outcomes.get(timeout=30), Retried)
     executors.close()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 
 import sqlq
 from sqlq import errors
+from tests.kit.processes import run_program
 
 ROOT = Path(__file__).parents[2]
 ERRORS = {name for name, kind in vars(errors).items() if inspect.isclass(kind)}
@@ -71,18 +70,9 @@ def test_unknown_names_raise_pythons_errors() -> None:
     ],
 )
 def test_an_import_brings_no_more_than_is_needed(program: str, absent: list[str]) -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"{program}; import sys; print([name for name in {absent} if name in sys.modules])",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == "[]"
+    shown = f"{program}; import sys; print([name for name in {absent} if name in sys.modules])"
+    done = run_program("-c", shown)
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
 def test_the_version_is_that_of_the_project() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +23,7 @@ from sqlq.metrics.collectors import OF_THE_DATABASE, OF_WORKERS
 from sqlq.model.job_options import JobOptions
 from sqlq.worker.options import OPTIONS, SETTINGS, WORK, WORKERS, WorkerOptions
 from tests.kit.preloaded import preloaded
+from tests.kit.processes import run_program
 
 ROOT = Path(__file__).parents[2]
 PYTHON, DIFFERING = reference.python(), reference.differing()
@@ -54,16 +53,11 @@ def test_help_has_the_first_sentence_of_each_command() -> None:
     """It has them from a table, and imports no command."""
     assert {name: each.get_short_help_str(200) for name, each in command_line.commands.items()} == _COMMANDS
     program = "import sys; from sqlq.cli import main\ntry: main()\nfinally: print(*sys.modules, sep='\\n')"
+    usual = {"sqlq.cli.root", "sqlq.cli.context", "sqlq.cli.processes", "sqlq.cli.commands"}
     for words, imported in (("--help", set()), ("health --help", {"sqlq.cli.commands.health"})):
-        done = subprocess.run(
-            [sys.executable, "-c", program, *words.split()], capture_output=True, text=True, check=True
-        )
-        modules = {line for line in done.stdout.splitlines() if line.startswith("sqlq.cli.")}
-        assert (
-            modules - {"sqlq.cli.root", "sqlq.cli.context", "sqlq.cli.processes", "sqlq.cli.commands"}
-            == imported
-        )
-        assert "sqlalchemy" not in done.stdout.splitlines()
+        modules = {*run_program("-c", program, *words.split()).stdout.splitlines()}
+        assert {name for name in modules if name.startswith("sqlq.cli.")} - usual == imported
+        assert "sqlalchemy" not in modules
 
 
 def options_of(*commands: click.Command) -> set[str]:
@@ -192,10 +186,8 @@ def test_the_reference_has_each_error_and_each_metric() -> None:
 
 def test_each_command_that_exits_with_a_code_of_its_own_is_listed() -> None:
     listed = {command.split()[0] for command, *_ in reference.EXIT_CODES}
-    with_codes = set()
-    for path in (ROOT / "sqlq" / "cli" / "commands").glob("*.py"):
-        if "raise SystemExit" in path.read_text():
-            with_codes.add(path.stem)
+    commands = (ROOT / "sqlq" / "cli" / "commands").glob("*.py")
+    with_codes = {path.stem for path in commands if "raise SystemExit" in path.read_text()}
     assert with_codes == {"migrate", "enqueue", "doctor"}
     with_codes |= {words for words, verb in VERBS.items() if not verb.group}
     assert listed > with_codes, f"EXIT_CODES in reference.py lacks {with_codes - listed}"

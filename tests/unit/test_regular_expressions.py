@@ -7,6 +7,7 @@ import importlib
 import re
 import signal
 from collections.abc import Callable, Iterator, Set
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -103,8 +104,13 @@ class Use(NamedTuple):
     methods: Set[str]
 
 
-def uses() -> Iterator[Use]:
-    """Yield the regular expressions in the source, each with the methods by which it is used."""
+@cache
+def uses() -> list[Use]:
+    """Return the regular expressions in the source, each with the methods by which it is used."""
+    return list(_uses())
+
+
+def _uses() -> Iterator[Use]:
     for file in sorted(FOLDER.rglob("*.py")):
         tree = ast.parse(file.read_text())
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_of_re(node)]
@@ -158,7 +164,7 @@ def test_each_regular_expression_has_its_killing_texts() -> None:
     assert {use.pattern for use in uses()} == set(KILLERS)
 
 
-@pytest.mark.parametrize("use", list(uses()), ids=lambda use: use.where)
+@pytest.mark.parametrize("use", uses(), ids=lambda use: use.where)
 def test_a_regular_expression_ends_within_a_second(use: Use) -> None:
     def too_long(number: int, frame: FrameType | None) -> None:
         raise AssertionError(

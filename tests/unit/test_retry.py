@@ -71,16 +71,14 @@ def test_no_attempt_leaves_the_bounds(kind: Callable[..., Backoff], jitter: floa
 
 
 @given(waits, waits, st.floats(0, 1), st.integers(1, 10_000))
-def test_every_backoff_returns_a_duration(
-    first: timedelta, cap: timedelta, jitter: float, attempts: int
-) -> None:
+def test_every_backoff_returns_a_duration(first: timedelta, cap: timedelta, jitter: float, n: int) -> None:
     for backoff in (
         exponential(first, cap, jitter),
         linear(first, cap, jitter),
         fibonacci(first, cap, jitter),
         fixed(first, jitter),
     ):
-        assert 0 <= ms(backoff(attempts)) <= MAX_MS
+        assert 0 <= ms(backoff(n)) <= MAX_MS
 
 
 def test_jitter_spreads_jobs_that_failed_together() -> None:
@@ -140,11 +138,9 @@ def test_a_callable_that_fails_gets_the_default_and_a_warning(caplog: pytest.Log
 
 
 def test_a_failed_attempt_is_retried_until_attempts_are_spent() -> None:
-    match decide(JOB, ValueError("no")):
-        case Retried(delay_ms, ErrorText("ValueError", "no"), "error"):
-            assert 800 <= delay_ms <= 1_200
-        case outcome:
-            raise AssertionError(outcome)
+    retried: Any = decide(JOB, ValueError("no"))
+    assert retried == Retried(retried.delay_ms, ErrorText("ValueError", "no"), "error")
+    assert 800 <= retried.delay_ms <= 1_200
     assert decide(LAST, ValueError("no")) == Failed("error", ErrorText("ValueError", "no"))
 
 
@@ -163,7 +159,7 @@ def group(*errors: Exception) -> ExceptionGroup[Exception]:
     return ExceptionGroup("unhandled errors in a TaskGroup", list(errors))
 
 
-def test_retry_on_and_fail_on_look_into_groups() -> None:
+def test_groups_count_by_their_exceptions_and_a_signal_when_it_is_alone() -> None:
     only, never = RetryPolicy(retry_on=(OSError,)), RetryPolicy(fail_on=(OSError,))
     assert isinstance(decide(JOB, group(group(TimeoutError()), OSError()), only), Retried)
     assert isinstance(decide(JOB, group(TimeoutError(), ValueError()), only), Failed)
@@ -171,9 +167,6 @@ def test_retry_on_and_fail_on_look_into_groups() -> None:
     assert isinstance(decide(JOB, group(ValueError()), never), Retried)
     assert isinstance(decide(JOB, group(ValueError()), RetryPolicy(retry_on=(ExceptionGroup,))), Retried)
     assert isinstance(decide(JOB, group(ValueError()), RetryPolicy(fail_on=(ExceptionGroup,))), Failed)
-
-
-def test_a_signal_counts_when_it_is_alone_in_a_group() -> None:
     assert decide(JOB, group(group(Cancel("order withdrawn")))) == Cancelled("order withdrawn")
     assert decide(JOB, group(Snooze("1h"))) == Released(HOUR, snoozed=True)
     assert isinstance(decide(JOB, group(Cancel(), ValueError())), Retried)
@@ -199,11 +192,8 @@ def test_retry_takes_its_own_delay_and_shows_its_cause() -> None:
     assert decide(JOB, asked) == Retried(300_000, ErrorText("OSError", "mail server down"))
     assert decide(LAST, asked) == Failed("error", ErrorText("OSError", "mail server down"))
     assert isinstance(decide(JOB, Retry(), RetryPolicy(retry_on=(OSError,))), Retried)
-    match decide(JOB, Retry(), RetryPolicy(backoff=fixed("7s"))):
-        case Retried(delay_ms=7_000):
-            pass
-        case outcome:
-            raise AssertionError(outcome)
+    retried: Any = decide(JOB, Retry(), RetryPolicy(backoff=fixed("7s")))
+    assert retried.delay_ms == 7_000
 
 
 def test_a_snooze_counts_no_attempt_up_to_a_maximum() -> None:

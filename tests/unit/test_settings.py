@@ -1,4 +1,5 @@
-"""Where the database is found, the sentence for a URL that leads to none, and commands that name it."""
+"""Where the database is found, the sentence for a URL that leads to none, commands that name it, and
+[tool.sqlq] in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from sqlalchemy.pool import StaticPool
 
 import sqlq
 from sqlq.cli.context import Context
+from sqlq.config import pyproject
 from sqlq.config.command_hint import command, word
 from sqlq.config.urls import (
     DEFAULT_URL,
@@ -28,12 +30,19 @@ from sqlq.config.urls import (
     schema_name,
 )
 from sqlq.database.dialects import dialect_at
+from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
 from sqlq.testing import inline, on_database
 from tests.kit import for_each
 
 
+@pytest.fixture(autouse=True)
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment without settings."""
+    for name in ("DATABASE_URL", "LISTEN_URL", "SCHEMA"):
+        monkeypatch.delenv(f"SQLQ_{name}", raising=False)
+
+
 def test_the_argument_comes_before_environment_and_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SQLQ_DATABASE_URL", raising=False)
     assert database_url() == make_url(DEFAULT_URL)
     monkeypatch.setenv("SQLQ_DATABASE_URL", "sqlite:///from_environment.db")
     assert database_url().database == "from_environment.db"
@@ -58,16 +67,13 @@ def test_sqlq_connects_synchronously(given: str, driver: str) -> None:
 
 
 def test_the_url_to_listen_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SQLQ_LISTEN_URL", raising=False)
     assert listen_url() is None
     monkeypatch.setenv("SQLQ_LISTEN_URL", "postgresql://direct/d")
     assert str(listen_url()) == "postgresql+psycopg://direct/d"
     assert str(listen_url("postgres://given/d")) == "postgresql+psycopg://given/d"
+    refused = r"the URL to listen at is .*, so it has the form postgresql://"
     for wrong in ("sqlite:///y.db", "postgresql+psycopg2://h/d"):
-        with pytest.raises(
-            sqlq.errors.ConfigurationError,
-            match=r"the URL to listen at is .*, so it has the form postgresql://",
-        ):
+        with pytest.raises(ConfigurationError, match=refused):
             sqlq.App("postgresql://h/d", listen_url=wrong)
 
 
@@ -77,16 +83,10 @@ def test_tcp_timeouts_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
     def ends(url: URL, seconds: int) -> dict[str, Any]:
         return dialect_at(url).driver.ends(url, seconds)
 
+    keepalives = {"keepalives_idle": 10, "keepalives_interval": 3, "keepalives_count": 3}
     given = ends(database_url("postgresql://h/d"), 3)
-    assert given == {
-        "connect_timeout": 3,
-        "keepalives_idle": 10,
-        "keepalives_interval": 3,
-        "keepalives_count": 3,
-        "tcp_user_timeout": 10_000,
-    }
-    theirs = ends(database_url("postgresql://h/d?connect_timeout=9&tcp_user_timeout=1"), 3)
-    assert theirs == {"keepalives_idle": 10, "keepalives_interval": 3, "keepalives_count": 3}
+    assert given == {"connect_timeout": 3, **keepalives, "tcp_user_timeout": 10_000}
+    assert ends(database_url("postgresql://h/d?connect_timeout=9&tcp_user_timeout=1"), 3) == keepalives
     monkeypatch.setenv("PGCONNECT_TIMEOUT", "7")
     assert "connect_timeout" not in ends(database_url("postgresql://h/d"), 3)
     assert ends(database_url("postgresql://h/d?service=shop"), 3) == {}
@@ -126,7 +126,7 @@ def test_a_list_of_hosts_is_read_in_each_of_its_forms(given: str, tried: list[st
 def test_a_list_of_hosts_is_shown_as_it_was_written_and_leads_to_the_database_of_each() -> None:
     assert masked(database_url(LIST)) == LIST.replace("postgresql:", "postgresql+psycopg:")
     assert command("status", database_url(LIST)).count("host=a:5433&host=b&") == 1
-    with pytest.raises(sqlq.errors.ConfigurationError, match=r"database\?host=a:5432&host=b:5432&target_"):
+    with pytest.raises(ConfigurationError, match=r"database\?host=a:5432&host=b:5432&target_"):
         database_url("postgresql://u@a:5433,b:5432/shop")
     named = database_url(LIST)
     assert is_same_database(named, database_url("postgresql://other@b/shop"))
@@ -143,14 +143,11 @@ def test_a_list_of_hosts_is_shown_as_it_was_written_and_leads_to_the_database_of
         ("postgresql+pg99://u:secret@h/d", "by psycopg or psycopg2, not by 'postgresql\\+pg99'"),
         ("sqlite+sqlite99:///a.db", "by sqlite3, not by 'sqlite\\+sqlite99'"),
         ("postgresql+pg8000://u:secret@h/d", "by psycopg or psycopg2, not by 'postgresql\\+pg8000'"),
-        (
-            "mariadb+mysqlconnector://u:secret@h/d",
-            "by pymysql or mysqldb.*: give the App mariadb\\+pymysql://",
-        ),
+        ("mariadb+mysqlconnector://u:secret@h/d", "pymysql or mysqldb.*: give the App mariadb\\+pymysql://"),
     ],
 )
 def test_unsupported_databases_and_drivers(given: str, reason: str) -> None:
-    with pytest.raises(sqlq.errors.UnsupportedDatabaseError, match=reason) as refusal:
+    with pytest.raises(UnsupportedDatabaseError, match=reason) as refusal:
         sqlq.App(given)
     assert "secret" not in str(refusal.value)
 
@@ -169,21 +166,15 @@ def test_unsupported_databases_and_drivers(given: str, reason: str) -> None:
 def test_a_database_in_memory_is_refused_when_a_connection_is_needed(given: str) -> None:
     async_engine = given.startswith("sqlite+aiosqlite")
     engine: Any = (create_async_engine if async_engine else create_engine)(given, poolclass=StaticPool)
+    refused = r"in memory is seen by one connection only, .* name a file, as in sqlite:///sqlq\.db"
     for app in (sqlq.App(given), sqlq.App(engine=engine)):
         app.close()
         for use in (
-            app.migrate,
-            app.jobs.list,
-            app.queues.list,
-            app.worker().run,
-            app.worker(drain=True).run,
+            *(app.migrate, app.jobs.list, app.queues.list, app.worker().run, app.worker(drain=True).run),
             lambda app=app: app.enqueue(sqlq.NewJob("t", "{}", "default", 1)),
             lambda app=app: app.database.engine.connect(),
         ):
-            with pytest.raises(
-                sqlq.errors.ConfigurationError,
-                match=r"in memory is seen by one connection only, .* name a file, as in sqlite:///sqlq\.db",
-            ):
+            with pytest.raises(ConfigurationError, match=refused):
                 use()
 
 
@@ -213,7 +204,7 @@ def test_no_spelling_of_a_password_is_shown(spelling: str, driver: str) -> None:
     told = [*map(repr, shown), masked(url), masked(make_url(given))]
     told += [command("status", url), command("status", make_url(given))]
     told += [str(Context(database_url=given)), *Context(database_url=given).options(needs_app=False)]
-    with pytest.raises(sqlq.errors.UnsupportedDatabaseError) as raised:
+    with pytest.raises(UnsupportedDatabaseError) as raised:
         database_url(f"mysql://{spelling}")
     told.append(str(raised.value))
     assert not [said for said in told if "SEKRET" in said]
@@ -227,18 +218,17 @@ def test_a_password_among_the_parameters_is_the_one_that_counts() -> None:
 
 
 def test_the_schema_is_a_plain_identifier(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SQLQ_SCHEMA", raising=False)
     assert schema_name() is None
     monkeypatch.setenv("SQLQ_SCHEMA", "queue_1")
     assert schema_name() == "queue_1"
     assert schema_name("other") == "other"
     for wrong in ("Queue", "a-b", "1a", "", 'a"b', "x" * 42, "a.b"):
-        with pytest.raises(sqlq.errors.ConfigurationError, match="a schema is named by lower-case letters"):
+        with pytest.raises(ConfigurationError, match="a schema is named by lower-case letters"):
             schema_name(wrong)
-    with pytest.raises(sqlq.errors.ConfigurationError, match=r"^schema is 'A B': a schema is named by"):
+    with pytest.raises(ConfigurationError, match=r"^schema is 'A B': a schema is named by"):
         sqlq.App("postgresql://localhost/shop", schema="A B")
     monkeypatch.setenv("SQLQ_SCHEMA", "A B")
-    with pytest.raises(sqlq.errors.ConfigurationError, match=r"^SQLQ_SCHEMA is 'A B'"):
+    with pytest.raises(ConfigurationError, match=r"^SQLQ_SCHEMA is 'A B'"):
         sqlq.App("postgresql://localhost/shop")
 
 
@@ -311,7 +301,7 @@ def test_use_with_nothing_is_refused_and_a_wrong_use_changes_nothing() -> None:
         (lambda: app.use("mysql://h/d", session=lambda: None), "sqlq runs on MariaDB, not on MySQL"),
     ]
     for refused, why in tries:
-        with pytest.raises(sqlq.errors.ConfigurationError, match=why):
+        with pytest.raises(ConfigurationError, match=why):
             refused()
         assert (app._connected.address, app._session) == (before, None)
 
@@ -324,12 +314,10 @@ def test_a_url_of_none_is_refused_in_the_place_of_a_default(monkeypatch: pytest.
         lambda: app.use(None),
         lambda: app.use(url=None, schema="queue"),
     ):
-        with pytest.raises(
-            sqlq.errors.ConfigurationError, match=r"the database URL is None, as of os\.environ\.get"
-        ):
+        with pytest.raises(ConfigurationError, match=r"the database URL is None, as of os\.environ\.get"):
             refused()
     monkeypatch.setenv("SQLQ_DATABASE_URL", "sqlite:///of_the_environment.db")
-    with pytest.raises(sqlq.errors.ConfigurationError, match="the database URL is None"):
+    with pytest.raises(ConfigurationError, match="the database URL is None"):
         sqlq.App(None)
     assert sqlq.App()._connected.address.url.database == str(Path("of_the_environment.db").absolute())
     engine = create_engine("sqlite:///shop.db")
@@ -346,6 +334,7 @@ def test_eager_takes_no_text(wrong: Any) -> None:
     """For example that of an environment variable, which is true whatever its value."""
     app = sqlq.App("sqlite:///shop.db")
     job = app.named("t").new()
+    sentence = f"^eager is {re.escape(repr(wrong))}: it is True or "
     for refused in (
         lambda: sqlq.App("sqlite:///shop.db", eager=wrong),
         lambda: app.enqueue(job, eager=wrong),
@@ -354,9 +343,7 @@ def test_eager_takes_no_text(wrong: Any) -> None:
         lambda: asyncio.run(app.aenqueue_many([job], eager=wrong)),
         lambda: inlined(app, job, wrong),
     ):
-        with pytest.raises(
-            sqlq.errors.ConfigurationError, match=f"^eager is {re.escape(repr(wrong))}: it is True or "
-        ):
+        with pytest.raises(ConfigurationError, match=sentence):
             refused()
 
 
@@ -379,21 +366,132 @@ def test_another_database_on_the_command_line_drops_the_listen_url(
 # -- commands in messages ------------------------------------------------------------------------------------
 
 
-def test_a_command_names_database_schema_and_app_and_no_password(
+def test_a_command_names_database_schema_and_app_and_steers_no_terminal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    file, server = make_url("sqlite:///my shop.db"), make_url("postgresql+psycopg://u@h/shop")
-    secret = make_url("postgresql+psycopg://u:secret@h/shop")
+    file, server = make_url("sqlite:///my shop.db"), "postgresql+psycopg://u@h/shop"
     assert command("migrate", file) == f"sqlq migrate -d 'sqlite:///{tmp_path}/my shop.db'"
-    assert command("migrate", server, schema="queue") == (
-        "SQLQ_SCHEMA=queue sqlq migrate -d postgresql+psycopg://u@h/shop"
-    )
-    assert command("migrate", secret) == (
+    assert command("migrate", make_url(server), schema="q") == f"SQLQ_SCHEMA=q sqlq migrate -d {server}"
+    assert command("migrate", make_url(server.replace("@", ":secret@"))) == (
         "SQLQ_DATABASE_URL='postgresql+psycopg://u:***@h/shop' sqlq migrate"
     )
     assert command("work -q mail", needs_app=True) == "sqlq work -q mail -a module:attribute"
-
-
-def test_a_word_of_a_command_is_escaped_when_it_could_steer_a_terminal() -> None:
     assert word("q\x1b[2J\n") == r"'q\u001b[2J\n'"
+
+
+# -- pyproject.toml ------------------------------------------------------------------------------------------
+
+
+BOTH = '[tool.sqlq]\napp = "shop:app"\ndatabase-url = "sqlite:///dev.db"\n'
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of a project, two levels below its pyproject.toml, as the current one."""
+    (tmp_path / "pyproject.toml").write_text(BOTH)
+    inner = tmp_path / "src" / "shop"
+    inner.mkdir(parents=True)
+    monkeypatch.chdir(inner)
+    return inner
+
+
+def test_the_nearest_pyproject_with_the_table_counts(here: Path, tmp_path: Path) -> None:
+    for other in (None, '[project]\nname = "x"\n', "# [tool.sqlq] is in the file above\n"):
+        if other is not None:
+            (here / "pyproject.toml").write_text(other)
+        found = pyproject.Project(tmp_path / "pyproject.toml", "shop:app", "sqlite:///dev.db")
+        assert pyproject.find() == found
+    (here.parent / "pyproject.toml").write_text('[tool.sqlq]\napp = "other:app"\n')
+    assert pyproject.find() == pyproject.Project(here.parent / "pyproject.toml", "other:app")
+
+
+def test_no_pyproject_is_found_without_a_table_or_a_directory(here: Path, tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("this is no TOML [[[")
+    assert pyproject.find() is None
+    assert database_url().database == "sqlq.db"
+    here.rmdir()
+    assert pyproject.find() is None
+
+
+def test_the_url_of_pyproject_is_relative_to_it_and_comes_last(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert database_url().database == sqlq.App().database.engine.url.database == str(tmp_path / "dev.db")
+    (tmp_path / "pyproject.toml").write_text('[tool.sqlq]\ndatabase-url = "postgresql://u@h/shop"\n')
+    assert database_url().render_as_string() == "postgresql+psycopg://u@h/shop", "unchanged"
+    assert database_url("sqlite:///mine.db").database == "mine.db"
+    monkeypatch.setenv("SQLQ_DATABASE_URL", "sqlite:///variable.db")
+    assert database_url().database == "variable.db"
+
+
+WRONG = {
+    "[tool.sqlq]\ndefaults = 7\n": 'tool.sqlq.defaults is 7: it must be like {"timeout": "5m"}',
+    "[tool.sqlq.queues]\nmail = 7\n": "tool.sqlq.queues.mail is 7: it maps options to values",
+    '[tool.sqlq.defaults]\ndelay = "1s"\n': "tool.sqlq.defaults has no option 'delay'",
+    "[tool.sqlq]\nretention = 7\n": "tool.sqlq.retention is 7: it must be like",
+    "[tool.sqlq]\napp = 7\n": 'tool.sqlq.app is 7: it must be like "shop.tasks:app"',
+    '[tool.sqlq]\napp = ""\n': "tool.sqlq.app is '': it must be like",
+    "[tool.sqlq]\nlease = 30\n": 'tool.sqlq.lease is 30: it must be like "1m"',
+    "[tool.sqlq]\nprocesses = true\n": "tool.sqlq.processes is True: it must be like 2",
+    '[tool.sqlq]\ndatabase_url = "sqlite:///x.db"\n': "[tool.sqlq] has no key 'database_url'; it has app,",
+    "[tool.sqlq]\napp = \n": "cannot be read as TOML",
+    '[[tool.sqlq]]\napp = "shop:app"\n': "tool.sqlq is [{'app': 'shop:app'}]: it must be a table",
+    f"[tool.sqlq]\napp = {'7' * 5000}\n": "cannot be read as TOML: Exceeds the limit",
+    f"[tool.sqlq]\napp = {'[' * 5000}\n": "cannot be read as TOML",
+    '[tool.sqlq]\napp = "caf\udce9:app"\n': "cannot be read as TOML: 'utf-8' codec can't decode byte 0xe9",
+    '[tool.sqlq]\ndatabase-url = "nonsense"\n': "cannot be read: it has the form postgresql://",
+}
+
+
+@for_each("text", WRONG)
+def test_a_wrong_table_in_pyproject_is_refused(here: Path, tmp_path: Path, text: str) -> None:
+    file = tmp_path / "pyproject.toml"
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    with pytest.raises(sqlq.errors.ConfigurationError) as raised:
+        sqlq.App()
+    assert WRONG[text] in str(raised.value)
+    assert str(file) in str(raised.value)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+NOBODY = 65534
+
+
+@needs_root
+@pytest.mark.parametrize("owned", ["the file", "its directory", "a link to it"])
+def test_a_pyproject_of_another_user_is_passed_over(
+    here: Path, tmp_path: Path, owned: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = here / "pyproject.toml"
+    if owned == "a link to it":
+        (tmp_path / "mine.toml").write_text('[tool.sqlq]\napp = "evil:app"\n')
+        file.symlink_to(tmp_path / "mine.toml")
+    else:
+        file.write_text('[tool.sqlq]\napp = "evil:app"\n')
+    assert pyproject.find() == pyproject.Project(file, "evil:app")
+    path = here if owned == "its directory" else file
+    os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+    for _ in range(2):
+        found = pyproject.find()
+        assert found is not None
+        assert found.file == tmp_path / "pyproject.toml"
+    assert sqlq.App().database.engine.url.database == str(tmp_path / "dev.db")
+    (said,) = caplog.messages
+    assert said.startswith(
+        f"[tool.sqlq] in {file} is passed over: {path} belongs to another user (uid 65534)"
+    )
+    assert "chown it, or name App and database by -a and -d" in said
+
+
+@needs_root
+def test_a_pyproject_of_the_sudo_user_or_of_root_is_used(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr("os.geteuid", lambda: NOBODY)
+        assert pyproject.find() is not None
+    os.chown(tmp_path / "pyproject.toml", NOBODY, NOBODY)
+    assert pyproject.find() is None
+    monkeypatch.setenv("SUDO_UID", str(NOBODY))
+    assert pyproject.find() is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import functools
+import json
 import re
 import warnings
 from collections import OrderedDict, namedtuple
@@ -171,9 +172,8 @@ def test_names_and_aliases_are_registered_once(options: dict[str, Any], twice: s
 
 @for_each(("args", "kwargs"), [((), {}), ((1, 2), {}), ((1,), {"order_id": 1}), ((1,), {"coppy": True})])
 def test_arguments_must_fit_the_signature(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    with pytest.raises(
-        ArgumentsError, match=r"test_task\.send\(order_id: 'int', \*, copy: 'bool' = False\) -> 'str': "
-    ):
+    signature = r"test_task\.send\(order_id: 'int', \*, copy: 'bool' = False\) -> 'str': "
+    with pytest.raises(ArgumentsError, match=signature):
         make_task(send).new(*args, **kwargs)
 
 
@@ -187,50 +187,35 @@ def test_parameters_may_have_any_name() -> None:
     assert task(**arguments) == (1, 2, 3, 4, 5)
 
 
-def never_none(
-    a: int = 0,
-    b: str | int = 0,
-    c: OrderId = OrderId(0),
-    d: Annotated[int, "why"] = 0,
-    e: list[int] = [],  # noqa: B006
-    f: Literal["x"] = "x",
-    g: dict[str, Any] = {},  # noqa: B006
-) -> None: ...
-
-
 class HasName(Protocol):
     name: str
 
 
-def maybe_none(  # type: ignore[no-untyped-def]
-    a: int | None = 0,
-    b: Optional[int] = 0,  # noqa: UP045
-    c: Any = 0,
-    d: Annotated[int | None, "why"] = 0,
-    e: int = None,  # type: ignore[assignment]  # noqa: RUF013
-    f: Literal["x", None] = "x",
-    g: object = 0,
-    h: T = 0,  # type: ignore[assignment]
-    i: Hashable = 0,
-    j: HasName = 0,  # type: ignore[assignment]
-    k=0,
-    m: None = None,
-) -> None: ...
+def taking(hint: Any, default: Any = 0) -> sqlq.Task[..., Any]:
+    """A task with one parameter, annotated so."""
+
+    def handler(value: Any = default) -> None: ...
+
+    handler.__annotations__ = {} if hint is ... else {"value": hint}
+    return make_task(handler, name="shop.take")
 
 
-@for_each("name", list("abcdefg"))
-def test_none_is_refused_for_a_parameter_that_excludes_it(name: str) -> None:
-    none: dict[str, Any] = {name: None}
-    with pytest.raises(
-        ArgumentsError, match=rf"never_none: {name} is None, .* call session.flush\(\) first$"
-    ):
-        make_task(never_none).new(**none)
+@for_each("hint", [int, str | int, OrderId, Annotated[int, "why"], list[int], Literal["x"], dict[str, Any]])
+def test_none_is_refused_for_a_parameter_that_excludes_it(hint: Any) -> None:
+    with pytest.raises(ArgumentsError, match=r"take: value is None, .* call session.flush\(\) first$"):
+        taking(hint).new(value=None)
 
 
-@for_each("name", list("abcdefghijkm"))
-def test_none_is_accepted_for_an_optional_parameter(name: str) -> None:
-    none: dict[str, Any] = {name: None}
-    assert decode(make_task(maybe_none).new(**none).payload) == ([], none)
+@for_each(
+    ("hint", "default"),
+    [
+        *((hint, 0) for hint in (int | None, Optional[int], Any, Annotated[int | None, "why"], ...)),  # noqa: UP045
+        *((hint, 0) for hint in (Literal["x", None], object, T, Hashable, HasName, None)),
+        (int, None),
+    ],
+)
+def test_none_is_accepted_for_an_optional_parameter(hint: Any, default: Any) -> None:
+    assert decode(taking(hint, default).new(value=None).payload) == ([], {"value": None})
 
 
 def test_none_may_be_an_item_of_variable_arguments() -> None:
@@ -246,25 +231,11 @@ texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts
 
 
-def arrives_as(value: Any) -> Any:
-    match value:
-        case list() | tuple():
-            return [arrives_as(item) for item in value]
-        case dict():
-            return {key: arrives_as(item) for key, item in value.items()}
-        case _:
-            return value
-
-
 anything_at_all = st.recursive(
-    leaves
-    | st.floats()
-    | st.text("\0\ud800a")
-    | st.binary()
-    | st.datetimes()
-    | st.decimals()
-    | st.complex_numbers()
-    | st.uuids(),
+    st.one_of(
+        *(leaves, st.floats(), st.text("\0\ud800a"), st.binary(), st.datetimes(), st.decimals()),
+        *(st.complex_numbers(), st.uuids()),
+    ),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(texts | st.integers() | st.none() | st.booleans(), inner, max_size=3)
@@ -281,10 +252,9 @@ def test_a_value_arrives_equal_or_is_refused(value: Any) -> None:
     except ArgumentsError:
         return
     payload.encode()
-    arrived = decode(payload)
-    assert arrived == ([arrives_as(value)], {})
+    arrived, expected = decode(payload), json.loads(json.dumps([value]))
     assert repr(read(payload)) == repr(arrived)
-    assert repr(arrived[0]) == repr([arrives_as(value)])  # 1, 1.0 and True are equal, but not the same
+    assert repr(arrived) == repr((expected, {}))  # 1, 1.0 and True are equal, but not the same
 
 
 bad_leaves = st.sampled_from(
@@ -312,10 +282,7 @@ def test_a_refused_argument_is_named_by_its_path(leaf: Any, steps: list[int | st
 def test_cycles_and_depth_are_refused() -> None:
     cycle: list[Any] = []
     cycle.append({"again": cycle})
-    with pytest.raises(
-        ArgumentsError,
-        match=r"args\[0\]\[0\]\['again'\].* is nested deeper than 100 levels, or contains itself",
-    ):
+    with pytest.raises(ArgumentsError, match=r"args\[0\]\[0\]\['again'\].* 100 levels, or contains itself"):
         encode((cycle,), {})
     deep: list[Any] = []
     for _ in range(99):
@@ -362,10 +329,9 @@ def test_arguments_that_are_too_large_are_refused() -> None:
     room = PAYLOAD_BYTES - len(encode(("",), {}))
     assert len(encode(("x" * room,), {})) == PAYLOAD_BYTES
     assert encode(("ä" * (room // 2),), {})
+    too_large = "the arguments take .* bytes as JSON, more than the 1,048,576 allowed"
     for large in ("x" * (room + 1), "ä" * (room // 2 + 1), [0] * 1_000_000):
-        with pytest.raises(
-            ArgumentsError, match=r"the arguments take .* bytes as JSON, more than the 1,048,576 allowed"
-        ):
+        with pytest.raises(ArgumentsError, match=too_large):
             encode((large,), {})
 
 
@@ -460,12 +426,9 @@ def test_a_direct_call_runs_the_handler_warns_or_is_refused() -> None:
     with pytest.warns(RuntimeWarning, match="shop.pay was called as a function") as warned:
         assert paying("warn")[1]() == 7
     assert [warning.filename for warning in warned] == [__file__]
-    said = (
-        "shop.pay was called as a function, which runs it here and now: enqueue it with "
-        "app.enqueue(task.new(…)), or call task.handler(…) if here and now is meant"
-    )
     _, task = paying("refuse")
-    with pytest.raises(ConfigurationError, match=re.escape(said)):
+    said = "which runs it here and now: enqueue it with app.enqueue(task.new(…)), or call task.handler(…)"
+    with pytest.raises(ConfigurationError, match=f"^shop.pay .*{re.escape(said)} if here and now is meant"):
         task()
     assert task.handler() == 7
 

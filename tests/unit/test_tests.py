@@ -1,11 +1,19 @@
-"""The order of the tests' own files: a test module imports no other one, and fixtures are in their files."""
+"""Rules for the source: the order of the tests' own files, where databases differ, and the one door out of
+`running`."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator
+import inspect
+import re
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+import sqlq
+from sqlq.database.dialect import Driver, Migrations
+from sqlq.database.sql import Sql
 from tests import conftest, kit
 
 TESTS = Path(__file__).parents[1]
@@ -13,22 +21,11 @@ KIT = sorted((TESTS / "kit").glob("*.py"))
 SOURCES = {path.relative_to(TESTS).as_posix(): path.read_text() for path in sorted(TESTS.rglob("*.py"))}
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
-    """Yield the full names of what a module imports."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-
-
 def test_no_file_imports_a_test_module() -> None:
-    assert [
-        (file, name)
-        for file, source in SOURCES.items()
-        for name in imported(ast.parse(source))
-        if name.startswith("tests.") and any(part.startswith("test_") for part in name.split("."))
-    ] == []
+    imports = re.compile(r"^ *(?:from|import) tests\b[^(\n]*(?:\([^)]*\))?", re.MULTILINE)
+    found = [(file, line) for file, source in SOURCES.items() for line in imports.findall(source)]
+    assert len(found) > 300
+    assert [each for each in found if re.search(r"\btest_", each[1])] == []
 
 
 def test_conftest_lists_each_file_of_fixtures_and_has_nothing_else() -> None:
@@ -50,40 +47,42 @@ def test_the_kit_lists_its_modules_and_explains_each() -> None:
 ASSERTING = {"raises", "warns", "fail", "wait_until"}
 
 
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@cache
+def functions() -> list[tuple[str, Function, bool, set[str]]]:
+    """Return each function with its file, whether it has an assert, and the names of what it calls."""
+    found = []
+    for file, source in SOURCES.items():
+        for each in ast.walk(ast.parse(source)):
+            if isinstance(each, Function) and "django/project" not in file:
+                nodes = [*ast.walk(each)]
+                called = {name_of(node) for node in nodes if isinstance(node, ast.Call)}
+                found.append((file, each, any(isinstance(node, ast.Assert) for node in nodes), called))
+    return found
+
+
 def name_of(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
-def asserts(function: ast.AST, helpers: Collection[str] = ()) -> bool:
-    """Whether a function asserts by itself, or calls a helper that does."""
-    calls = [name_of(node) for node in ast.walk(function) if isinstance(node, ast.Call)]
-    return any(isinstance(node, ast.Assert) for node in ast.walk(function)) or not {
-        *ASSERTING,
-        *helpers,
-    }.isdisjoint(calls)
-
-
-def functions(source: str) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return [n for n in ast.walk(ast.parse(source)) if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))]
-
-
 def test_each_test_asserts_something() -> None:
-    files = {file: functions(source) for file, source in SOURCES.items() if "django/project" not in file}
-    helpers: set[str] = set()
-    known = [each for found in files.values() for each in found if not each.name.startswith("test_")]
-    while more := {each.name for each in known if asserts(each, helpers)} - helpers:
-        helpers |= more
+    """By itself, or by a helper that does."""
+    asserting = ASSERTING | {each.name for _, each, asserts, _ in functions() if asserts}
+    known = [(each.name, called) for _, each, _, called in functions() if not each.name.startswith("test_")]
+    while more := {name for name, called in known if called & asserting} - asserting:
+        asserting |= more
     assert [
         (file, each.name)
-        for file, found in files.items()
-        for each in found
-        if each.name.startswith("test_") and not asserts(each, helpers)
+        for file, each, asserts, called in functions()
+        if each.name.startswith("test_") and not asserts and not called & asserting
     ] == []
 
 
 def sleeps(statement: ast.stmt) -> bool:
     """Whether a statement waits for an event that nobody can set. Nested handlers may, as slow work."""
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+    if isinstance(statement, Function):
         return False
     calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
     return any(ast.unparse(call.func) == "threading.Event().wait" for call in calls)
@@ -92,9 +91,8 @@ def sleeps(statement: ast.stmt) -> bool:
 def test_no_test_waits_for_a_time_but_by_let_pass() -> None:
     assert [
         (file, each.name)
-        for file, source in SOURCES.items()
-        for each in functions(source)
-        if each.name.startswith("test_") and any(map(sleeps, each.body))
+        for file, each, _, called in functions()
+        if each.name.startswith("test_") and "wait" in called and any(map(sleeps, each.body))
     ] == []
 
 
@@ -126,3 +124,80 @@ def test_no_test_of_the_worker_replaces_a_private_attribute() -> None:
     files = sorted(WORKER.glob("*.py"))
     assert len(files) > 20
     assert [(file.name, name) for file in files for name in patched(ast.parse(file.read_text()))] == []
+
+
+# -- another database is one folder of sqlq/database ---------------------------------------------------------
+
+
+ROOT = Path(sqlq.__file__).parent
+BELOW = ("schema/types.py", "schema/qualify.py", "schema/version.py", "tables.py")
+"""How times are stored, how statements name operators, and where tables lie: below the dialects."""
+READS_URLS = "config/urls.py"
+
+
+def rooms(*names: str) -> list[Path]:
+    """Return the files of sqlq outside `database`, or those of these rooms."""
+    files = [file for file in ROOT.rglob("*.py") if not file.is_relative_to(ROOT / "database")]
+    return [file for file in files if not names or file.relative_to(ROOT).parts[0] in names]
+
+
+def found(pattern: str, files: list[Path]) -> list[str]:
+    """Return where the pattern stands."""
+    return [
+        f"{file.relative_to(ROOT)}:{number}"
+        for file in files
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if re.search(pattern, line)
+    ]
+
+
+def test_only_the_database_packages_compare_database_names() -> None:
+    asked = r"(dialect\.name|get_backend_name\(\)|\bkind) (==|!=|in|not in) \W?\"(postgresql|sqlite|m\w+)"
+    files = [file for file in rooms() if str(file.relative_to(ROOT)) not in (*BELOW, READS_URLS)]
+    assert found(asked, files) == []
+
+
+def test_the_store_has_no_sql_of_one_database() -> None:
+    written = r"\.returning\(|\.on_conflict_do|MATERIALIZED|\.with_for_update\(|SKIP LOCKED|\bRETURNING\b"
+    assert found(written, rooms("store", "enqueue", "worker", "results", "admin", "app")) == []
+
+
+# -- and few verbs -------------------------------------------------------------------------------------------
+
+
+MOST_VERBS = 25
+
+
+def verbs(part: Any) -> list[str]:
+    """Return the methods that a database may override."""
+    functions = [name for name, _ in inspect.getmembers(part, inspect.isfunction)]
+    others = [name for name, kind in inspect.get_annotations(part).items() if "Callable" in kind]
+    return [f"{part.__name__}.{name}" for name in (*functions, *others) if not name.startswith("_")]
+
+
+def test_a_database_overrides_few_verbs() -> None:
+    known = [verb for part in (Sql, Driver, Migrations) for verb in verbs(part)]
+    assert len(known) <= MOST_VERBS, f"each database answers one verb more: {', '.join(known)}"
+
+
+# -- out of running there is one door ------------------------------------------------------------------------
+
+
+def places(pattern: str) -> set[str]:
+    """Return the files of sqlq that hold the pattern."""
+    return {
+        str(file.relative_to(ROOT)) for file in ROOT.rglob("*.py") if re.search(pattern, file.read_text())
+    }
+
+
+def test_only_settle_takes_rows_out_of_jobs_and_puts_them_back() -> None:
+    assert places(r"delete\(jobs\)") == {"database/sql.py", "database/postgresql/dialect.py"}
+    assert places(r"Change\(jobs, held\(\w+, \w+\), returning") == set(), "`move` takes them out"
+    assert places(r"\.move\(") == {"store/jobs/settle.py"}, "the dialects' deletes are those of `move`"
+    assert places(r'"reserved_at": null\(\)') == {"store/jobs/settle.py"}
+    assert places(r"insert_?\w*\((finished|failed)_jobs\)") == {"store/jobs/settle.py"}
+
+
+def test_only_callbacks_settlement_creates_settlements() -> None:
+    """`callbacks.settlement` makes them all."""
+    assert places(r"(?<!class )\bSettlement\(") == {"model/outcome.py"}

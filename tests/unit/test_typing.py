@@ -6,11 +6,12 @@ Each line that must be reported has a mark; any other report is a failure, too.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.kit.processes import run_program
 
 ROOT = Path(__file__).parents[2]
 
@@ -197,9 +198,7 @@ def program(tmp_path: Path) -> Path:
 
 def run(folder: Path, checker: str, *options: object) -> str:
     """Return the JSON that a type checker prints."""
-    command = [sys.executable, "-m", checker, *map(str, options)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    return done.stdout
+    return run_program("-m", checker, *map(str, options), cwd=folder, timeout=600).stdout
 
 
 @pytest.mark.slow

@@ -122,11 +122,9 @@ def test_a_job_is_lost_when_no_claim_under_way_can_bring_it(
     assert renewal == (unknown, lost)
 
 
-AWAY, PASSES, REFUSED = (
-    {"is_away": True, "passes": True},
-    {"is_away": False, "passes": True},
-    {"is_away": False, "passes": False},
-)
+AWAY = {"is_away": True, "passes": True}
+PASSES = {"is_away": False, "passes": True}
+REFUSED = {"is_away": False, "passes": False}
 
 
 @for_each(

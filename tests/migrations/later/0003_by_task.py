@@ -19,14 +19,11 @@ def upgrade(op: Operations, schema: str | None) -> None:
             "ALGORITHM = INPLACE LOCK = NONE"
         )
         return
-    live = op.get_context().opts["live"]
     op.create_index(
-        "jobs_by_task",
-        "jobs",
-        ["task", "id"],
+        *("jobs_by_task", "jobs", ["task", "id"]),
         schema=schema,
         if_not_exists=True,
-        postgresql_concurrently=live,
+        postgresql_concurrently=op.get_context().opts["live"],
     )
 
 
