@@ -32,7 +32,7 @@ from tests.kit import NOW, drain, needs, rescue, span
 pytestmark = pytest.mark.each_database
 
 BEHIND = 100
-SECONDS = 60.0
+SECONDS = 30.0
 SEED = 20_261_124
 
 
