@@ -72,8 +72,8 @@ def test_outcomes_wait_while_the_disk_is_full(
         wait_until(lambda: len(app.jobs.list(state="running")) == 5, what="all running")
         with full(app, engine, "finished_jobs"):
             go_on.set()
-            takes_none = "takes no writes"
-            wait_until(lambda: any(takes_none in each for each in caplog.messages), what="the full disk met")
+            meets = "takes no writes"
+            wait_until(lambda: any(meets in each for each in caplog.messages), timeout=20, what="it full")
             states = {app.jobs.get(job.id).state for job in made}
             assert "running" in states <= {"running", "finished"}
         wait_until(lambda: len(app.jobs.list(state="finished")) == 5, what="all written")

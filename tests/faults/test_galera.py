@@ -266,7 +266,7 @@ def test_a_schedule_fires_once_for_workers_at_all_nodes(urls: list[str], tmp_pat
         wait_until(lambda: load.count("finished_jobs") >= 50, what="the schedule's jobs")
         for worker in workers:
             assert worker.stop() == 0
-            readable_log(worker, most=20)
+            readable_log(worker, most=80)  # with a line for each tick
         account.demand("a schedule at three nodes", account.ticks_of(load.app))
 
 
