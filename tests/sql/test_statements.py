@@ -46,9 +46,10 @@ OLD = 10
 HOT = ("jobs", "finished_jobs", "failed_jobs")
 
 
-def sent(database: Database, name: str) -> list[tuple[str, Any]]:
-    """Return the statements that a verb sends, with their parameters, and undo it."""
+def sent(database: Database, name: str, new_jobs: int = 0) -> list[tuple[str, Any]]:
+    """Return the statements that a verb sends, with their parameters, and undo it with its new jobs."""
     with database.connect() as conn, conn.begin() as transaction:
+        inserting.insert(conn, [new()] * new_jobs)
         held = [] if name in OWNED or name.startswith("claim") else claim_two(conn)
         with received(conn) as got:
             OWNED[name](conn) if name in OWNED else STATEMENTS[name](conn, held)
@@ -58,9 +59,7 @@ def sent(database: Database, name: str) -> list[tuple[str, Any]]:
 
 @for_each("name", STATEMENTS)
 def test_the_database_receives_the_golden_statement(app: sqlq.App, name: str) -> None:
-    with app.database.begin() as conn:
-        inserting.insert(conn, [new(), new()])
-    compare_with_golden(name, app.database, sent(app.database, name))
+    compare_with_golden(name, app.database, sent(app.database, name, new_jobs=2))
 
 
 # ── How they are run ────────────────────────────────────────────────────────────────────────────────────────
