@@ -33,15 +33,14 @@ from tests.kit import claim, claim_size_of, deaths, expire, needs, rescue, settl
 pytestmark = pytest.mark.each_database
 
 
-def test_claims_order_queues_by_weight(app: sqlq.App) -> None:
-    task = app.task(name="t")(lambda: None)
+def test_claims_order_queues_by_weight(app: sqlq.App, noop: Any) -> None:
     weights = {"a": 5, "b": 1, "c": 1}
     claimer = Claimer(app.database, "me", WorkerOptions(("a", "b", "c"), 10, 60_000, weights=weights))
     assert claimer.claim(5) == []
     orders = Counter("".join(claimer._in_turn("abc")) for _ in range(7_000))
     assert set(orders) == {"abc", "acb", "bac", "bca", "cab", "cba"}
     assert 4_700 < sum(number for order, number in orders.items() if order[0] == "a") < 5_300
-    app.enqueue_many([task.new().set(queue=queue) for queue in "abc" for _ in range(2)])
+    app.enqueue_many([noop.new().set(queue=queue) for queue in "abc" for _ in range(2)])
     assert Counter(job.queue for job in claimer.claim(10)) == {"a": 2, "b": 2, "c": 2}
 
 
@@ -67,12 +66,11 @@ def test_a_worker_serves_a_low_queue_beside_a_full_one(
 
 
 @needs("file")
-def test_a_claim_takes_as_many_of_each_queue(app: sqlq.App) -> None:
+def test_a_claim_takes_as_many_of_each_queue(app: sqlq.App, noop: Any) -> None:
     """They lie together, and SQLite writes whole pages: from 100 queues that were filled in turn it drains
     half as many a second otherwise."""
-    task = app.task(name="t")(lambda: None)
     for many in ("abc", "abc", "ac", "ac", "a", "a", "a"):
-        app.enqueue_many([task.new().set(queue=name) for name in many])
+        app.enqueue_many([noop.new().set(queue=name) for name in many])
     claimer = Claimer(app.database, "me", WorkerOptions(None, 10, 60_000))
     first = [job.queue for job in claimer.claim(6)]
     assert sorted(first[:3]) == sorted(first[3:]) == ["a", "b", "c"]
@@ -81,17 +79,16 @@ def test_a_claim_takes_as_many_of_each_queue(app: sqlq.App) -> None:
     assert claimer.claim(6) == []
 
 
-def test_a_lifo_queue_runs_the_newest_of_each_priority_first(app: sqlq.App) -> None:
-    task = app.task(name="t")(lambda: None)
-    stack = [app.enqueue(task.new().set(queue="stack")).id for _ in range(4)]
-    urgent = [app.enqueue(task.new().set(queue="stack", priority=5)).id for _ in range(2)]
-    later = app.enqueue(task.new().set(queue="stack", delay="1h"))
-    queue = [app.enqueue(task.new().set(queue="queue")).id for _ in range(3)]
+def test_a_lifo_queue_runs_the_newest_of_each_priority_first(app: sqlq.App, noop: Any) -> None:
+    stack = [app.enqueue(noop.new().set(queue="stack")).id for _ in range(4)]
+    urgent = [app.enqueue(noop.new().set(queue="stack", priority=5)).id for _ in range(2)]
+    later = app.enqueue(noop.new().set(queue="stack", delay="1h"))
+    queue = [app.enqueue(noop.new().set(queue="queue")).id for _ in range(3)]
     options = WorkerOptions(("queue", "stack"), 10, 30_000)
     claims = Claimer(app.database.for_loops, "me", options, newest_first=frozenset({"stack"}))
     assert [job.id for job in claims.claim(4)] == [*queue, urgent[1]]
     assert [job.id for job in claims.claim(3)] == [urgent[0], stack[3], stack[2]]
-    newer = app.enqueue(task.new().set(queue="stack"))
+    newer = app.enqueue(noop.new().set(queue="stack"))
     assert [job.id for job in claims.claim(10)] == [newer.id, stack[1], stack[0]]
     assert claims.claim(10) == []
     assert app.jobs.get(later.id).state == "scheduled", "never early"
@@ -109,26 +106,24 @@ def test_the_app_sets_the_order_of_a_queue(database_url: str) -> None:
 
 @needs("row_locks")
 def test_claims_after_the_cursor_take_due_jobs_in_order(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
+    app: sqlq.App, noop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(claims, "MAX_REST_SECONDS", 3600.0)
-    task = app.task(name="t")(lambda: None)
     # all due at the same time: their ids order them
-    one_transaction = app.enqueue_many([task.new() for _ in range(8)])
-    urgent = app.enqueue_many([task.new().set(priority=5) for _ in range(3)])
+    one_transaction = app.enqueue_many([noop.new() for _ in range(8)])
+    urgent = app.enqueue_many([noop.new().set(priority=5) for _ in range(3)])
     claimer = Claimer(app.database.for_loops, "somebody", WorkerOptions(("default",), 10, 30_000))
     claimed = claimer.claim(4)
     assert [job.id for job in claimed] == [*(job.id for job in urgent), one_transaction[0].id]
     for _ in range(2):
         claimer._cursor.note(claimed, 3600.0)
-    early = app.enqueue(task.new().set(available_at=datetime.now(UTC) - timedelta(hours=1)))
-    later = app.enqueue(task.new().set(delay="1h"))
+    early = app.enqueue(noop.new().set(available_at=datetime.now(UTC) - timedelta(hours=1)))
+    later = app.enqueue(noop.new().set(delay="1h"))
     with app.database.begin() as conn:
         conn.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": one_transaction[2].id})
-        assert [job.id for job in claimer.claim(3)] == [one_transaction[i].id for i in (1, 3, 4)], (
-            "what is locked is somebody else's"
-        )
-    last = app.enqueue(task.new().set(priority=5))
+        # what is locked is somebody else's
+        assert [job.id for job in claimer.claim(3)] == [one_transaction[i].id for i in (1, 3, 4)]
+    last = app.enqueue(noop.new().set(priority=5))
     claimed = claimer.claim(2)
     assert [job.id for job in claimed] == [last.id, one_transaction[5].id]
     app.queues.pause("default")
@@ -137,9 +132,8 @@ def test_claims_after_the_cursor_take_due_jobs_in_order(
     claimer._cursor.note(claimed, 3600.0)
     assert [job.id for job in claimer.claim(10)] == [one_transaction[i].id for i in (6, 7)]
     assert claimer.claim(10) == []
-    assert {job.id for job in claimer.claim(10)} == {early.id, one_transaction[2].id}, (
-        "the head is not forgotten"
-    )
+    # the head is not forgotten
+    assert {job.id for job in claimer.claim(10)} == {early.id, one_transaction[2].id}
     assert app.jobs.get(later.id).attempts == 0
 
 
@@ -159,12 +153,8 @@ def test_a_worker_with_only_slow_claims_runs_every_job(
     def task(n: int) -> None:
         if n == 1_900:
             early = datetime.now(UTC) - timedelta(hours=1)
-            others = [
-                task.new(2_000).set(available_at=early),
-                task.new(2_001).set(priority=9),
-                task.new(2_002).set(queue="other"),
-            ]
-            app.enqueue_many(others)
+            options: list[Any] = [{"available_at": early}, {"priority": 9}, {"queue": "other"}]
+            app.enqueue_many([task.new(2_000 + i).set(**each) for i, each in enumerate(options)])
         ran.append(n)
 
     app.enqueue_many([task.new(i) for i in range(2_000)])
@@ -301,10 +291,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def test_slow_claims_take_fewer_jobs(
-    app: sqlq.App, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    app: sqlq.App, noop: Any, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = app.task(name="t")(lambda: None)
-    app.enqueue_many([task.new() for _ in range(20)])
+    app.enqueue_many([noop.new() for _ in range(20)])
     claimer = Claimer(app.database, "me", WorkerOptions(("default",), 10, 30_000))
     run = type(app.database.dialect.driver).run
     slow = [5.0]
@@ -342,7 +331,7 @@ def test_claims_of_large_payloads_take_fewer_jobs(app: sqlq.App, monkeypatch: py
 
 
 def test_a_late_claim_starts_its_jobs(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    app: sqlq.App, noop: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = type(app.database.dialect.driver).run
     delayed: list[int] = []
@@ -367,8 +356,7 @@ def test_a_late_claim_starts_its_jobs(
         arrived(leases, trusted_until)
 
     monkeypatch.setattr(Leases, "arrived", rescued_first)
-    task = app.task(name="t")(lambda: None)
-    made = app.enqueue_many([task.new() for _ in range(2)])  # one claim takes both
+    made = app.enqueue_many([noop.new() for _ in range(2)])  # one claim takes both
     with working(app, concurrency=2, lease="2s") as at_work:
         wait_until(lambda: all(app.jobs.get(job.id).state == "finished" for job in made), what="all done")
         counts = at_work.counts
@@ -379,12 +367,11 @@ def test_a_late_claim_starts_its_jobs(
 
 
 def test_a_released_and_reclaimed_job_does_not_count_as_lost(
-    app: sqlq.App, caplog: pytest.LogCaptureFixture
+    app: sqlq.App, noop: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    task = app.task(name="t")(lambda: None)
-    app.enqueue(task.new())
+    app.enqueue(noop.new())
     leases = app.worker()._leases
-    (first,) = (Attempt(job, task, 0.0) for job in claim(app))
+    (first,) = (Attempt(job, noop, 0.0) for job in claim(app))
     leases.hold([first])
     first.ended = True
     settle(app, first.claimed, Released())
@@ -398,10 +385,9 @@ def test_a_released_and_reclaimed_job_does_not_count_as_lost(
 
 @pytest.mark.parametrize(("seconds", "ahead"), [(0.0005, 100), (0.002, 10)])
 def test_claims_of_short_jobs_are_large_when_they_come_back_full(
-    app: sqlq.App, clock: SimpleNamespace, seconds: float, ahead: int
+    app: sqlq.App, noop: Any, clock: SimpleNamespace, seconds: float, ahead: int
 ) -> None:
-    task = app.task(name="t")(lambda: None)
-    app.enqueue_many([task.new() for _ in range(3)])
+    app.enqueue_many([noop.new() for _ in range(3)])
     claimer = Claimer(app.database, "me", WorkerOptions(None, 10, 60_000))
     ended = 0
     for _ in range(30):

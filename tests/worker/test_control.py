@@ -54,11 +54,6 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poller, "IDLE_POLL_SECONDS", 0.2)
 
 
-@pytest.fixture
-def quick(app: sqlq.App) -> Any:
-    return app.task(name="quick")(lambda: None)
-
-
 def state(app: sqlq.App) -> str:
     (worker,) = app.workers.list()
     return worker.state
@@ -68,13 +63,13 @@ def is_idle(app: sqlq.App) -> bool:
     return [worker.state for worker in app.workers.list()] == ["idle"]
 
 
-def test_a_paused_worker_claims_nothing_and_finishes_its_jobs(app: sqlq.App, held: Held, quick: Any) -> None:
+def test_a_paused_worker_claims_nothing_and_finishes_its_jobs(app: sqlq.App, held: Held, noop: Any) -> None:
     running = app.enqueue(held.task.new())
     with working(app) as worker:
         assert held.started.wait(20)
         worker.pause()
         wait_until(lambda: state(app) == "paused")
-        waiting = app.enqueue(quick.new())
+        waiting = app.enqueue(noop.new())
         held.go.set()
         wait_until(lambda: app.jobs.get(running.id).state == "finished")
         assert app.jobs.get(waiting.id).state == "available"
@@ -100,14 +95,14 @@ def test_only_the_newest_request_counts_and_once(app: sqlq.App) -> None:
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("word", ["stop", "restart"])
 def test_a_stopped_worker_in_a_program_finishes_its_jobs(
-    app: sqlq.App, held: Held, quick: Any, word: str
+    app: sqlq.App, held: Held, noop: Any, word: str
 ) -> None:
     running = app.enqueue(held.task.new())
     worker = app.worker(grace="0s").start()
     assert held.started.wait(20)
     getattr(app.workers, word)(all=True)
     wait_until(lambda: state(app) == "stopping")
-    waiting = app.enqueue(quick.new())
+    waiting = app.enqueue(noop.new())
     held.go.set()
     assert worker.join("20s")
     assert [app.jobs.get(job.id).state for job in (running, waiting)] == ["finished", "available"]
@@ -133,13 +128,13 @@ def test_a_worker_runs_each_service_of_the_maintenance(app: sqlq.App) -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_a_pause_of_all_holds_for_later_queues_and_workers(app: sqlq.App, quick: Any) -> None:
+def test_a_pause_of_all_holds_for_later_queues_and_workers(app: sqlq.App, noop: Any) -> None:
     with working(app) as worker:
         wait_until(lambda: is_idle(app))
         assert app.queues.pause(all=True)
         assert not app.queues.pause(all=True)
         wait_until(lambda: worker._control.is_paused)
-        jobs = app.enqueue_many([quick.new(), quick.new().set(queue="made later")])
+        jobs = app.enqueue_many([noop.new(), noop.new().set(queue="made later")])
         assert app.worker(drain=False, concurrency=1)._control.is_paused is False
         with working(app) as other:
             wait_until(lambda: other._control.is_paused, what="the second worker hearing of it as it starts")
@@ -151,7 +146,7 @@ def test_a_pause_of_all_holds_for_later_queues_and_workers(app: sqlq.App, quick:
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("queue", ["default", None])
-def test_a_pause_with_an_end_ends_by_itself(app: sqlq.App, quick: Any, queue: str | None) -> None:
+def test_a_pause_with_an_end_ends_by_itself(app: sqlq.App, noop: Any, queue: str | None) -> None:
     with working(app):
         wait_until(lambda: is_idle(app))
         if queue is None:
@@ -159,7 +154,7 @@ def test_a_pause_with_an_end_ends_by_itself(app: sqlq.App, quick: Any, queue: st
             wait_until(lambda: state(app) == "paused")
         else:
             app.queues.pause(queue, duration="1s")
-        job = app.enqueue(quick.new())
+        job = app.enqueue(noop.new())
         assert app.jobs.get(job.id).state == "available"
         wait_until(lambda: app.jobs.get(job.id).state == "finished")
     assert not app.queues.pauses().named

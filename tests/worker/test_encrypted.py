@@ -31,13 +31,16 @@ KEY, OTHER = new_key(), new_key()
 SECRET = "4111-1111"
 
 
+Make = Callable[..., sqlq.App]
+
+
 @pytest.fixture(params=["sign", "encrypt"])
 def how(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def make(database_url: str) -> Iterator[Callable[..., sqlq.App]]:
+def make(database_url: str) -> Iterator[Make]:
     """Makes Apps on the same database."""
     made: list[sqlq.App] = []
 
@@ -51,7 +54,7 @@ def make(database_url: str) -> Iterator[Callable[..., sqlq.App]]:
 
 
 @pytest.fixture
-def encrypting(make: Callable[..., sqlq.App], how: str) -> sqlq.App:
+def encrypting(make: Make, how: str) -> sqlq.App:
     return make(keys=[KEY], encryption=how)
 
 
@@ -115,9 +118,7 @@ def test_a_row_that_was_tampered_with_fails_alone(encrypting: sqlq.App, engine: 
     assert stored(engine, "failed_jobs") == [raw], "the raw text is kept"
 
 
-def test_plain_rows_are_refused_taken_or_taken_by_queue(
-    make: Callable[..., sqlq.App], engine: Engine
-) -> None:
+def test_plain_rows_are_refused_taken_or_taken_by_queue(make: Make, engine: Engine) -> None:
     rows = """('default', 't', '{"args": [1]}'), ('hooks', 't', '{"args": [2]}')"""
     for plain, expected in ((None, []), (["hooks"], [2]), ("accept", [1, 2])):
         ran: list[int] = []
@@ -138,7 +139,7 @@ def test_plain_rows_are_refused_taken_or_taken_by_queue(
     assert accepting.result(job.id) == 8
 
 
-def test_an_app_that_reads_takes_part_in_a_rollout(make: Callable[..., sqlq.App], engine: Engine) -> None:
+def test_an_app_that_reads_takes_part_in_a_rollout(make: Make, engine: Engine) -> None:
     ran: list[int] = []
     first, second = make(keys=[KEY], encryption="read"), make(keys=[KEY], plain="accept")
     for n, app in enumerate((first, second)):
@@ -211,9 +212,7 @@ def test_callbacks_are_signed_whoever_writes_them(encrypting: sqlq.App, engine: 
     assert SECRET in [job.result for job in encrypting.jobs.list()]
 
 
-def test_schedules_are_signed_when_they_are_stored(
-    encrypting: sqlq.App, make: Callable[..., sqlq.App], engine: Engine
-) -> None:
+def test_schedules_are_signed_when_they_are_stored(encrypting: sqlq.App, make: Make, engine: Engine) -> None:
     ran: list[str] = []
     task = encrypting.task(name="t")(ran.append)
     encrypting.schedules.add("added", task.new(SECRET), cron="* * * * *")
@@ -232,7 +231,7 @@ def test_schedules_are_signed_when_they_are_stored(
 
 
 def test_a_deploy_rewrites_a_signed_schedule_only_where_it_differs(
-    encrypting: sqlq.App, make: Callable[..., sqlq.App], engine: Engine, how: Any
+    encrypting: sqlq.App, make: Make, engine: Engine, how: Any
 ) -> None:
     def deploy(app: sqlq.App, argument: int) -> str:
         task = app.task(name="t")(lambda n: None)
@@ -267,7 +266,7 @@ def test_every_way_to_enqueue_signs_the_payload(encrypting: sqlq.App, engine: En
     assert sorted(ran) == [1, 2, 3, 4]
 
 
-def test_a_task_of_a_queue_with_options_knows_its_app(make: Callable[..., sqlq.App], engine: Engine) -> None:
+def test_a_task_of_a_queue_with_options_knows_its_app(make: Make, engine: Engine) -> None:
     """Its results are signed in its own transaction, too."""
     app = make(keys=[KEY], queues={"slow": {"timeout": "1m"}})
 
@@ -285,7 +284,7 @@ def test_a_task_of_a_queue_with_options_knows_its_app(make: Callable[..., sqlq.A
 @pytest.mark.parametrize("encryption", ["sign", "encrypt"])
 @pytest.mark.parametrize("keys", [None, [OTHER]])
 def test_a_job_is_released_when_its_key_is_not_here(
-    make: Callable[..., sqlq.App],
+    make: Make,
     engine: Engine,
     keys: list[str] | None,
     encryption: Any,
@@ -324,9 +323,7 @@ def test_a_job_is_released_when_its_key_is_not_here(
     assert not any(hidden in caplog.text for hidden in (SECRET, KEY, OTHER))
 
 
-def test_a_step_is_released_when_the_key_of_a_result_is_not_here(
-    make: Callable[..., sqlq.App], engine: Engine
-) -> None:
+def test_a_step_is_released_when_the_key_of_a_result_is_not_here(make: Make, engine: Engine) -> None:
     ran: list[int] = []
     first, second, both = make(keys=[KEY]), make(keys=[OTHER]), make(keys=[OTHER, KEY])
     for app in (second, both):
@@ -343,9 +340,7 @@ def test_a_step_is_released_when_the_key_of_a_result_is_not_here(
 
 
 @pytest.mark.parametrize("keys", [None, [OTHER], [KEY]])
-def test_a_rewritten_signature_fails_at_once(
-    make: Callable[..., sqlq.App], engine: Engine, keys: list[str] | None
-) -> None:
+def test_a_rewritten_signature_fails_at_once(make: Make, engine: Engine, keys: list[str] | None) -> None:
     encrypting, app = make(keys=[KEY]), make(keys=keys, plain=None if keys is None else "accept")
     for each in (encrypting, app):
         each.task(name="pay")(print)
@@ -363,7 +358,7 @@ VALUES ('any "thing"', '{"amount": 1000000}', :payload, '{"task": "charge", "que
 
 
 @pytest.mark.parametrize("ends", ["as refused", "as badly signed", "lost", "released too often"])
-def test_a_forged_row_gets_no_callback(make: Callable[..., sqlq.App], engine: Engine, ends: str) -> None:
+def test_a_forged_row_gets_no_callback(make: Make, engine: Engine, ends: str) -> None:
     """Else it would be signed, with a task, a queue and a label of theirs in it."""
     app = make(keys=[KEY])
     assert app.database.encryption is not None
@@ -411,7 +406,7 @@ def feed(engine: Engine, task: str) -> None:
 
 
 @pytest.mark.parametrize("task", ["pay", "look"])
-def test_a_plain_row_feeds_no_signed_step(make: Callable[..., sqlq.App], engine: Engine, task: str) -> None:
+def test_a_plain_row_feeds_no_signed_step(make: Make, engine: Engine, task: str) -> None:
     app = make(keys=[KEY], plain=["hooks"])
     paid = tasks_of(app)
     flow = sqlq.Flow()
@@ -429,9 +424,7 @@ def test_a_plain_row_feeds_no_signed_step(make: Callable[..., sqlq.App], engine:
 
 
 @for_each("plain", ["accept", ["hooks", "pay"]])
-def test_a_step_in_a_queue_of_plain_rows_takes_plain_results(
-    make: Callable[..., sqlq.App], plain: Any
-) -> None:
+def test_a_step_in_a_queue_of_plain_rows_takes_plain_results(make: Make, plain: Any) -> None:
     app = make(keys=[KEY], plain=plain)
     paid = tasks_of(app)
     app.enqueue(sqlq.chain(app.tasks["echo"].new(3), app.tasks["pay"]))

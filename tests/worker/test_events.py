@@ -212,12 +212,11 @@ def test_a_rolled_back_savepoint_drops_its_events(app: sqlq.App, engine: Engine,
 
 
 def test_a_commit_publishes_its_own_events_after_one_that_a_listener_refused(
-    app: sqlq.App, engine: Engine
+    app: sqlq.App, noop: Any, engine: Engine
 ) -> None:
     told = listening(app, "enqueued")
-    task = app.task(name="t")(lambda: None)
     with engine.connect() as refused:
-        app.enqueue(task.new(), refused)
+        app.enqueue(noop.new(), refused)
 
         @listens_for(engine, "commit")
         def refuse(conn: Connection) -> None:
@@ -229,7 +228,7 @@ def test_a_commit_publishes_its_own_events_after_one_that_a_listener_refused(
     with engine.connect() as other:
         other.execute(text("SELECT 1"))
         other.commit()
-        committed = app.enqueue(task.new(), other)
+        committed = app.enqueue(noop.new(), other)
         other.commit()
     assert app._events.flush(10)
     assert [each.id for each in told] == [committed.id]
@@ -283,7 +282,7 @@ def test_a_worker_stops_after_its_grace_time_despite_a_hung_listener(
 
 
 def test_no_event_is_made_without_listener_and_log_line(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    app: sqlq.App, noop: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made: list[str] = []
     make = JobEvent.__init__
@@ -295,8 +294,7 @@ def test_no_event_is_made_without_listener_and_log_line(
     monkeypatch.setattr(JobEvent, "__init__", note)
     caplog.set_level(logging.WARNING, "sqlq")
     app.on("failed")(lambda events: None)
-    task = app.task(name="t")(lambda: None)
-    app.enqueue_many([task.new() for _ in range(3)])
+    app.enqueue_many([noop.new() for _ in range(3)])
     assert drain(app).finished == 3
     assert made == []
 

@@ -123,7 +123,7 @@ def test_an_ended_attempt_leaves_nothing_in_memory(app: sqlq.App, database_url: 
         with app.database.engine.begin() as conn:
             for name, (kind, end) in named.items():
                 values = {"task": f"m.{kind}", "payload": json.dumps({"args": [end, {"name": name}]})}
-                timeout_ms = 1_000 if end == "times out" else None
+                timeout_ms = 500 if end == "times out" else None
                 ids[name] = conn.execute(INSERT, {**values, "timeout_ms": timeout_ms}).scalar_one()
         wait_until(lambda: len(list(begun.iterdir())) == len(KINDS), what="the handlers that wait running")
         app.jobs.cancel([ids[path.name] for path in begun.iterdir()])

@@ -21,7 +21,7 @@ from sqlq.store.jobs import lease
 from sqlq.store.jobs import settle as settling
 from sqlq.store.jobs.lease import Note
 from sqlq.worker.attempt import progress as progress_writer
-from tests.kit import claim, drain, execute, handler_of, needs, refuse, settle, wait_until, working
+from tests.kit import claim, drain, execute, handler_of, needs, refuse, run_one, settle, wait_until, working
 
 
 def acting(app: sqlq.App, *acts: Callable[[], object], **options: Any) -> sqlq.Job[Any]:
@@ -214,14 +214,8 @@ def test_the_last_progress_is_in_the_row_however_the_job_ends(
 def test_progress_that_is_no_number_is_ignored_with_a_warning(
     app: sqlq.App, caplog: pytest.LogCaptureFixture, said: Any, warning: str
 ) -> None:
-    @app.task(name="t")
-    def handler() -> None:
-        sqlq.current_job().progress(*said)
-        sqlq.current_job().progress(*said)
-
-    id = app.enqueue(handler.new()).id
-    assert drain(app).finished == 1
-    assert app.jobs.get(id).progress is None
+    done = run_one(app, lambda: [sqlq.current_job().progress(*said) for _ in range(2)])
+    assert (done.state, done.progress) == ("finished", None)
     (line,) = (record for record in caplog.records if "progress" in record.getMessage())
     assert warning in line.getMessage()
 
@@ -270,7 +264,6 @@ def test_progress_that_the_database_refuses_fails_no_job(
 ) -> None:
     """For example by another program's trigger."""
     refuse(engine, "UPDATE OF progress ON jobs", "NEW.progress IS NOT NULL", "no progress here")
-    id = app.enqueue(app.task(name="t")(lambda: sqlq.current_job().progress(1)).new()).id
-    assert drain(app).finished == 1
-    assert (app.jobs.get(id).state, app.jobs.get(id).progress) == ("finished", None)
+    done = run_one(app, lambda: sqlq.current_job().progress(1))
+    assert (done.state, done.progress) == ("finished", None)
     assert "no progress here" in caplog.text

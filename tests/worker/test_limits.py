@@ -187,16 +187,6 @@ def test_a_sweep_before_the_wake_admits_one_by_one_where_none_has_the_limit(
     assert [swept, look(app)] == admitted
 
 
-def test_a_retried_job_waits_for_a_slot(gauge: Gauge, app: sqlq.App) -> None:
-    call, free = gauge.task(1), app.task(name="free")(lambda: None)
-    ids = [job.id for job in app.enqueue_many([call.new(), free.new()])]
-    look(app)
-    settle(app, claim(app), BOOM)
-    assert app.jobs.retry(all=True) == ids
-    assert [state(app, id) for id in ids] == ["blocked", "available"]
-    assert gauge.work().finished == 2
-
-
 def test_jobs_of_a_paused_queue_hold_no_slots(gauge: Gauge) -> None:
     call = gauge.task(2)
     stuck = gauge.app.enqueue_many([call.new(n).set(queue="night") for n in range(5)])
@@ -260,7 +250,14 @@ def test_an_enqueue_does_not_wait_for_another_of_its_key(gauge: Gauge, app: sqlq
 
 
 def test_jobs_without_a_limit_run_beside_a_full_waiting_list(gauge: Gauge, app: sqlq.App) -> None:
+    """And a job that is retried waits for a slot, unlike them."""
     call, free = gauge.task(1), app.task(name="free")(lambda: None)
+    ids = [job.id for job in app.enqueue_many([call.new(), free.new()])]
+    look(app)
+    settle(app, claim(app), BOOM)
+    assert app.jobs.retry(all=True) == ids
+    assert [state(app, id) for id in ids] == ["blocked", "available"]
+    assert gauge.work().finished == 2
     app.enqueue_many([call.new(n) for n in range(5)])
     look(app)
     claim(app)  # by a worker that holds on to it

@@ -64,7 +64,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @needs("server")
-def test_an_answer_to_a_query_does_not_end_an_outage_at_a_standby(
+def test_an_outage_ends_by_a_write_and_is_no_second_one_for_a_stale_connection(
     refusal: DBAPIError, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING)
@@ -77,13 +77,7 @@ def test_an_answer_to_a_query_does_not_end_an_outage_at_a_standby(
     claiming.over()
     listening.over()
     assert said(caplog) == [NO_WRITES, BACK], "once"
-
-
-@needs("server")
-def test_a_stale_connection_after_an_outage_is_no_second_outage(
-    refusal: DBAPIError, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING)
+    caplog.clear()
     beating, claiming = Outage("beating"), Outage("claiming")
     refusal.connection_invalidated = True  # as a worker has its engine mark it
     for outage in (beating, claiming):

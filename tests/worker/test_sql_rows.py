@@ -36,9 +36,12 @@ def shown(engine: Engine, id: int) -> Any:
 
 
 def test_a_row_takes_timeout_and_attempts_from_its_task(app: sqlq.App, engine: Engine) -> None:
+    """Unless it has its own, of which a timeout of zero is none."""
+
     @app.task(name="t", timeout="100ms", max_attempts=1, aliases=["was.t"])
-    async def slow() -> None:
-        await asyncio.Event().wait()
+    async def slow(ends: bool = False) -> bool:
+        await (asyncio.sleep(0.2) if ends else asyncio.Event().wait())
+        return sqlq.current_job().should_stop()
 
     for name in ("t", "was.t"):
         job = insert(engine, task=name)
@@ -50,6 +53,10 @@ def test_a_row_takes_timeout_and_attempts_from_its_task(app: sqlq.App, engine: E
         done = app.jobs.get(job)
         assert (done.reason, done.max_attempts) == ("timeout", 1)
         assert "longer than its timeout of 100 ms" in str(done.message)
+    own = {"task": "t", "payload": '{"kwargs": {"ends": true}}'}
+    ids = [insert(engine, **own, timeout_ms=timeout_ms) for timeout_ms in (0, 60_000)]
+    assert drain(app).finished == 2
+    assert [app.jobs.get(id).result for id in ids] == [False, False]
 
 
 def test_a_row_takes_headers_backoff_and_retention_from_its_task(
@@ -75,20 +82,6 @@ def test_a_row_takes_headers_backoff_and_retention_from_its_task(
     assert "the backoff 'soon' in its row cannot be read" in caplog.text
     assert (app.jobs.get(plain).state, app.jobs.get(plain).retention_ms) == ("scheduled", 7_200_000)
     assert (app.jobs.get(own).state, app.jobs.get(own).retention_ms) == ("failed", 60_000)
-
-
-def test_a_timeout_of_zero_is_none(app: sqlq.App, engine: Engine) -> None:
-    @app.task(name="t", timeout="1ms", max_attempts=1)
-    async def slow() -> bool:
-        await asyncio.sleep(0.05)
-        return sqlq.current_job().should_stop()
-
-    unlimited, limited = insert(engine, task="t", timeout_ms=0), insert(engine, task="t")
-    longer = insert(engine, task="t", timeout_ms=60_000)
-    drain(app)
-    assert app.jobs.get(longer).state == "finished", "the row's comes before the task's"
-    assert (app.jobs.get(unlimited).state, app.jobs.get(unlimited).result) == ("finished", False)
-    assert app.jobs.get(limited).reason == "timeout"
 
 
 def test_a_rescue_counts_attempts_by_the_tasks_option(app: sqlq.App, engine: Engine) -> None:

@@ -55,15 +55,14 @@ def looking_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("looking_all_the_time")
 def test_a_newer_revision_is_logged_once(
-    app: sqlq.App, engine: Engine, caplog: pytest.LogCaptureFixture
+    app: sqlq.App, noop: Any, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "sqlq")
-    task = app.task(name="t")(lambda: None)
     said = "at revision 0002, newer than the 0001 of this sqlq, which works with them"
     with app.worker():
         execute(engine, NEWER)
         wait_until(lambda: said in caplog.text, timeout=30, what="the line")
-        job = app.enqueue(task.new())
+        job = app.enqueue(noop.new())
         wait_until(lambda: app.jobs.get(job.id).state == "finished", what="a job done after that")
     assert [r.__dict__["event"] for r in caplog.records].count("schema_newer") == 1
 
@@ -257,7 +256,7 @@ class Blinks(sqlite3.Connection):
 @needs("file")
 @pytest.mark.parametrize("when", ["starting", "idle"])
 def test_a_disk_error_does_not_end_a_worker(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, when: str
+    app: sqlq.App, noop: Any, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     connect = sqlite3.connect
 
@@ -267,27 +266,25 @@ def test_a_disk_error_does_not_end_a_worker(
 
     monkeypatch.setattr(sqlite3, "connect", may_fail)  # which SQLAlchemy does not call
     monkeypatch.setattr(Blinks, "left", 3 if when == "starting" else 0)
-    task = app.task(name="t")(lambda: None)
     with working(app):
         if when == "idle":
-            assert app.result(app.enqueue(task.new()), "60s") is None
+            assert app.result(app.enqueue(noop.new()), "60s") is None
             Blinks.left = 3
         wait_until(lambda: not Blinks.left, timeout=20, what="it asking on")
-        assert app.result(app.enqueue(task.new()), "60s") is None
+        assert app.result(app.enqueue(noop.new()), "60s") is None
 
 
 @needs("file")
 def test_a_file_that_is_gone_for_a_short_time_ends_no_worker(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    app: sqlq.App, noop: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log has a sentence and no traceback about a file that is moved aside, for example to restore it."""
     caplog.set_level(logging.DEBUG, "sqlq.worker")
     commits = itertools.count()
     monkeypatch.setattr(WatchingWake, "commits", lambda self: next(commits))
-    task = app.task(name="t")(lambda: None)
     file = Path(app.database.engine.url.database or "")
     with working(app):
-        assert app.result(app.enqueue(task.new()), "60s") is None
+        assert app.result(app.enqueue(noop.new()), "60s") is None
         aside = file.rename(file.with_suffix(".aside"))
 
         def asked_on() -> bool:
@@ -296,7 +293,7 @@ def test_a_file_that_is_gone_for_a_short_time_ends_no_worker(
 
         wait_until(asked_on, timeout=30, what="it asking on")
         aside.rename(file)
-        assert app.result(app.enqueue(task.new()), "60s") is None
+        assert app.result(app.enqueue(noop.new()), "60s") is None
     assert not [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +34,13 @@ def test_a_subprocess_is_killed_before_its_job_is_released(
         settle(settler, job, outcome)
 
     monkeypatch.setattr(Settler, "settle", noted)
-    try:
+    with closing(spawned.isolates):
         app.enqueue(app.task(name="t", isolate=True)(lambda: None).new())
         told = listening(app)
         with worker_of(app, isolates=spawned.isolates, grace="0s") as worker:
             wait_until(lambda: told, what="it has started")
-        assert settled == [[True]]
-        assert worker.counts == Counts(released=1)
-    finally:
-        spawned.isolates.close()
+    assert settled == [[True]]
+    assert worker.counts == Counts(released=1)
 
 
 ALONE = "tests.programs.alone"
@@ -54,7 +53,7 @@ def drained(folder: Path, url: str, *options: str) -> str:
     return worker.log.read_text()
 
 
-@pytest.mark.parametrize(("end", "timeout"), [("late", "5s"), ("gone", "1h")])
+@pytest.mark.parametrize(("end", "timeout"), [("late", "2s"), ("gone", "1h")])
 @needs("cheap")
 def test_a_job_that_completed_itself_is_finished_however_its_attempt_ends(
     app: sqlq.App, tmp_path: Path, database_url: str, end: str, timeout: str

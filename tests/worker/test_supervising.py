@@ -6,11 +6,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from math import inf
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, text
@@ -73,11 +75,6 @@ def pipe() -> Iterator[tuple[Pipe, Pipe]]:
     yield ends
     for end in ends:
         end.close()
-
-
-@pytest.fixture
-def noop(app: sqlq.App) -> Any:
-    return app.task(name="noop", max_attempts=3)(lambda: None)
 
 
 def facts_of(app: sqlq.App, worker: str = "w") -> Facts:
@@ -194,16 +191,6 @@ def test_a_child_without_a_receiving_thread_is_killed(
     wait_until(lambda: [process.poll() for process in processes] == [-9], timeout=20, what="its end")
 
 
-def test_a_heartbeat_starts_its_thread_later_when_it_cannot_now(
-    app: sqlq.App, keeper: Heartbeat, pipe: tuple[Pipe, Pipe], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        refuse_threads(patch, "sqlq-heartbeat")
-        keeper.keep(facts_of(app, "w"), pipe[0])
-        assert not keeper.begin()
-    assert keeper.begin()
-
-
 @needs("listen")
 def test_a_host_without_maintenance_has_no_poller(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -252,10 +239,15 @@ def test_a_locked_worker_row_does_not_stop_renewals_of_others(
 
 
 def test_a_worker_unknown_to_the_heartbeat_renews_for_itself(
-    app: sqlq.App, keeper: Heartbeat, pipe: tuple[Pipe, Pipe]
+    app: sqlq.App, keeper: Heartbeat, pipe: tuple[Pipe, Pipe], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine with a creator of its own may lead to another database than its URL."""
-    keeper.keep(facts_of(app, "elsewhere"), pipe[0])
+    """An engine with a creator of its own may lead to another database than its URL. The thread of the
+    heartbeat is started later when that cannot be now."""
+    with monkeypatch.context() as patch:
+        refuse_threads(patch, "sqlq-heartbeat")
+        keeper.keep(facts_of(app), pipe[0])
+        assert not keeper.begin()
+    assert keeper.begin()
     wait_until(lambda: not keeper._kept, timeout=30, what="the keeper noticing")
     pipe[0].send(no="renewal")
     assert pipe[1].receive() == {"no": "renewal"}
@@ -305,33 +297,24 @@ def test_the_shared_memory_has_the_running_jobs(app: sqlq.App) -> None:
         assert box.read() == set(), "and is forgotten when it is settled"
 
 
-class LookingOut(Poller):
-    """A poller, which counts its looks and how often it sends a worker."""
-
-    def __init__(self, app: sqlq.App, *, quiet: bool = False) -> None:
-        self.went = self.looked = 0
-        super().__init__(
-            app.database.for_loops,
-            WorkerOptions(lease_ms=30_000),
-            self.go,
-            last_look=LastLook(NoParent()),
-            on_look=self.has_looked,
-            workers=tuple,
-            quiet=quiet,
-        )
-
-    def go(self) -> None:
-        self.went += 1
-
-    def has_looked(self, look: workers_look.Look, at: float) -> None:
-        self.looked += 1
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close(5.0)
+@contextmanager
+def looking_out(app: sqlq.App, *, quiet: bool = False) -> Iterator[Counter[str]]:
+    """Run a poller, and count its looks and how often it sends a worker."""
+    seen = Counter[str]()
+    poller = Poller(
+        app.database.for_loops,
+        WorkerOptions(lease_ms=30_000),
+        lambda: seen.update(["sent"]),
+        last_look=LastLook(NoParent()),
+        on_look=lambda look, at: seen.update(["looked"]),
+        workers=tuple,
+        quiet=quiet,
+    )
+    poller.start()
+    try:
+        yield seen
+    finally:
+        poller.close(5.0)
 
 
 @needs("listen")
@@ -348,8 +331,8 @@ def test_a_notification_with_the_answer_of_a_poll_is_read_at_once(
 
     monkeypatch.setattr(workers_look, "look", looks)
     monkeypatch.setattr(poller, "IDLE_POLL_SECONDS", 3600.0)
-    with LookingOut(app) as seen:
-        wait_until(lambda: seen.went, timeout=20, what="a worker sent")
+    with looking_out(app) as seen:
+        wait_until(lambda: seen["sent"], timeout=20, what="a worker sent")
 
 
 @needs("listen")
@@ -365,9 +348,9 @@ def test_the_poller_wakes_a_worker_when_a_job_is_due(
     monkeypatch.setattr(workers_look, "look", looks)
     monkeypatch.setattr(poller, "IDLE_POLL_SECONDS", 3600.0)
     app.enqueue(noop.new().set(delay="1s"))
-    with LookingOut(app) as seen:
-        wait_until(lambda: seen.went, what="a worker sent")
-        assert seen.looked == 1
+    with looking_out(app) as seen:
+        wait_until(lambda: seen["sent"], what="a worker sent")
+        assert seen["looked"] == 1
         assert app.jobs.get(1).state == "available", "not before"
 
 
@@ -377,7 +360,7 @@ def test_a_mistake_in_the_poller_is_logged_with_its_traceback(
 ) -> None:
     """Under a supervisor too, where a poller logs no outage."""
     monkeypatch.setattr(workers_look, "look", lambda *given, **named: 1 + "1")  # type: ignore[operator]
-    with LookingOut(app, quiet=True):
+    with looking_out(app, quiet=True):
         wait_until(lambda: caplog.records, what="a line in the log")
     assert caplog.records[0].exc_info is not None
     assert caplog.records[0].levelname == "ERROR"
