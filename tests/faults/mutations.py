@@ -273,7 +273,7 @@ GUARDS = [
     Guard("a-named-task-takes-results", "tuple(results.items())", "()", "test_a_step_by_name_takes_the_results_of_others[sqlite]"),
     Guard("growth-is-not-dropped", None, "elif False:", "test_added_steps_exist_after_the_commit_that_completes_their_job[postgresql]"),
     # complete(), in the handler's own transaction
-    Guard("complete-waits", ", waits=True", "", "test_complete_waits_for_a_heartbeat_and_a_heartbeat_skips_it[postgresql]"),
+    Guard("complete-waits", ", waits=True", "", "test_an_owners_write_waits_for_a_heartbeat_and_a_heartbeat_skips_it[complete-postgresql]"),
     Guard("the-key-before-its-job", None, "pass", "test_an_enqueue_of_the_key_waits_for_an_open_complete[mariadb]"),
     Guard("strict-snapshot-is-refused", None, "return None", "test_a_stricter_isolation_level_is_refused_in_a_sentence[REPEATABLE READ-mariadb]"),
     Guard("undone-transaction-invalidates-its-connection", None, "pass", "test_a_session_refuses_statements_after_a_deadlock_until_its_rollback[pymysql-Session]"),
@@ -284,7 +284,7 @@ GUARDS = [
     # checkpoints of a long job, and its steps
     Guard("checkpoint-by-the-owner", "last, text)", "last, text) or False", "test_a_zombie_saves_nothing[sqlite]"),
     Guard("checkpoints-follow-each-other", "jobs.c.cursor.is_not_distinct_from(mine.selected_columns.before)", "jobs.c.id.is_not(None)", "test_a_checkpoint_after_a_rolled_back_one_is_refused[sqlite]"),
-    Guard("checkpoint-waits", ", waits=True", "", "test_a_checkpoint_waits_for_a_heartbeat_and_a_heartbeat_skips_it[postgresql]"),
+    Guard("checkpoint-waits", ", waits=True", "", "test_an_owners_write_waits_for_a_heartbeat_and_a_heartbeat_skips_it[checkpoint-postgresql]"),
     Guard("only-who-gets-on-is-patient", "jobs.c.cursor.is_distinct_from(mine.c.after)", "mine.c.after.is_not(None)", "test_only_a_moved_cursor_resets_the_counts[sqlite-1-expected0]"),
     Guard("cursor-resets-count", "attempt.claimed._replace(cursor=text, releases=0)", "attempt.claimed._replace(cursor=text)", "test_a_snooze_counts_only_without_a_moved_cursor[sqlite-True]"),
     Guard("no-checkpoint-after-complete", "attempt.completed", "False", "test_the_last_slice_and_the_end_may_be_one_transaction[sqlite]"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import (
     Column,
+    Connection,
     Engine,
     Integer,
     MetaData,
@@ -215,35 +215,39 @@ def test_an_enqueue_of_the_key_waits_for_an_open_complete(app: sqlq.App, shop: E
     assert (counts.failed, made[0].created, made[0].id > job.id) == (0, True, True)
 
 
-def after_a_heartbeat(app: sqlq.App, shop: Engine, right: Right, write: Callable[[], object]) -> None:
-    """Have a heartbeat renew the lease, and assert that `write` waits until it has committed."""
+@needs("sessions")
+@pytest.mark.parametrize("way", ["complete", "checkpoint"])
+def test_an_owners_write_waits_for_a_heartbeat_and_a_heartbeat_skips_it(
+    app: sqlq.App, shop: Engine, noop: Any, way: str
+) -> None:
+    jobs = app.enqueue_many([noop.new()] * 2)
+    rights = [(job.id, job.lease_token) for job in claim(app)]
+
+    def write(conn: Connection, right: Right) -> None:
+        with in_schema(conn, "public"):
+            if way == "complete":
+                assert settle.complete(conn, right, Finished())
+            else:
+                assert lease.save(conn, right, None, "7") is False
+
+    def write_first() -> None:
+        with shop.begin() as conn:
+            write(conn, rights[0])
+
     with ThreadPoolExecutor(1) as pool:
         with app.database.begin() as heartbeat:
-            assert list(lease.extend(heartbeat, [right], lease_ms=30_000)) == [right]
-            written = pool.submit(write)
+            assert list(lease.extend(heartbeat, rights[:1], lease_ms=30_000)) == rights[:1]
+            written = pool.submit(write_first)
             wait_until(lambda: written.done() or waiting_for_locks(shop), what="it waiting for the row")
             assert not written.done()
         written.result(10)
-
-
-@needs("sessions")
-def test_complete_waits_for_a_heartbeat_and_a_heartbeat_skips_it(app: sqlq.App, shop: Engine) -> None:
-    first, second = app.enqueue_many([app.task(name="t")(lambda: None).new()] * 2)
-    rights = [(job.id, job.lease_token) for job in claim(app)]
-
-    def complete() -> None:
-        with shop.begin() as conn, in_schema(conn, "public"):
-            assert settle.complete(conn, rights[0], Finished())
-
-    after_a_heartbeat(app, shop, rights[0], complete)
-    assert app.jobs.get(first.id).state == "finished"
-    with shop.begin() as conn, in_schema(conn, "public"):
-        assert settle.complete(conn, rights[1], Finished())
-        with app.database.begin() as heartbeat:
-            assert lease.extend(heartbeat, [rights[1]], lease_ms=30_000) == {}
-            settlement = Settlement(*rights[1], 1, Finished(None))
-            assert settle.settle(heartbeat, [settlement]) == set(), "an open complete() blocks no batch"
-    assert app.jobs.get(second.id).state == "finished"
+    with shop.begin() as conn, app.database.begin() as heartbeat:
+        write(conn, rights[1])
+        assert lease.extend(heartbeat, rights[1:], lease_ms=30_000) == {}
+        settlement = Settlement(*rights[1], 1, Finished(None))
+        assert settle.settle(heartbeat, [settlement]) == set(), "an open transaction blocks no batch"
+    expected = ("finished", None) if way == "complete" else ("running", 7)
+    assert [(job.state, job.cursor) for job in map(app.jobs.get, jobs)] == [expected] * 2
 
 
 def test_a_waiting_job_with_a_cancel_request_does_not_start(app: sqlq.App, engine: Engine) -> None:
@@ -341,6 +345,14 @@ def test_a_zombie_saves_nothing(app: sqlq.App, shop: Engine, running: sqlq.JobCo
     assert (paid(shop), app.jobs.get(running.id).cursor, running.cursor) == ([], None, None)
 
 
+def test_the_last_checkpoint_of_a_transaction_counts(
+    app: sqlq.App, shop: Engine, running: sqlq.JobContext
+) -> None:
+    for cursors in ([1, {"after": [2]}], [None]):
+        save(shop, running, *cursors)
+        assert app.jobs.get(running.id).cursor == cursors[-1]
+
+
 def test_a_checkpoint_after_a_rolled_back_one_is_refused(app: sqlq.App, shop: Engine) -> None:
     """A handler that swallows what undid a slice, and goes on with the next, is stopped before it leaves one
     out."""
@@ -360,14 +372,6 @@ def test_a_checkpoint_after_a_rolled_back_one_is_refused(app: sqlq.App, shop: En
     assert (done.state, done.attempts, paid(shop)) == ("finished", 2, list(range(SLICES)))
     assert done.errors[0]["exception"] == "sqlq.errors.ExecutionError"
     assert "an earlier checkpoint of job" in done.errors[0]["message"]
-
-
-def test_the_last_checkpoint_of_a_transaction_counts(
-    app: sqlq.App, shop: Engine, running: sqlq.JobContext
-) -> None:
-    for cursors in ([1, {"after": [2]}], [None]):
-        save(shop, running, *cursors)
-        assert app.jobs.get(running.id).cursor == cursors[-1]
 
 
 def test_the_last_slice_and_the_end_may_be_one_transaction(app: sqlq.App, shop: Engine) -> None:
@@ -405,20 +409,6 @@ def test_a_bad_cursor_is_refused_before_anything_is_written(
             running.checkpoint(session, cursor)
         session.execute(insert(payments).values(n=1))
     assert (paid(shop), app.jobs.get(running.id).cursor) == ([*before, 1], None)
-
-
-@needs("sessions")
-def test_a_checkpoint_waits_for_a_heartbeat_and_a_heartbeat_skips_it(
-    app: sqlq.App, shop: Engine, running: sqlq.JobContext
-) -> None:
-    right = attempt_of(running).right
-    after_a_heartbeat(app, shop, right, lambda: save(shop, running, 1))
-    assert app.jobs.get(running.id).cursor == 1
-    with Session(shop) as session, session.begin():
-        running.checkpoint(session, 2)
-        with app.database.begin() as heartbeat:
-            assert lease.extend(heartbeat, [right], lease_ms=30_000) == {}
-    assert app.jobs.get(running.id).cursor == 2
 
 
 def test_a_cursor_that_is_not_json_fails_its_job_alone(app: sqlq.App, engine: Engine) -> None:
@@ -591,9 +581,6 @@ def test_a_job_has_steps_or_checkpoints(app: sqlq.App, shop: Engine, running: sq
     for name in ("", "x" * 256, None):
         with pytest.raises(ConfigurationError, match="the name of a step"):
             running.step(name)  # type: ignore[arg-type]
-
-
-def test_blocks_refuse_asynchronous_sessions(running: sqlq.JobContext) -> None:
     engine: Any = create_async_engine("sqlite+aiosqlite://")
     for block in (running.completing, running.step("bill").finishing):
         with pytest.raises(ConfigurationError, match="given an AsyncEngine: write async with"), block(engine):

@@ -36,7 +36,7 @@ def rhythm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "SWEEP_SHARE", 0)  # a slow machine would rest after its last turn, too
 
 
-def die(app: sqlq.App, engine: Engine, number: int) -> list[int]:
+def die(app: sqlq.App, number: int) -> list[int]:
     """Have a worker hold so many jobs, with follow-ups, limits and spent attempts among them, and die."""
     alarm = app.task(name="alarm", queue="ops")(lambda ended: None)
     plain, limited, once = (
@@ -62,7 +62,7 @@ def die(app: sqlq.App, engine: Engine, number: int) -> list[int]:
     return ids
 
 
-def is_as_the_contract_says(app: sqlq.App, engine: Engine, ids: list[int]) -> None:
+def is_as_the_contract_says(engine: Engine, ids: list[int]) -> None:
     """Assert that each token has risen by one, and each job is due, blocked, or failed with a callback."""
     spent = len(ids[::SPENT])
     with engine.connect() as conn:
@@ -70,14 +70,10 @@ def is_as_the_contract_says(app: sqlq.App, engine: Engine, ids: list[int]) -> No
         failed = conn.execute(text("SELECT lease_token, reason FROM failed_jobs")).all()
         followed = conn.execute(text("SELECT count(*) FROM jobs WHERE task = 'alarm'")).scalar_one()
     assert [tuple(row) for row in failed] == [(2, "worker_lost")] * spent
-    assert followed == spent
-    assert len(rows) == len(ids) - spent
+    assert (followed, len(rows)) == (spent, len(ids) - spent)
     assert {(row.lease_token, row.losses, row.reserved_by) for row in rows} == {(2, 1, None)}
     assert all("worker_lost" in row.errors for row in rows)
-    assert Counter((row.task, row.blocked_by) for row in rows).keys() == {
-        ("plain", None),
-        ("limited", "limit"),
-    }
+    assert {(row.task, row.blocked_by) for row in rows} == {("plain", None), ("limited", "limit")}
 
 
 def rescuing(app: sqlq.App, **options: Any) -> tuple[services.Rescue, list[int]]:
@@ -90,59 +86,61 @@ def rescuing(app: sqlq.App, **options: Any) -> tuple[services.Rescue, list[int]]
     return services.Rescue(app.database, LEASE_MS, tell, **options), taken
 
 
+def turns_of(service: services.Service) -> int:
+    """Run a service until it waits for its next look, and return how often it ran."""
+    turns = 1
+    while service.run() < RHYTHM:
+        turns += 1
+    return turns
+
+
 @pytest.mark.integration
 @pytest.mark.parametrize("somebody_looks", [False, True], ids=["looks itself", "was called"])
 def test_ten_thousand_jobs_of_a_dead_host_are_rescued_without_a_wait(
     app: sqlq.App, engine: Engine, somebody_looks: bool
 ) -> None:
-    ids = die(app, engine, MANY)
+    """A turn for each batch, and one that finds none."""
+    ids = die(app, MANY)
     service, taken = rescuing(app, is_watched=lambda: somebody_looks)
     service.calls += somebody_looks
-    waits: list[float] = []
-    while not waits or waits[-1] < RHYTHM:
-        waits.append(service.run())
+    assert turns_of(service) == -(-MANY // services.RESCUE_BATCH) + 1
     assert sorted(taken) == ids, "each is rescued once"
-    assert len(waits) == -(-MANY // services.RESCUE_BATCH) + 1, (
-        "a turn for each batch, and one that finds none"
-    )
-    is_as_the_contract_says(app, engine, ids)
+    is_as_the_contract_says(engine, ids)
 
 
 def test_a_job_whose_end_is_refused_does_not_delay_its_batch(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(services, "RESCUE_BATCH", 10)
-    ids = die(app, engine, 35)
+    ids = die(app, 35)
     fail_before(engine, ids[0])
     service, taken = rescuing(app)
-    while service.run() < RHYTHM:
-        pass
+    turns_of(service)
     assert sorted(taken) == ids[1:]
 
 
 def test_concurrent_rescues_take_each_job_once(app: sqlq.App, engine: Engine) -> None:
-    ids = die(app, engine, 2_000)
+    ids = die(app, 2_000)
     start = threading.Barrier(3)
 
     def rescue() -> list[int]:
         service, taken = rescuing(app)
         start.wait(30)
-        while service.run() < RHYTHM:
-            pass
+        turns_of(service)
         return taken
 
     with ThreadPoolExecutor(3) as pool:
         rescued = [pool.submit(rescue) for _ in range(3)]
     # what one found locked, the others were about to take
     assert sorted(id for each in rescued for id in each.result()) == ids
-    is_as_the_contract_says(app, engine, ids)
+    is_as_the_contract_says(engine, ids)
 
 
 def test_rescue_pauses_between_batches_on_a_single_writer(
-    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that waits for SQLite's write lock gets no turn between two transactions without a pause."""
-    die(app, engine, services.RESCUE_BATCH)
+    die(app, services.RESCUE_BATCH)
     clock, rescue = [0.0], settle.rescue
 
     def takes(*given: Any, **more: Any) -> Any:
@@ -167,25 +165,20 @@ def admit_all(app: sqlq.App) -> None:
 
 @pytest.mark.parametrize("number", [3, 4])
 def test_a_paused_queue_releases_all_its_slots_without_a_wait(
-    app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, number: int
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     monkeypatch.setattr(admit, "JOBS_AT_ONCE", 2)
     task = app.task(name="t", limit=sqlq.Limit("api", running=number))(lambda: None)
     app.enqueue_many([task.new() for _ in range(number)])
     admit_all(app)
     app.queues.pause("default")
-    service = services.Unblock(app.database, LimitBlocker())
-    turns = 1
-    while service.run() < RHYTHM:
-        turns += 1
-    assert turns == number // 2 + 1
+    assert turns_of(services.Unblock(app.database, LimitBlocker())) == number // 2 + 1
     assert blocked(app) == number
 
 
-def test_the_jobs_of_a_dead_process_are_released_at_once(app: sqlq.App, engine: Engine) -> None:
-    task = app.task(name="t")(lambda: None)
+def test_the_jobs_of_a_dead_process_are_released_at_once(app: sqlq.App, noop: Any, engine: Engine) -> None:
     number = 601
-    app.enqueue_many([task.new() for _ in range(number)])
+    app.enqueue_many([noop.new() for _ in range(number)])
     held = claim(app, "dead", number)
     begun = {(job.id, job.lease_token) for job in held[::2]}
     dead = deaths("dead", started=begun)
@@ -197,7 +190,7 @@ def test_the_jobs_of_a_dead_process_are_released_at_once(app: sqlq.App, engine: 
 
 
 @pytest.mark.parametrize("by", ["its supervisor", "itself"])
-def test_a_job_that_never_began_frees_its_slot_when_released(app: sqlq.App, engine: Engine, by: str) -> None:
+def test_a_job_that_never_began_frees_its_slot_when_released(app: sqlq.App, by: str) -> None:
     task = app.task(name="t", limit=sqlq.Limit("api", running=1))(lambda: None)
     first, _ = app.enqueue_many([task.new(), task.new()])
     admit_all(app)

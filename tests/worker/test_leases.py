@@ -46,11 +46,6 @@ ERROR = ErrorText("ValueError", "no")
 EVERY_OUTCOME: list[Outcome] = [Finished("1"), Retried(0, ERROR), Failed("error", ERROR), Released()]
 
 
-@pytest.fixture
-def noop(app: sqlq.App) -> Any:
-    return app.task(name="noop")(lambda: None)
-
-
 def test_a_lease_is_renewed_while_its_handler_runs(app: sqlq.App, engine: Engine) -> None:
     release = threading.Event()
     app.enqueue(app.task(name="t")(lambda: release.wait(30)).new())

@@ -75,29 +75,26 @@ def test_a_system_exit_in_an_asyncio_task_ends_its_attempt_alone(
     """asyncio lets SystemExit of any task through the loop, on which all coroutines of the worker are."""
     going: list[Callable[[], object]] = []
 
-    @app.task(name="waits")
     async def waits() -> None:
         go = asyncio.Event()
         going.append(functools.partial(asyncio.get_running_loop().call_soon_threadsafe, go.set))
         await go.wait()
 
-    @app.task(name="starts", max_attempts=1)
     async def starts() -> None:
         await asyncio.create_task(child())
 
-    @app.task(name="later")
-    async def later() -> None:
-        pass
+    def state(job: sqlq.Job) -> str:
+        return app.jobs.get(job.id).state
 
-    first = app.enqueue(waits.new())
+    first = app.enqueue(app.task(name="waits")(waits).new())
     with working(app, concurrency=2):
         wait_until(lambda: going, what="a coroutine waiting")
-        second = app.enqueue(starts.new())
-        wait_until(lambda: app.jobs.get(second.id).state == "failed", what="the attempt of the other failed")
-        third = app.enqueue(later.new())
-        wait_until(lambda: app.jobs.get(third.id).state == "finished", what="one more run")
+        second = app.enqueue(app.task(name="starts", max_attempts=1)(starts).new())
+        wait_until(lambda: state(second) == "failed", what="the attempt of the other failed")
+        third = app.enqueue(app.task(name="later")(handler_of("async def", lambda: None)).new())
+        wait_until(lambda: state(third) == "finished", what="one more run")
         going[0]()
-        wait_until(lambda: app.jobs.get(first.id).state == "finished", what="the first going on")
+        wait_until(lambda: state(first) == "finished", what="the first going on")
     assert [app.jobs.get(job.id).releases for job in (first, second, third)] == [0, 0, 0]
 
 
@@ -165,27 +162,18 @@ def test_an_attempt_whose_outcome_cannot_be_computed_fails(
     assert "how its attempt ended cannot be judged" in caplog.text
 
 
-UNREADABLE = [
-    "not json",
-    "[1]",
-    "7",
-    '{"args": 7}',
-    '{"kwargs": []}',
-    '{"args": [], "other": 1}',
-    "",
-    "[" * 100_000,
-]
+UNREADABLE = ("not json", "[1]", "7", '{"args": 7}', '{"kwargs": []}', '{"args": [], "other": 1}', "")
 
 
 def test_an_unreadable_payload_fails_on_its_first_attempt_and_blocks_nobody(
     app: sqlq.App, engine: Engine
 ) -> None:
     task = app.task(name="t")(lambda: "ok")
-    for payload in UNREADABLE:
+    for payload in (*UNREADABLE, "[" * 100_000):
         execute(engine, "INSERT INTO jobs (task, payload) VALUES ('t', :payload)", payload=payload)
     behind = app.enqueue(task.new())
     counts = drain(app)
-    assert (counts.failed, counts.finished) == (len(UNREADABLE), 1)
+    assert (counts.failed, counts.finished) == (8, 1)
     assert {(job.reason, job.attempts) for job in app.jobs.list(state="failed")} == {("bad_payload", 1)}
     assert app.jobs.get(behind.id).state == "finished"
 

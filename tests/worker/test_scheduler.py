@@ -53,8 +53,8 @@ def test_a_running_worker_observes_an_added_schedule(app: sqlq.App) -> None:
     app.task(name="beat", max_attempts=1)(lambda: None)
     with working(app), closing(sqlq.App(app.database.engine.url)) as other:
         wait_until(app.workers.list, what="the worker")
-        other.schedules.add("beat", other.named("beat").new(), every="1s", repeats=2)
-        wait_until(lambda: len(app.jobs.list(state="finished")) == 2, what="two jobs")
+        other.schedules.add("beat", other.named("beat").new(), every="1s", repeats=1)
+        wait_until(lambda: app.jobs.list(state="finished"), what="its job")
         assert other.schedules.get("beat").state == "ended"
 
 
