@@ -1,30 +1,29 @@
-"""While a test database is open, nothing outside it is written or emptied, whatever the code under test does.
-
-Each test compares every row of a real database beside it, before and after.
-"""
+"""While a test database is open, no row of a real one beside it changes, whatever the tested code does."""
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import NullPool, create_engine, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.testing import Counts, assert_enqueued, drain, inline, on_database
-from tests.kit.beside import Shop, rows
+from tests.kit import execute
 from tests.kit.databases import sqlite_url
+from tests.kit.flows import RealShop, rows
 from tests.kit.postgresql import PostgreSQL, async_database_url
 
-TEST_SCHEMA = "beside"
 REAL = {"args": ["real"]}
+UNSET: Any = None
+"""The value of `os.environ.get` where the variable is not set."""
 
 
 def available(app: sqlq.App) -> list[object]:
@@ -32,9 +31,9 @@ def available(app: sqlq.App) -> list[object]:
 
 
 @pytest.fixture
-def shop(app: sqlq.App) -> Shop:
+def shop(app: sqlq.App) -> RealShop:
     """A shop whose own database has something in every table."""
-    shop = Shop(app)
+    shop = RealShop(app)
     shop.fill()
     return shop
 
@@ -45,25 +44,21 @@ def place(database_url: str, tmp_path: Path) -> Iterator[dict[str, Any]]:
     that is a database of the same server."""
     if database_url.startswith("sqlite"):
         yield {"url": sqlite_url(tmp_path / "test.db")}
-    elif database_url.startswith("postgresql"):
-        yield {"url": database_url, "schema": TEST_SCHEMA}
-    else:
-        schema = f"{TEST_SCHEMA}_{database_url[-12:]}"
-        yield {"url": database_url, "schema": schema}
-        engine = create_engine(database_url)
-        with engine.connect() as conn:
-            conn.execute(text(f"DROP DATABASE IF EXISTS {schema}"))
-        engine.dispose()
+        return
+    schema = f"beside_{database_url[-12:]}"
+    yield {"url": database_url, "schema": schema}
+    if database_url.startswith("mariadb"):
+        execute(create_engine(database_url, poolclass=NullPool), f"DROP DATABASE IF EXISTS {schema}")
 
 
 @pytest.fixture(autouse=True)
-def _nothing_real_is_touched(shop: Shop, database_url: str) -> Iterator[None]:
+def _nothing_real_is_touched(shop: RealShop, database_url: str) -> Iterator[None]:
     before = rows(database_url)
     yield
     assert rows(database_url) == before
 
 
-def do_everything(shop: Shop) -> None:
+def do_everything(shop: RealShop) -> None:
     """All that an App can do to a database."""
     app = shop.app
     app.migrate()
@@ -90,19 +85,13 @@ WAYS_TO_LEAVE: dict[str, Callable[[sqlq.App, str], object]] = {
     "url": lambda app, url: app.use(url),
     "engine": lambda app, url: app.use(engine=create_engine(url)),
     "async engine": lambda app, url: app.use(engine=create_async_engine(async_database_url(url))),
-    "a thread": lambda app, url: _in_a_thread(lambda: app.use(url)),
+    "a thread": lambda app, url: ThreadPoolExecutor(1).submit(app.use, url).result(),
 }
-
-
-def _in_a_thread(work: Callable[[], object]) -> None:
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
 
 
 @pytest.mark.parametrize("way", WAYS_TO_LEAVE)
 def test_the_app_stays_on_the_tests_database(
-    shop: Shop, database_url: str, place: dict[str, Any], way: str
+    shop: RealShop, database_url: str, place: dict[str, Any], way: str
 ) -> None:
     with on_database(shop.app, **place) as app:
         there = app._connected.address
@@ -113,7 +102,7 @@ def test_the_app_stays_on_the_tests_database(
 
 
 def test_the_app_is_on_the_used_database_after_the_block(
-    shop: Shop, database_url: str, place: dict[str, Any], caplog: pytest.LogCaptureFixture
+    shop: RealShop, database_url: str, place: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     app = shop.app
     engine = create_engine(database_url)
@@ -125,7 +114,7 @@ def test_the_app_is_on_the_used_database_after_the_block(
     engine.dispose()
 
 
-def test_blocks_in_blocks(shop: Shop, database_url: str, place: dict[str, Any], tmp_path: Path) -> None:
+def test_blocks_in_blocks(shop: RealShop, database_url: str, place: dict[str, Any], tmp_path: Path) -> None:
     app = shop.app
     with on_database(app, **place):
         app.enqueue(shop.note.new("outer"))
@@ -139,39 +128,33 @@ def test_blocks_in_blocks(shop: Shop, database_url: str, place: dict[str, Any], 
     assert shop.done == ["inner", "outer"]
 
 
-@pytest.mark.parametrize(
-    ("url", "said"),
-    [
-        (None, "the test database's URL is None"),  # of `os.environ.get` where the variable is not set
-        ("sqlite:////no/folder/x.db", "there is no directory"),
-    ],
-    ids=["none", "nowhere"],
-)
 def test_a_block_that_cannot_begin_keeps_the_apps_database(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, database_url: str, url: Any, said: str
+    shop: RealShop, monkeypatch: pytest.MonkeyPatch, database_url: str
 ) -> None:
     monkeypatch.setenv("SQLQ_DATABASE_URL", database_url)
     own = shop.app._connected.address
-    with pytest.raises(sqlq.errors.ConfigurationError, match=said), on_database(shop.app, url):
-        do_everything(shop)
-    assert shop.app._connected.address is own
+    for url, said in (
+        (UNSET, "the test database's URL is None"),
+        ("sqlite:////no/folder/x.db", "there is no directory"),
+    ):
+        with pytest.raises(sqlq.errors.ConfigurationError, match=said), on_database(shop.app, url):
+            do_everything(shop)
+        assert shop.app._connected.address is own
     assert available(shop.app) == [REAL]
 
 
-def test_a_worker_refuses_to_run(shop: Shop, place: dict[str, Any]) -> None:
+def test_a_worker_refuses_to_run(shop: RealShop, place: dict[str, Any]) -> None:
     workers = [shop.app.worker(drain=True), shop.app.worker(["default"], drain=True)]
     shop.app.use(place["url"], schema=place.get("schema"))
     with on_database(shop.app, **place):
         for worker in workers:
-            with pytest.raises(
-                sqlq.errors.ConfigurationError, match="a test database is open, and this worker"
-            ):
+            with pytest.raises(sqlq.errors.ConfigurationError, match="database is open, and this worker"):
                 worker.run()
         do_everything(shop)
     assert shop.done == []
 
 
-def test_kept_connections_refuse_writes(shop: Shop, place: dict[str, Any]) -> None:
+def test_kept_connections_refuse_writes(shop: RealShop, place: dict[str, Any]) -> None:
     app, database = shop.app, shop.app.database
     kept = (database, database.for_loops, database.for_claims)
     enqueue = app._connected.enqueuer.enqueue
@@ -192,46 +175,38 @@ def test_kept_connections_refuse_writes(shop: Shop, place: dict[str, Any]) -> No
                 change()
 
 
-class TestSessions:
-    """A job goes where its session goes; not out of a test."""
+@pytest.fixture
+def other(shop: RealShop, tmp_path: Path, postgresql: PostgreSQL, database_url: str) -> Iterator[str]:
+    """Another real database of the same kind, with tables."""
+    is_a_file = database_url.startswith("sqlite")
+    url = sqlite_url(tmp_path / "other.db") if is_a_file else postgresql.create_database()
+    app = sqlq.App(url)
+    app.migrate()
+    RealShop(app).fill()
+    app.close()
+    before = rows(url)
+    yield url
+    assert rows(url) == before
+    if not is_a_file:
+        postgresql.drop_database(url)
 
-    @pytest.fixture
-    def other(self, shop: Shop, tmp_path: Path, postgresql: PostgreSQL, database_url: str) -> Iterator[str]:
-        """Another real database of the same kind, with tables."""
-        if database_url.startswith("sqlite"):
-            url = sqlite_url(tmp_path / "other.db")
-        else:
-            url = postgresql.create_database()
-        app = sqlq.App(url)
-        app.migrate()
-        Shop(app).fill()
-        app.close()
-        before = rows(url)
-        yield url
-        assert rows(url) == before
-        if not database_url.startswith("sqlite"):
-            postgresql.drop_database(url)
 
-    def test_a_session_on_another_database_is_refused(
-        self, shop: Shop, other: str, place: dict[str, Any]
-    ) -> None:
-        engine = create_engine(other)
-        with on_database(shop.app, **place), Session(engine) as session:
-            for _ in range(2):
-                with pytest.raises(
-                    sqlq.EnqueueError, match=r"a test database is open, .* with sqlq\.testing\.on_"
-                ):
-                    shop.app.enqueue(shop.note.new("x"), session=session)
-            session.execute(text("SELECT 1"))
-            session.commit()
-        engine.dispose()
+def test_a_session_on_another_database_is_refused(shop: RealShop, other: str, place: dict[str, Any]) -> None:
+    engine = create_engine(other)
+    with on_database(shop.app, **place), Session(engine) as session:
+        for _ in range(2):
+            with pytest.raises(sqlq.EnqueueError, match=r"database is open, .* with sqlq\.testing\.on_"):
+                shop.app.enqueue(shop.note.new("x"), session=session)
+        session.execute(text("SELECT 1"))
+        session.commit()
+    engine.dispose()
 
 
 def test_the_jobs_of_an_app_that_no_test_has_placed_are_not_run(
-    shop: Shop, place: dict[str, Any], database_url: str
+    shop: RealShop, place: dict[str, Any], database_url: str
 ) -> None:
     """An application factory may well make a second App, on the real database."""
-    second = Shop(sqlq.App(database_url))
+    second = RealShop(sqlq.App(database_url))
     with on_database(shop.app, **place):
         with pytest.raises(sqlq.errors.ConfigurationError, match=r"drain\(\) would run the jobs of .*sqlq"):
             drain(second.app)
@@ -242,7 +217,7 @@ def test_the_jobs_of_an_app_that_no_test_has_placed_are_not_run(
     second.app.close()
 
 
-def test_on_database_does_not_end_inline(shop: Shop, place: dict[str, Any]) -> None:
+def test_on_database_does_not_end_inline(shop: RealShop, place: dict[str, Any]) -> None:
     with inline(shop.app):
         with on_database(shop.app, **place) as app:
             app.enqueue(shop.note.new("1"))

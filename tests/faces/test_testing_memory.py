@@ -1,5 +1,4 @@
-"""Tests whose database is in memory, or in a transaction that is rolled back: sqlq's tables there, and what
-can be done with them."""
+"""sqlq's tables in a database in memory, or in a transaction that is rolled back."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from sqlalchemy.pool import StaticPool
 import sqlq
 from sqlq.testing import assert_enqueued, assert_not_enqueued, create_tables, drain, inline, on_database
 from tests.kit import needs
-from tests.kit.beside import Shop
+from tests.kit.flows import RealShop
 from tests.kit.postgresql import async_database_url
 
 IN_MEMORY = "in memory is seen by one connection only"
@@ -37,12 +36,10 @@ def tables(conn: Connection, schema: str | None = None) -> list[str]:
 
 
 OURS = [
-    *("failed_jobs", "finished_jobs", "job_states", "jobs", "queue_stats"),
-    *("sqlq_audit", "sqlq_edges", "sqlq_flows", "sqlq_limits", "sqlq_queues"),
-    *("sqlq_schedules", "sqlq_version", "sqlq_wakes", "sqlq_workers"),
+    *("failed_jobs", "finished_jobs", "job_states", "jobs", "queue_stats", "sqlq_audit", "sqlq_edges"),
+    *("sqlq_flows", "sqlq_limits", "sqlq_queues", "sqlq_schedules", "sqlq_version", "sqlq_wakes"),
+    "sqlq_workers",
 ]
-
-
 PLACES: dict[str, Callable[[sqlq.App, Engine], Any]] = {
     "url": lambda app, engine: app.use("sqlite://"),
     "engine": lambda app, engine: app.use(engine=engine),
@@ -53,7 +50,7 @@ PLACES: dict[str, Callable[[sqlq.App, Engine], Any]] = {
 @pytest.mark.parametrize("place", PLACES)
 def test_jobs_are_enqueued_through_a_session_on_memory(memory: Engine, place: str) -> None:
     app = sqlq.App()
-    shop = Shop(app)
+    shop = RealShop(app)
     placed = PLACES[place](app, memory)
     with placed if place == "on_database" else nullcontext():
         with memory.begin() as conn:
@@ -71,7 +68,7 @@ def test_jobs_are_enqueued_through_a_session_on_memory(memory: Engine, place: st
 
 
 def test_calls_that_need_their_own_connection_explain_the_alternative(memory: Engine) -> None:
-    shop = Shop(sqlq.App(engine=memory))
+    shop = RealShop(sqlq.App(engine=memory))
     with memory.begin() as conn:
         create_tables(conn)
     for use in (
@@ -92,27 +89,19 @@ def test_calls_that_need_their_own_connection_explain_the_alternative(memory: En
 
 
 def test_missing_tables_in_memory_name_create_tables(memory: Engine) -> None:
-    shop = Shop(sqlq.App("sqlite://"))
+    shop = RealShop(sqlq.App("sqlite://"))
     with Session(memory) as session:
         for _ in range(2):
-            with pytest.raises(
-                sqlq.errors.SchemaVersionError,
-                match=r"make them with sqlq\.testing\.create_tables\(connection\)",
-            ) as raised:
+            said = r"make them with sqlq\.testing\.create_tables\(connection\)"
+            with pytest.raises(sqlq.errors.SchemaVersionError, match=said) as raised:
                 shop.app.enqueue(shop.note.new("x"), session=session)
             assert "sqlq migrate" not in str(raised.value)
         create_tables(session)
         shop.app.enqueue(shop.note.new("x"), session=session)
 
 
-def left(engine: Engine) -> list[str]:
-    """Return the tables that a rollback leaves. MariaDB commits with each new table."""
-    return OURS if engine.dialect.name == "mariadb" else []
-
-
 class TestCreateTables:
     def test_create_tables_makes_all_tables_once(self, empty: Engine) -> None:
-        """A second call changes nothing, on a Connection as on a Session."""
         with empty.begin() as conn:
             create_tables(conn)
             create_tables(conn)
@@ -128,10 +117,9 @@ class TestCreateTables:
         app.close()
 
     def test_create_tables_joins_a_test_that_is_rolled_back(self, empty: Engine) -> None:
-        """The session joins the test's transaction, by savepoints."""
         if empty.dialect.name == "sqlite":
             sqlq.configure_sqlite(empty)
-        shop = Shop(sqlq.App(empty.url))
+        shop = RealShop(sqlq.App(empty.url))
         with empty.connect() as conn, conn.begin() as whole:
             create_tables(conn)
             with Session(conn, join_transaction_mode="create_savepoint") as session:
@@ -143,7 +131,8 @@ class TestCreateTables:
             assert_not_enqueued(shop.note, args=["rolled back"], session=conn, app=shop.app)
             whole.rollback()
         with empty.connect() as conn:
-            assert tables(conn) == left(empty)
+            # MariaDB commits with each new table
+            assert tables(conn) == (OURS if empty.dialect.name == "mariadb" else [])
             if tables(conn):
                 assert conn.scalar(text("SELECT count(*) FROM jobs")) == 0
         shop.app.close()
@@ -162,11 +151,10 @@ class TestCreateTables:
         async def main() -> None:
             engine = create_async_engine(async_database_url(empty_database_url))
             async with engine.begin() as conn:
+                said = r"await connection\.run_sync\(create_tables\)"
                 wrong: list[Any] = [conn, AsyncSession(engine)]
                 for each in wrong:
-                    with pytest.raises(
-                        sqlq.errors.ConfigurationError, match=r"await connection\.run_sync\(create_tables\)"
-                    ):
+                    with pytest.raises(sqlq.errors.ConfigurationError, match=said):
                         create_tables(each)
                 await conn.run_sync(create_tables)
                 assert await conn.run_sync(tables) == OURS

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, create_engine, inspect, make_url, text
+from sqlalchemy import Engine, create_engine, inspect, make_url
 
 import sqlq
 from sqlq.testing.database import _into
 from tests.kit import execute, needs
-from tests.kit.beside import Shop, rows
 from tests.kit.databases import sqlite_url
+from tests.kit.flows import RealShop, rows
 from tests.kit.preloaded import ROOT, environment, preloaded
 
 PROJECT = {
@@ -79,8 +81,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def run_pytest(project: Path, **settings: str) -> subprocess.CompletedProcess[str]:
-    # the plugin is named, so that this works in a checkout that is not installed, and other plugins of this
-    # environment are left out
+    # the plugin is named, since other plugins of this environment are left out
     command = ["python", "-m", "pytest", "-p", "sqlq.testing.fixtures", "-p", "no:cacheprovider", "-q"]
     own = environment(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", **settings)
     return preloaded("pytest").run(command, project, own, timeout=120)
@@ -89,7 +90,7 @@ def run_pytest(project: Path, **settings: str) -> subprocess.CompletedProcess[st
 @pytest.fixture
 def real(app: sqlq.App, database_url: str, engine: Engine) -> Iterator[str]:
     """The URL of a database with something in every table, all of which is there afterwards as it was."""
-    Shop(app).fill()
+    RealShop(app).fill()
     app.close()
     before = rows(database_url)
     yield database_url
@@ -99,7 +100,6 @@ def real(app: sqlq.App, database_url: str, engine: Engine) -> Iterator[str]:
 
 
 def test_the_fixture_beside_a_real_database(project: Path, real: str) -> None:
-    """On PostgreSQL in the very database, on SQLite in a file of the test's own."""
     done = run_pytest(project, SQLQ_TEST_DATABASE_URL=real if not real.startswith("sqlite") else "")
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -150,7 +150,6 @@ def test_those_made_beforehand_are_seen_by_the_servers_own_url(sqlq_app):
 
 @needs("postgresql")
 def test_an_applications_own_tables_are_in_the_tests_schema(project: Path, real: str) -> None:
-    """`create_all` and `drop_all` in it, while tables of the same names are in `public`."""
     (project / "test_shop.py").write_text(OWN_TABLES)
     done = run_pytest(project, SQLQ_TEST_DATABASE_URL=real)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -173,37 +172,28 @@ def test_the_fixture_keeps_options_of_the_servers_url(monkeypatch: pytest.Monkey
 @needs("file")
 def test_the_fixture_refuses_a_file_with_rows_of_sqlq(project: Path, real: str) -> None:
     held = Path(str(make_url(real).database)).read_bytes()
-    tables = ("jobs", "failed_jobs", "finished_jobs", "sqlq_queues")
-    for cleared, said in enumerate(
-        ("2 in jobs", "1 in failed_jobs", "1 in finished_jobs", "1 in sqlq_queues")
-    ):
+    tables = {"jobs": 2, "failed_jobs": 1, "finished_jobs": 1, "sqlq_queues": 1}
+    for cleared, (table, number) in enumerate(tables.items()):
         copy = project / f"{cleared}.db"
         copy.write_bytes(held)
-        engine = create_engine(sqlite_url(copy))
-        with engine.begin() as conn:
-            for table in tables[:cleared]:
-                conn.execute(text(f"DELETE FROM {table}"))
-        engine.dispose()
+        with closing(sqlite3.connect(copy, isolation_level=None)) as conn:
+            for each in list(tables)[:cleared]:
+                conn.execute(f"DELETE FROM {each}")
         left = copy.read_bytes()
         done = run_pytest(project, SQLQ_TEST_DATABASE_URL=sqlite_url(copy))
-        assert done.returncode == 1
-        assert said in done.stdout
+        assert (done.returncode, f"{number} in {table}" in done.stdout) == (1, True)
         assert copy.read_bytes() == left
 
 
-@pytest.mark.parametrize(
-    ("definition", "refused"),
-    [
-        ("sqlalchemy.Table('orders', metadata)", "orders"),
-        ("sqlalchemy.Table('parcels', metadata, schema='depot')", "depot.parcels"),
-    ],
-)
-def test_tables_that_may_be_no_tests_are_not_dropped(project: Path, definition: str, refused: str) -> None:
+@pytest.mark.parametrize("refused", ["orders", "depot.parcels"])
+def test_tables_that_may_be_no_tests_are_not_dropped(project: Path, refused: str) -> None:
     url = sqlite_url(project / "own.db")
     engine = create_engine(url)
     execute(engine, "CREATE TABLE orders (id INTEGER)")
+    schema, _, name = refused.rpartition(".")
     (project / "conftest.py").write_text(
-        f"import pytest, sqlalchemy\nmetadata = sqlalchemy.MetaData()\n{definition}\n"
+        "import pytest, sqlalchemy\nmetadata = sqlalchemy.MetaData()\n"
+        f"sqlalchemy.Table({name!r}, metadata, schema={schema or None!r})\n"
         "@pytest.fixture\ndef sqlq_metadata():\n    return metadata\n"
     )
     done = run_pytest(project, SQLQ_TEST_DATABASE_URL=url)

@@ -536,7 +536,7 @@ GUARDS = [
     # the test kit: nothing outside the test is touched
     Guard("test-database-is-not-left", None, "self._choose_address(); self._connected = self._connect(address)", "test_the_app_stays_on_the_tests_database[postgresql-engine]"),
     Guard("own-database-is-shut", 'partial(getattr, self, "_test_addresses")', "lambda: False", "test_a_worker_refuses_to_run[sqlite]"),
-    Guard("a-test-database-is-named", None, "if False:", "test_a_block_that_cannot_begin_keeps_the_apps_database[postgresql-none]"),
+    Guard("a-test-database-is-named", None, "if False:", "test_a_block_that_cannot_begin_keeps_the_apps_database[postgresql]"),
     Guard("test-jobs-stay-in-the-test", None, "pass", "test_a_session_on_another_database_is_refused[sqlite]"),
     Guard("only-a-tests-jobs-are-drained", None, "if False:", "test_the_jobs_of_an_app_that_no_test_has_placed_are_not_run[sqlite]"),
     Guard("only-what-was-empty-is-emptied", None, "if False:", "test_the_fixture_refuses_a_file_with_rows_of_sqlq[sqlite]"),

@@ -19,7 +19,7 @@ The other modules are imported by their names:
     transcript             commands with what they print, as text files
     scenario               a program of `tests/programs` with workers, a producer, and faults that meet them
     isolated               subprocesses for single jobs, with programs of a test's own
-    flows, beside          Apps with tasks, and what their handlers did
+    flows                  Apps with tasks, and what their handlers did
     pages                  the blocks of the documentation
     service                a server of somebody else's, which notes what it is sent
     visitor, browser       the dashboard without and with a browser
