@@ -1,7 +1,4 @@
-"""Fixtures of the tests of `sqlq.django`: a project of Django's, on either database, in its own processes.
-
-Django's test runner runs the tests in `project/`, in the project, see `test_inside.py`.
-"""
+"""A project of Django's on either database; its own test runner runs the tests in `project/`."""
 
 from __future__ import annotations
 

@@ -28,14 +28,8 @@ def settings_of(url: str, **more: Any) -> dict[str, Any]:
         options = {"transaction_mode": "IMMEDIATE", "timeout": 20}
         return {"ENGINE": "django.db.backends.sqlite3", "NAME": where.database, "OPTIONS": options, **more}
     kind = "mysql" if where.get_backend_name() == "mariadb" else "postgresql"
-    return {
-        "ENGINE": f"django.db.backends.{kind}",
-        "NAME": where.database,
-        "USER": where.username,
-        "HOST": where.host,
-        "PORT": where.port,
-        **more,
-    }
+    server = {"NAME": where.database, "USER": where.username, "HOST": where.host, "PORT": where.port}
+    return {"ENGINE": f"django.db.backends.{kind}", **server, **more}
 
 
 class Project:

@@ -2,15 +2,13 @@
 
 import json
 import os
+from typing import Any
 
 from settings import *  # noqa: F403
 from settings import DATABASES, INSTALLED_APPS
 
 INSTALLED_APPS = [
-    "django.contrib.admin",
-    "django.contrib.auth",
-    "django.contrib.sessions",
-    "django.contrib.messages",
+    *(f"django.contrib.{name}" for name in ("admin", "auth", "sessions", "messages")),
     *INSTALLED_APPS,
 ]
 MIDDLEWARE = [
@@ -22,18 +20,12 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
 ]
-TEMPLATES = [
-    {
-        "BACKEND": "django.template.backends.django.DjangoTemplates",
-        "APP_DIRS": True,
-        "OPTIONS": {
-            "context_processors": [
-                "django.template.context_processors.request",
-                "django.contrib.auth.context_processors.auth",
-                "django.contrib.messages.context_processors.messages",
-            ]
-        },
-    }
+TEMPLATES: list[dict[str, Any]] = [
+    {"BACKEND": "django.template.backends.django.DjangoTemplates", "APP_DIRS": True, "OPTIONS": {}}
+]
+TEMPLATES[0]["OPTIONS"]["context_processors"] = [
+    "django.template.context_processors.request",
+    *(f"django.contrib.{name}.context_processors.{name}" for name in ("auth", "messages")),
 ]
 PASSWORD_HASHERS = ["django.contrib.auth.hashers.MD5PasswordHasher"]
 STATIC_URL = "static/"

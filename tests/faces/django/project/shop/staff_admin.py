@@ -173,7 +173,7 @@ class Acting(InTheAdmin):
         return str(app.jobs.get(id).state)
 
     def test_permissions_decide_who_sees_and_who_acts(self):
-        self.failed()
+        (id,) = self.failed(1)
         for permissions, jobs, actions in (
             (["view_job"], 200, []),
             (["change_job"], 200, ["retry", "cancel", "reschedule", "replay"]),
@@ -186,6 +186,9 @@ class Acting(InTheAdmin):
                 self.assertEqual(self.client.get(address(Job)).status_code, jobs)
                 if jobs == 200:
                     self.assertEqual(self.actions(Job), actions)
+                for words in ("retry", "delete", "cancel") if not actions else ():
+                    self.client.post(address(Job), {"action": words, "_selected_action": [id], "index": 0})
+                self.assertEqual(self.state(id), "failed")
 
     def test_a_new_verb_is_an_action(self):
         done = []
@@ -201,13 +204,6 @@ class Acting(InTheAdmin):
         self.assertEqual(self.actions(Job)[-1], "touch")
         self.assertIn(f"Touched 1 job: {id}.", self.act(Job, "touch", id))
         self.assertEqual(done, [[id]])
-
-    def test_an_action_is_refused_when_the_permission_is_not_there(self):
-        (id,) = self.failed(1)
-        self.log_in("view_job", "change_schedule")
-        for words in ("retry", "delete", "cancel"):
-            self.act(Job, words, id)
-        self.assertEqual(self.state(id), "failed")
 
     def test_all_that_match_are_acted_on_when_all_are_chosen(self):
         ids = self.failed(3)

@@ -55,14 +55,11 @@ class Enqueue(TestCase):
         for task in (django_tasks.echo, django_tasks.apay):
             with self.subTest(task):
                 result = task.enqueue(1)
-                self.assertEqual(result.status, TaskResultStatus.READY)
-                self.assertIs(result.is_finished, False)
+                self.assertEqual((result.status, result.is_finished), (TaskResultStatus.READY, False))
                 self.assertIsNotNone(result.enqueued_at)
-                self.assertIsNone(result.started_at)
-                self.assertIsNone(result.last_attempted_at)
-                self.assertIsNone(result.finished_at)
-                self.assertEqual(result.task, task)
-                self.assertEqual((result.args, result.kwargs), ([1], {}))
+                times = (result.started_at, result.last_attempted_at, result.finished_at)
+                self.assertEqual(times, (None, None, None))
+                self.assertEqual((result.task, result.args, result.kwargs), (task, [1], {}))
                 self.assertEqual((result.attempts, result.errors, result.worker_ids), (0, [], []))
                 self.assertEqual(result.backend, "default")
                 with self.assertRaisesMessage(ValueError, "Task has not finished yet"):
@@ -122,18 +119,17 @@ class Enqueue(TestCase):
 
     def test_the_backend_refuses_bad_arguments_and_options(self):
         before = count()
-        with self.assertRaisesMessage(TypeError, "Unsupported type"):
-            django_tasks.echo.enqueue(dt.datetime.now())  # noqa: DTZ005
-        with self.assertRaisesMessage(TypeError, "missing a required argument: 'order_id'"):
-            django_tasks.pay.enqueue()
-        with self.assertRaisesMessage(InvalidTask, "NUL"):
-            django_tasks.echo.enqueue("\0")
-        with self.assertRaisesMessage(InvalidTask, "run_after must be an aware datetime."):
-            django_tasks.echo.using(run_after=dt.datetime(2030, 1, 1))  # noqa: DTZ001
-        with self.assertRaisesMessage(InvalidTask, "priority must be a whole number"):
-            django_tasks.echo.using(priority=101)
-        with self.assertRaisesMessage(InvalidTask, "comma"):
-            django_tasks.echo.using(queue_name="a,b").enqueue()
+        naive = dt.datetime(2030, 1, 1)  # noqa: DTZ001
+        for task, args, options, kind, said in (
+            (django_tasks.echo, [naive], {}, TypeError, "Unsupported type"),
+            (django_tasks.pay, [], {}, TypeError, "missing a required argument: 'order_id'"),
+            (django_tasks.echo, ["\0"], {}, InvalidTask, "NUL"),
+            (django_tasks.echo, [], {"run_after": naive}, InvalidTask, "must be an aware datetime."),
+            (django_tasks.echo, [], {"priority": 101}, InvalidTask, "priority must be a whole number"),
+            (django_tasks.echo, [], {"queue_name": "a,b"}, InvalidTask, "comma"),
+        ):
+            with self.assertRaisesMessage(kind, said):
+                task.using(**options).enqueue(*args)
         self.assertEqual(count(), before)
 
     def test_signals_and_logs(self):
@@ -218,19 +214,17 @@ class Work(TransactionTestCase):
     @needs_a_file
     def test_success(self):
         order = Order.objects.create()
-        for task, returned in ((django_tasks.pay, order.id), (django_tasks.apay, order.id)):
+        for task in (django_tasks.pay, django_tasks.apay):
             with self.subTest(task):
                 result = task.enqueue(order.id)
                 self.assertEqual(drain(app).finished, 1)
                 result.refresh()
-                self.assertEqual(result.status, TaskResultStatus.SUCCESSFUL)
-                self.assertIs(result.is_finished, True)
-                self.assertEqual(result.return_value, returned)
+                self.assertEqual((result.status, result.is_finished), (TaskResultStatus.SUCCESSFUL, True))
+                self.assertEqual(result.return_value, order.id)
                 self.assertGreaterEqual(result.started_at, result.enqueued_at)
                 self.assertEqual(result.started_at, result.last_attempted_at)
                 self.assertGreaterEqual(result.finished_at, result.started_at)
-                self.assertEqual((result.attempts, len(set(result.worker_ids))), (1, 1))
-                self.assertEqual(result.errors, [])
+                self.assertEqual((result.attempts, len(set(result.worker_ids)), result.errors), (1, 1, []))
                 self.assertEqual(task.get_result(result.id).task, task)
 
     @needs_a_file

@@ -17,14 +17,14 @@ from sqlq.payload.encryption import Key, new_key
 POSTGRESQL = "django.db.backends.postgresql"
 SQLITE = "django.db.backends.sqlite3"
 KEY = new_key()
+IN_SQLQ = "SQLQ in the settings:"
 
 
 def database(**given):
     """The alias "other" leads to this database meanwhile."""
     plain = {"NAME": "", "USER": "", "PASSWORD": "", "HOST": "", "PORT": "", "OPTIONS": {}, "TIME_ZONE": None}
-    return mock.patch.dict(
-        connections.settings, {"other": {**connections.settings["default"], **plain, **given}}
-    )
+    other = {**connections.settings["default"], **plain, **given}
+    return mock.patch.dict(connections.settings, {"other": other})
 
 
 def url(**given):
@@ -43,32 +43,17 @@ def connects_with(**given):
 class Urls(SimpleTestCase):
     def test_postgresql(self):
         given = {"NAME": "shop", "USER": "me", "PASSWORD": "p w/@:", "HOST": "db.test", "PORT": "5433"}
-        self.assertEqual(
-            connects_with(**given),
-            {"dbname": "shop", "user": "me", "password": "p w/@:", "host": "db.test", "port": "5433"},
-        )
+        names = {"NAME": "dbname"}
+        parameters = {names.get(name, name.lower()): value for name, value in given.items()}
+        self.assertEqual(connects_with(**given), parameters)
         self.assertNotIn("p w", masked(url(ENGINE=POSTGRESQL, **given)))
 
     def test_options_reach_libpq_and_those_of_djangos_own_do_not(self):
-        options = {
-            "sslmode": "verify-full",
-            "connect_timeout": 3,
-            "isolation_level": 2,
-            "server_side_binding": True,
-            "pool": False,
-            "prepare_threshold": 5,
-            "options": "-c search_path=shop",
-            "assume_role": "the owner",
-        }
-        self.assertEqual(
-            connects_with(NAME="shop", OPTIONS=options),
-            {
-                "dbname": "shop",
-                "sslmode": "verify-full",
-                "connect_timeout": "3",
-                "options": r"-c search_path=shop -c role=the\ owner",
-            },
-        )
+        djangos = {"isolation_level": 2, "server_side_binding": True, "pool": False, "prepare_threshold": 5}
+        options = {"sslmode": "verify-full", "connect_timeout": 3, "options": "-c search_path=shop"}
+        found = connects_with(NAME="shop", OPTIONS={**options, **djangos, "assume_role": "the owner"})
+        options |= {"connect_timeout": "3", "options": r"-c search_path=shop -c role=the\ owner"}
+        self.assertEqual(found, {"dbname": "shop", **options})
 
     def test_sockets_services_and_several_hosts(self):
         self.assertEqual(connects_with(NAME="shop", HOST="/run/pg", PORT=5433)["host"], "/run/pg")
@@ -110,15 +95,9 @@ class Checks(SimpleTestCase):
             ),
             ({"database": "jobs"}, "SQLQ[\"database\"] is 'jobs': it is a key of DATABASES"),
             ({"migrate_with_django": "no"}, "it is True or False"),
-            (
-                {"concurrency": 0},
-                "SQLQ in the settings: concurrency is 0: it must be a whole number from 1 to 1,000",
-            ),
-            (
-                {"defaults": {"timeuot": "5m"}},
-                "SQLQ in the settings: defaults has no option 'timeuot'; it has queue",
-            ),
-            ({"keys": [KEY, "c2hvcnQ"]}, "SQLQ in the settings: keys[1] is no key: a key is 32 random bytes"),
+            ({"concurrency": 0}, f"{IN_SQLQ} concurrency is 0: it must be a whole number from 1 to 1,000"),
+            ({"defaults": {"timeuot": "5m"}}, f"{IN_SQLQ} defaults has no option 'timeuot'; it has queue"),
+            ({"keys": [KEY, "c2hvcnQ"]}, f"{IN_SQLQ} keys[1] is no key: a key is 32 random bytes"),
             ({"task_modules": "tasks"}, 'it is a list of names, as in ["tasks", "emails"]'),
         ):
             with self.subTest(given):
