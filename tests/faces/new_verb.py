@@ -54,5 +54,6 @@ if __name__ == "__main__":
     else:
         from sqlq.cli import main
 
+        sys.modules.pop("sqlq.cli.root", None)  # a forked process has made its commands already
         sys.argv[0] = "sqlq"
         main()

@@ -1,13 +1,10 @@
-"""Verbs on all jobs that match: in batches, which can be interrupted, and go on by the same command. The
-audit records the name of the operator."""
+"""Verbs on all jobs that match, in batches, are interrupted and go on; the audit names the operator."""
 
 from __future__ import annotations
 
 import os
 import pwd
 import socket
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
@@ -18,7 +15,6 @@ from sqlq.model.outcome import Failed, Finished
 from tests.kit import end, failed, span
 from tests.kit.command import Command, Done
 
-NUMBER = 2_500
 SECOND_BATCH = """
 import os, signal, sys
 from sqlq.cli import main
@@ -40,16 +36,7 @@ main()
 
 def interrupted(run: Command, signal: str, *words: str) -> Done:
     """Run `sqlq`, which gets a signal when it has done its second batch, and has not recorded it."""
-    done = subprocess.run(
-        [sys.executable, "-c", SECOND_BATCH.format(signal=f"signal.{signal}"), *words],
-        cwd=run.directory,
-        env=run.environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    return Done(done.returncode, done.stdout, done.stderr)
+    return run.python("-c", SECOND_BATCH.format(signal=f"signal.{signal}"), *words)
 
 
 def enqueue(app: sqlq.App, number: int, outcome: Failed | Finished | None = None) -> None:
@@ -68,31 +55,23 @@ def enqueue(app: sqlq.App, number: int, outcome: Failed | Finished | None = None
     ],
 )
 def test_an_action_goes_on_by_the_same_command_when_it_was_killed(
-    sqlq_: Command,
-    app: sqlq.App,
-    verb: str,
-    outcome: Failed | Finished | None,
-    batch: int,
-    state: str | None,
+    sqlq_: Command, app: sqlq.App, verb: str, outcome: Failed | Finished | None, batch: int, state: str | None
 ) -> None:
-    enqueue(app, NUMBER, outcome)
+    number = 2 * batch + 50
+    enqueue(app, number, outcome)
     words = [verb, "--task", "send", *(["--yes"] if verb == "delete" else [])]
     assert interrupted(sqlq_, "SIGKILL", *words).code == -9
     (row,) = app.audit.list()
-    assert (row.target, row.number, row.state, row.ended_at) == (
-        f"{verb} --task send",
-        batch,
-        "running",
-        None,
-    )
+    assert (row.target, row.number) == (f"{verb} --task send", batch)
+    assert (row.state, row.ended_at) == ("running", None)
     with app.database.begin() as conn:
         conn.execute(text(f"UPDATE sqlq_audit SET seen_at = seen_at - {span(app.database.engine, 90)}"))
     assert app.audit.list()[0].state == "interrupted"
     sqlq_.ok(*words)
     again = app.audit.list()[0]
-    assert (again.target, again.number, again.state) == (row.target, NUMBER - 2 * batch, "ended")
-    jobs = [job for job in app.jobs.list(limit=3 * NUMBER) if state is None or job.state == state]
-    assert len(jobs) == (0 if state is None else NUMBER)
+    assert (again.target, again.number, again.state) == (row.target, number - 2 * batch, "ended")
+    jobs = [job for job in app.jobs.list(limit=3 * number) if state is None or job.state == state]
+    assert len(jobs) == (0 if state is None else number)
     if verb == "replay":
         assert {*Counter(job.replay_of for job in jobs).values()} == {1}, "nothing is copied twice"
         assert sqlq_.ok(*words).startswith("no jobs of task send replayed")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
@@ -14,6 +12,7 @@ import pytest
 from tests.kit.command import Command, obey_permissions
 from tests.kit.preloaded import DJANGO, preloaded
 
+INIT = (sys.executable, "-m", "sqlq", "init", "--yes")
 FLASK = "from flask import Flask\n\nweb = Flask(__name__)\n"
 KINDS: dict[str, tuple[Mapping[str, str], str, str]] = {
     "an empty folder": ({}, "plain Python", "tasks:app"),
@@ -125,20 +124,12 @@ def test_init_without_rights_writes_nothing(project: Command, made: tuple[str, .
     for each in locked:
         each.chmod(0o555)
     try:
-        done = subprocess.run(
-            [sys.executable, "-m", "sqlq", "init", "--yes"],
-            cwd=project.directory,
-            env=project.environment,
-            preexec_fn=obey_permissions if os.geteuid() == 0 else None,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = project.process(*INIT, preexec_fn=obey_permissions)
     finally:
         for each in locked:
             each.chmod(0o755)
-    assert done.returncode == 1
-    (said,) = done.stderr.splitlines()
+    assert done.code == 1
+    (said,) = done.err.splitlines()
     assert said.startswith("sqlq: ")
     assert "Permission denied: " in said
     assert contents(project.directory) == before

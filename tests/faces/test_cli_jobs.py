@@ -1,12 +1,9 @@
-"""`sqlq jobs`, `sqlq show`, `sqlq status`; and all commands that look, for those who may only
-look."""
+"""`sqlq jobs`, `show`, `status` and why; and all commands that look, for those who may only look."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,16 +12,13 @@ from sqlalchemy import Engine, NullPool, create_engine, text
 
 import sqlq
 from sqlq.model.outcome import ErrorText, Failed
+from sqlq.store import health
+from sqlq.store.workers import workers
 from sqlq.testing import drain
-from tests.kit import needs, wait_until
+from tests.kit import claim_on, for_each, needs, span, wait_until
 from tests.kit.command import Command, Console, obey_permissions
 
-AGO = r"(?:\d+ s ago|just now)"
-
-
 BOOM = Failed("error", ErrorText("ValueError", "no box\nof that size", "Traceback …\n  line 1\nValueError"))
-
-# -- jobs ----------------------------------------------------------------------------------------------------
 
 
 @needs("cheap")
@@ -42,23 +36,16 @@ def test_escapes_in_a_row_do_not_reach_the_terminal(console: Console, engine: En
     steering = "q\x1b[31m\r\n\x9b2J\u202e\u2028q"
     payload = json.dumps({"args": [steering, "\ud800", float("nan")], "kwargs": {"\ud801": 1}})
     with engine.begin() as conn:
-        row = {"task": "t", "queue": steering, "key": steering, "payload": payload}
-        conn.execute(
-            text(
-                "INSERT INTO jobs (task, queue, unique_key, payload) VALUES (:task, :queue, :key, :payload)"
-            ),
-            row,
-        )
+        insert = "INSERT INTO jobs (task, queue, unique_key, payload) VALUES ('t', :text, :text, :payload)"
+        conn.execute(text(insert), {"text": steering, "payload": payload})
     (line,) = console("jobs").splitlines()[1:]
     id = line.split()[0]
     assert "work -q 'q\\u001b[31m\\r\\n\\u009b2J\\u202e\\u2028q' " in console("show", id)
     for shown in (console("jobs"), console("show", id), console("status"), console("show", id, "--json")):
         assert [letter for letter in shown if not letter.isprintable() and letter != "\n"] == []
     found = json.loads(console("show", id, "--json"), parse_constant=pytest.fail)
-    assert (found["queue"], found["payload"]) == (
-        steering,
-        {"args": [steering, "\ud800", "nan"], "kwargs": {"\ud801": 1}},
-    )
+    assert found["queue"] == steering
+    assert found["payload"] == {"args": [steering, "\ud800", "nan"], "kwargs": {"\ud801": 1}}
 
 
 def test_jobs_reports_when_it_read_only_the_newest(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,8 +66,6 @@ def test_a_narrow_terminal_folds_what_does_not_fit(console: Console, monkeypatch
     assert "…" not in console("jobs")
     assert f"retry {id}" in console("show", str(id)).partition("\nnext\n")[2], "whole, however long"
 
-
-# -- history -------------------------------------------------------------------------------------------------
 
 MOMENT = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d"
 SPAN = r"[\d.]+ m?s"
@@ -125,10 +110,8 @@ def test_show_prints_every_attempt_of_a_jobs_history(sqlq_: Command, app: sqlq.A
     # its first attempts are as odd again
     wait_until(lambda: work() == "finished")
     outcomes = [line.outcome for line in app.jobs.get(id).history]
-    assert outcomes == [
-        *("failed", "lost", "snoozed", "failed", "failed", "failed", "put_back"),
-        *("failed", "lost", "finished"),
-    ]
+    before = ["failed", "lost", "snoozed", "failed", "failed", "failed", "put_back"]
+    assert outcomes == [*before, "failed", "lost", "finished"]
     said = sqlq_.ok("show", str(id))
     _, heading, story = said.partition("\nhistory\n")
     assert heading, said
@@ -147,9 +130,6 @@ def test_show_prints_every_attempt_of_a_jobs_history(sqlq_: Command, app: sqlq.A
     assert starts == sorted(starts)
     found = sqlq_("show", str(id), "--json").json()["history"]
     assert [line["outcome"] for line in found] == outcomes
-
-
-# -- those who may only look ---------------------------------------------------------------------------------
 
 
 LOOKS = (
@@ -194,19 +174,11 @@ def test_commands_read_a_read_only_file(console: Console, tmp_path: Path, journa
         "        if ended.code and arguments != ['doctor']: raise\n"
     )
     file.chmod(0o444)
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        cwd=tmp_path,
-        env=runner.environment,
-        preexec_fn=obey_permissions if os.geteuid() == 0 else None,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert f"job {id}: failed" in done.stdout
+    done = runner.process(sys.executable, "-c", script, preexec_fn=obey_permissions)
+    assert done.code == 0, done.err
+    assert f"job {id}: failed" in done.out
     if way == "by its permissions":
-        assert "may only be read" in done.stdout
+        assert "may only be read" in done.out
 
 
 @needs("file")
@@ -214,9 +186,6 @@ def test_a_file_that_may_not_be_written_is_reported_in_one_sentence(bare: Comman
     read_only = f"sqlite:///file:{engine.url.database}?mode=ro&uri=true"
     said = bare("-d", read_only, "queues", "pause", "mail").sentence()
     assert "attempt to write a readonly database; make the file, and its directory, ones that you may" in said
-
-
-# -- where it is shown ---------------------------------------------------------------------------------------
 
 
 @needs("cheap")
@@ -235,16 +204,8 @@ def test_a_job_is_shown_in_a_locale_without_its_characters(
 @pytest.mark.parametrize("words", ["show 1", "show 1 --json", "jobs --json", "status --json"])
 def test_a_command_exits_with_0_when_its_reader_closes(sqlq_: Command, app: sqlq.App, words: str) -> None:
     _fail_strangely(app)
-    done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {sys.executable} -m sqlq {words} | head -n 1"],
-        cwd=sqlq_.directory,
-        env=sqlq_.environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 1)
+    done = sqlq_.process("bash", "-c", f"set -o pipefail; {sys.executable} -m sqlq {words} | head -n 1")
+    assert (done.code, done.err, len(done.out.splitlines())) == (0, "", 1)
 
 
 def _fail_strangely(app: sqlq.App) -> None:
@@ -254,3 +215,41 @@ def _fail_strangely(app: sqlq.App) -> None:
 
     app.enqueue(strange.new())
     assert drain(app).failed == 1
+
+
+LATER = "available_at = available_at + {hour}"
+FORECASTS = {
+    "ten have ended in the last minutes": (10, "", None, r"about \d.*: 4 before it, \d.* a (second|minute)"),
+    "more are before it than are counted": (10, "", 3, r"more than \d.*: more than 3 before it, \d.*"),
+    "too few have ended": (4, "", None, None),
+    "they have ended long ago": (10, "finished_at = finished_at - {hour}", None, None),
+    "newer ones were claimed first": (10, LATER, None, None),
+    "others were of a larger priority": (10, f"priority = 9, {LATER}", None, "about"),
+}
+
+
+@for_each("name", FORECASTS)
+def test_why_forecasts_when_a_due_job_begins(
+    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    ended, change, most, said = FORECASTS[name]
+    send = app.task(name=f"send: {name}", queue="mail")(lambda: None)
+    with app.database.begin() as conn:
+        for table in ("jobs", "finished_jobs", "sqlq_workers"):
+            conn.execute(text(f"DELETE FROM {table}"))
+    app.enqueue_many([send.new()] * ended)
+    drain(app)
+    with app.database.begin() as conn:
+        if change:
+            conn.execute(text(f"UPDATE finished_jobs SET {change.format(hour=span(conn, 3_600))}"))
+    app.enqueue(send.new())
+    with app.database.begin() as conn:
+        workers.register(conn, id="w", host="here", pid=1, version="0", queues=None, concurrency=1)
+        assert claim_on(conn, ["mail"], limit=1, owner="w", lease_ms=60_000)
+    app.enqueue_many([send.new().set(priority=5), send.new(), send.new(), send.new().set(priority=5)])
+    job = app.enqueue(send.new())
+    app.enqueue_many([send.new(), send.new().set(priority=-5), send.new().set(queue="other", priority=5)])
+    monkeypatch.setattr(health, "COUNT_LIMIT", most or 10_000)
+    first, *_ = app.jobs.why(job.id)
+    taken = "the slot of its worker is taken"
+    assert re.fullmatch(taken if said is None else f"{taken}; {said}.*", first)

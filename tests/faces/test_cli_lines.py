@@ -21,43 +21,20 @@ NAMES = [
 ]
 
 
-class Kept(logging.Handler):
-    def __init__(self, records: list[logging.LogRecord]) -> None:
-        super().__init__()
-        self._records = records
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._records.append(record)
-
-
 @pytest.mark.parametrize(("task", "queue"), NAMES)
 @pytest.mark.parametrize("form", [Lines(), Lines(ERASE), JsonLines()], ids=["text", "drawn", "json"])
 def test_the_line_of_a_finished_job_equals_that_of_a_log_record(
-    form: Lines | JsonLines, task: str, queue: str
+    form: Lines | JsonLines, task: str, queue: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = ClaimedJob(7, 1, queue, task, "{}", 2, 5)
-    event = JobEvent(
-        name="finished", id=7, task=task, queue=queue, attempt=2, max_attempts=5, seconds=0.0123456
-    )
     records: list[logging.LogRecord] = []
-    handler = Kept(records)
-    reporter.log.addHandler(handler)
-    reporter.log.setLevel("INFO")
-    try:
-        reporter.write_line(event)
-    finally:
-        reporter.log.removeHandler(handler)
-        reporter.log.setLevel("NOTSET")
+    monkeypatch.setattr(reporter.log, "handle", records.append)
+    monkeypatch.setattr(reporter.log, "isEnabledFor", lambda level: True)
+    reporter.write_line(
+        JobEvent(name="finished", id=7, task=task, queue=queue, attempt=2, max_attempts=5, seconds=0.0123456)
+    )
     (record,) = records
-    line = form.finished(job, 0.0123456, form.time(record.created))
-    assert line == form.format(record)
-
-
-class Own(logging.LogRecord):
-    pass
-
-
-def seen(self: logging.Logger, record: logging.LogRecord) -> None: ...
+    job = ClaimedJob(7, 1, queue, task, "{}", 2, 5)
+    assert form.finished(job, 0.0123456, form.time(record.created)) == form.format(record)
 
 
 NULL, FILTER = logging.NullHandler(), OfJob()
@@ -70,7 +47,7 @@ CHANGES: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         lambda: ROOT.handlers[0].removeFilter(FILTER),
     ),
     "records of another kind": (
-        lambda: logging.setLogRecordFactory(Own),
+        lambda: logging.setLogRecordFactory(type("Own", (logging.LogRecord,), {})),
         lambda: logging.setLogRecordFactory(logging.LogRecord),
     ),
 }
@@ -89,5 +66,5 @@ def test_a_changed_logging_setup_gets_records(change: str, monkeypatch: pytest.M
         undo()
     assert reporter.lines_of_finished() == handler.finished
     with monkeypatch.context() as patch:
-        patch.setattr("logging.Logger.callHandlers", seen)
+        patch.setattr("logging.Logger.callHandlers", lambda self, record: None)
         assert reporter.lines_of_finished() is None

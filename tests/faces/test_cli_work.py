@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -23,17 +22,11 @@ from tests.kit import needs, wait_until
 from tests.kit.command import Command
 
 
-def _lines(text: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in text.splitlines()]
-
-
 def test_drain_runs_all_available_jobs_and_logs_a_summary(
     sqlq_: Command, app: sqlq.App, database_url: str
 ) -> None:
-    done, failing = (
-        sqlq_.enqueue("shop.send", "7", "true"),
-        sqlq_.enqueue("shop.fail", "lift it", "--max-attempts", "1"),
-    )
+    done = sqlq_.enqueue("shop.send", "7", "true")
+    failing = sqlq_.enqueue("shop.fail", "lift it", "--max-attempts", "1")
     here, later = sqlq_.enqueue("shop.where"), sqlq_.enqueue("shop.send", "8", "--delay", "1h")
     worked = sqlq_.work("-c", "3")
     assert worked.out == "", "logs go to stderr"
@@ -48,11 +41,10 @@ def test_drain_runs_all_available_jobs_and_logs_a_summary(
         assert words in first
     assert len(middle) == 3
     assert any(f"job {done} shop.send (queue mail, attempt 1 of 2) finished" in line for line in middle)
-    assert any(
-        f"job {failing} shop.fail (queue mail, attempt 1 of 1) failed for good" in line
-        and "cannot lift it" in line
-        for line in middle
+    (bad,) = (
+        line for line in middle if f"job {failing} shop.fail (queue mail, attempt 1 of 1) failed" in line
     )
+    assert re.search("for good.*cannot lift it", bad)
     assert re.search(r"stopped: 2 finished, 1 failed in \d.* m?s \([\d.]+ a second\)$", last)
     assert app.jobs.get(done).result == "7 True "
     assert app.jobs.get(here).result == str(sqlq_.directory)
@@ -60,31 +52,18 @@ def test_drain_runs_all_available_jobs_and_logs_a_summary(
     assert app.jobs.get(later).state is State.SCHEDULED
 
 
-def test_work_serves_named_queues_and_max_jobs_by_a_process(sqlq_: Command, app: sqlq.App) -> None:
+def test_work_serves_named_queues_warns_of_unknown_ones_and_ends_after_max_jobs(
+    sqlq_: Command, app: sqlq.App
+) -> None:
     mail = [sqlq_.enqueue("shop.send", str(n)) for n in range(2)]
-    first, other = (
-        sqlq_.enqueue("shop.send", "7", "--queue", "first"),
-        sqlq_.enqueue("shop.send", "7", "--queue", "other"),
-    )
-    worked = sqlq_.work("-q", "first", "-q", "mail", "--max-jobs", "2").err
-    assert "queues first, mail" in worked
-    assert [app.jobs.get(id).state for id in (first, *mail, other)] == [
-        *[State.FINISHED] * 3,
-        State.AVAILABLE,
-    ]
+    first, other = (sqlq_.enqueue("shop.send", "7", "--queue", queue) for queue in ("first", "other"))
+    worked = sqlq_.work("-q", "first, mail", "-q", "mial", "--max-jobs", "2").err
+    assert "queues first, mail, mial" in worked
+    assert {app.jobs.get(id).state for id in (first, *mail)} == {State.FINISHED}
+    assert app.jobs.get(other).state is State.AVAILABLE
     assert "it has had its number of jobs" in worked
-
-
-@needs("cheap")
-def test_work_takes_queues_with_commas_and_warns_of_unknown_ones(sqlq_: Command, app: sqlq.App) -> None:
-    new = app.task(name="shop.where", queue="by-hand")(lambda: None).new()
-    first, second = app.enqueue_many([new, new.set(queue="other")])
-    worked = sqlq_.work("-q", "by-hand, mail", "-q", "mial").err
-    assert "queues by-hand, mail, mial" in worked
-    told = [line for line in worked.splitlines() if "WARNING" in line]
-    assert len(told) == 1
-    assert told[0].endswith("no task of this App, no job and no other worker names the queue mial")
-    assert [app.jobs.get(job.id).state for job in (first, second)] == [State.FINISHED, State.AVAILABLE]
+    (told,) = (line for line in worked.splitlines() if "WARNING" in line)
+    assert told.endswith("no task of this App, no job and no other worker names the queue mial")
 
 
 @needs("cheap")
@@ -127,7 +106,6 @@ def test_a_health_file_is_refused_when_it_is_a_symlink_or_a_pipe(tmp_path: Path)
 
 
 def test_health_imports_neither_sqlalchemy_nor_asyncio(tmp_path: Path) -> None:
-    """It is run every few seconds, on the machine of the worker."""
     alive = tmp_path / "alive"
     touch(alive)
     for arguments, code in (([], 0), (["--max-age", "0s"], 1)):
@@ -142,7 +120,7 @@ def test_health_imports_neither_sqlalchemy_nor_asyncio(tmp_path: Path) -> None:
 
 def test_json_log_lines_have_the_fields_of_the_event(sqlq_: Command) -> None:
     done, failing = sqlq_.enqueue("shop.send", "7"), sqlq_.enqueue("shop.fail", "it")
-    worked = _lines(sqlq_.work("--log-format", "json").err)
+    worked = [json.loads(line) for line in sqlq_.work("--log-format", "json").err.splitlines()]
     assert worked[0]["event"] == "started"
     assert worked[-1]["event"] == "stopped"
     events = {(line["event"], line["job_id"]): line for line in worked if "job_id" in line}
@@ -237,23 +215,18 @@ def fails(self, query, *more, **options):
 
 psycopg.Cursor.execute = fails
 """
+FAULTS = {
+    "settle": "INSERT INTO public.finished_jobs",
+    "settle and look": "INSERT INTO public.finished_jobs|SELECT public.finished_jobs.id",
+    "claim": "SET reserved_at",
+}
 
 
 @pytest.mark.variants
 @needs("postgresql")
-@pytest.mark.parametrize(
-    "pattern",
-    [
-        "INSERT INTO public.finished_jobs",
-        "INSERT INTO public.finished_jobs|SELECT public.finished_jobs.id",
-        "SET reserved_at",
-    ],
-    ids=["settle", "settle and look", "claim"],
-)
-def test_a_worker_ends_with_code_1_when_its_library_fails(
-    sqlq_: Command, app: sqlq.App, pattern: str
-) -> None:
-    (sqlq_.directory / "shop.py").write_text(FAULTY.format(pattern=pattern))
+@pytest.mark.parametrize("at", FAULTS)
+def test_a_worker_ends_with_code_1_when_its_library_fails(sqlq_: Command, app: sqlq.App, at: str) -> None:
+    (sqlq_.directory / "shop.py").write_text(FAULTY.format(pattern=FAULTS[at]))
     app.enqueue_many([app.task(name="t")(lambda: None).new()] * 3)
     with sqlq_.working("--grace", "1s") as worker:
         assert worker.wait(30) == 1

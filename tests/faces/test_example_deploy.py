@@ -1,8 +1,4 @@
-"""The files of examples/deploy: the command line parses their `sqlq` commands, and their workers start and
-stop as processes.
-
-systemd's own checker reads the units where it is installed.
-"""
+"""The files of examples/deploy: the command line parses their commands, and their parts fit together."""
 
 from __future__ import annotations
 
@@ -42,7 +38,6 @@ PODS = {
     for (kind, name), found in OBJECTS.items()
     if kind in ("Deployment", "Job")
 }
-SCRIPT = (DEPLOY / "migrate.sh").read_text()
 ROLES = {"migrate": "owner", "worker": "worker", "metrics": "reader", "web": "operator"}
 """The role of each process."""
 CONTAINERS = [each for pod in PODS.values() for each in pod.get("initContainers", []) + pod["containers"]]
@@ -75,9 +70,8 @@ def test_each_command_is_parsed_by_sqlq() -> None:
     scripts = [Path(each.pop()).name for each in words if each[0] == "sh"]
     assert scripts == ["migrate.sh"] * 3
     words = [each for each in words if each[0] == "sqlq"]
-    in_script = [
-        shlex.split(line) for line in SCRIPT.replace("$role", "worker").splitlines() if "sqlq" in line
-    ]
+    script = (DEPLOY / "migrate.sh").read_text().replace("$role", "worker")
+    in_script = [shlex.split(line) for line in script.splitlines() if "sqlq" in line]
     assert [each[1] for each in in_script] == ["migrate", "grants"]
     for each in words + in_script:
         parse(each)
@@ -86,13 +80,9 @@ def test_each_command_is_parsed_by_sqlq() -> None:
 
 def test_each_process_has_the_environment_of_its_role() -> None:
     """The superuser's is for the database's own container alone, and no other file names a user."""
+    roles = ROLES | {"database": "superuser", "worker-eu": "worker", "worker-us": "worker"}
     files = {name: each["env_file"] for name, each in SERVICES.items()}
-    assert files == {
-        "database": "superuser.env",
-        **{name: f"{role}.env" for name, role in ROLES.items()},
-        "worker-eu": "worker.env",
-        "worker-us": "worker.env",
-    }
+    assert files == {name: f"{role}.env" for name, role in roles.items()}
     for path in UNITS:
         name = path.name.removeprefix("shop-").partition(".")[0].rstrip("@")
         role = {"shard": "worker-%i"}.get(name) or ROLES[name]
@@ -109,7 +99,6 @@ def test_each_process_has_the_environment_of_its_role() -> None:
 def test_each_role_does_its_own_work_and_no_other(
     desk: Desk, database_url: str, postgresql: PostgreSQL
 ) -> None:
-    """By the files of this example: passwords, roles, the migration; then by the commands of each role."""
     psql = shutil.which("psql", path=f"{getattr(postgresql, '_binaries', '')}:{os.environ['PATH']}")
     if psql is None:
         pytest.skip("there is no psql: apt-get install postgresql-client")
@@ -182,7 +171,6 @@ def test_a_worker_has_time_to_stop_and_a_probe() -> None:
 
 
 def test_references_between_kubernetes_objects_resolve() -> None:
-    """A selector has its labels, a Service its port, an autoscaler its Deployment and its metric."""
     for (kind, name), found in OBJECTS.items():
         match kind:
             case "Deployment":
@@ -202,24 +190,22 @@ def test_references_between_kubernetes_objects_resolve() -> None:
                 assert re.findall(r'(\w+)="\w+"', labels) == list(known.labels)
                 assert trigger["metadata"]["url"] == "http://shop-metrics.default.svc:9465/metrics"
     assert {each["image"] for each in CONTAINERS} == {"shop:1"}
+    own = "".join(path.read_text() for path in (DEPLOY / "kubernetes").iterdir())
+    # `kubectl apply -f kubernetes/` fails at a kind that the cluster does not know, as KEDA's
+    assert set(re.findall("^kind: (.+)", own, re.MULTILINE)) == {"Deployment", "Service", "Job"}
 
 
 def test_prometheus_scrapes_the_ports_that_processes_serve() -> None:
     jobs = yaml.safe_load((DEPLOY.parent / "monitoring" / "prometheus.yml").read_text())["scrape_configs"]
-    scraped = {
-        target.split(":")[1] for job in jobs for each in job["static_configs"] for target in each["targets"]
-    }
+    targets = [target for job in jobs for each in job["static_configs"] for target in each["targets"]]
+    scraped = {target.split(":")[1] for target in targets}
     published = {port.split(":")[1] for name in ("worker", "metrics") for port in SERVICES[name]["ports"]}
     assert scraped == published == {"9464", "9465"}
-    options = [
-        parse(SERVICES["worker"]["command"])["metrics_port"],
-        parse(SERVICES["metrics"]["command"])["port"],
-    ]
-    assert published == {*map(str, options)}
+    options = (("worker", "metrics_port"), ("metrics", "port"))
+    assert published == {str(parse(SERVICES[name]["command"])[option]) for name, option in options}
 
 
 def test_probes_read_the_health_of_the_dashboard_and_the_metrics() -> None:
-    """Those of the dashboard and of the metrics, which need no login."""
     for name in ("shop-web", "shop-metrics"):
         (container,) = PODS[name]["containers"]
         (port,) = container["ports"]
@@ -233,28 +219,15 @@ def test_no_container_has_more_rights_than_it_needs() -> None:
     for pod in PODS.values():
         assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
         assert pod["automountServiceAccountToken"] is False
+    context = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True}
     for container in CONTAINERS:
-        assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
+        assert container["securityContext"] == context | {"capabilities": {"drop": ["ALL"]}}
     user = re.findall("^USER (\\d+)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
     assert user == ["65534"], "not root, and a number"
     for name, service in SERVICES.items():
         if name != "database":
             assert (service["read_only"], service["cap_drop"]) == (True, ["ALL"])
             assert service["security_opt"] == ["no-new-privileges:true"]
-
-
-def test_kubernetes_objects_need_no_keda() -> None:
-    """`kubectl apply -f kubernetes/` fails at a kind that the cluster does not know."""
-    kinds = {
-        found["kind"]
-        for path in (DEPLOY / "kubernetes").iterdir()
-        for found in yaml.safe_load_all(path.read_text())
-    }
-    assert kinds == {"Deployment", "Service", "Job"}
 
 
 @pytest.mark.parametrize("broken", [None, "shop-worker@2.service"])
@@ -269,43 +242,18 @@ def test_a_rolling_restart_ends_when_a_worker_does_not_work_again(tmp_path: Path
         f'echo "$*" >> {tmp_path}/did; [ "$2" != "{broken}" ]\n'
     )
     systemctl.chmod(0o755)
-    done = subprocess.run(
-        ["sh", DEPLOY / "systemd" / "rolling-restart.sh"],
-        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
-        check=False,
-    )
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    code = subprocess.call(["sh", DEPLOY / "systemd" / "rolling-restart.sh"], env=path)
     restarted = names[: names.index(broken) + 1] if broken else names
-    assert done.returncode == bool(broken)
+    assert code == bool(broken)
     assert (tmp_path / "did").read_text().splitlines() == [f"restart {name}" for name in restarted]
 
 
-def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["systemd-analyze", *arguments], capture_output=True, text=True, check=False)
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
+def test_systemd_verifies_the_units_and_finds_them_hardened(tmp_path: Path) -> None:
+    def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["systemd-analyze", *arguments], capture_output=True, text=True, check=False)
 
-
-needs_systemd = pytest.mark.skipif(
-    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed"
-)
-
-
-@needs_systemd
-def test_systemd_verifies_the_units(tmp_path: Path) -> None:
-    place = tmp_path / "units"
-    shutil.copytree(DEPLOY / "systemd", place)
-    for path in [*place.glob("*.service"), *place.glob("*/*.conf")]:
-        text = path.read_text().replace("/srv/shop/.venv/bin/sqlq", "/bin/true")
-        text = text.replace("User=shop", "User=root").replace("=/srv/shop\n", "=/\n")
-        path.write_text(text)
-    for path in sorted(place.glob("*.service")):
-        name = str(path).replace("@", "@1")
-        if name != str(path):
-            path.rename(name)
-        done = analyze("verify", "--man=no", name)
-        assert (done.returncode, done.stderr) == (0, ""), path.name
-
-
-@needs_systemd
-def test_units_are_hardened(tmp_path: Path) -> None:
     shutil.copytree(DEPLOY / "systemd", tmp_path / "etc" / "systemd" / "system")
     names = [path.name.replace("@", "@1") for path in UNITS]
     done = analyze("security", "--offline=true", "--threshold=30", f"--root={tmp_path}", *names)
@@ -313,3 +261,12 @@ def test_units_are_hardened(tmp_path: Path) -> None:
     assert sorted(name for name, _ in levels) == sorted(names), done.stderr
     assert max(float(level) for _, level in levels) < 3
     assert done.returncode == 0
+    place = tmp_path / "units"
+    shutil.copytree(DEPLOY / "systemd", place)
+    for path in [*place.glob("*.service"), *place.glob("*/*.conf")]:
+        text = path.read_text().replace("/srv/shop/.venv/bin/sqlq", "/bin/true")
+        text = text.replace("User=shop", "User=root").replace("=/srv/shop\n", "=/\n")
+        path.write_text(text)
+    for path in sorted(place.glob("*.service")):
+        done = analyze("verify", "--man=no", str(path.rename(str(path).replace("@", "@1"))))
+        assert (done.returncode, done.stderr) == (0, ""), path.name

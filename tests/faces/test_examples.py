@@ -13,9 +13,8 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from email.message import Message
 from pathlib import Path
 from typing import Any
@@ -39,22 +38,21 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
 
-@dataclass(frozen=True)
 class Example:
-    """How an example is run; each command stands in its README."""
+    """How an example is run, by the commands of its README."""
 
-    folder: str
-    app: str
-    set_up: tuple[str, ...]
-    serve: str
-    good: tuple[str, dict[str, Any]]
-    declined: tuple[str, dict[str, Any]]
-    receipt: str
-    is_async: bool = False
+    def __init__(self, name: str) -> None:
+        self.folder, self.is_async = EXAMPLES / name, name == "fastapi"
+        written = re.findall(r"^    (\S.*)$", (self.folder / "README.md").read_text(), re.MULTILINE)
+        lines = [words for line in written if (words := shlex.split(line, comments=True))]
+        lines = [words for words in lines if words[0] not in ("export", "pytest")]
+        self.set_up, self.serve, self.work, *orders, _ = lines
+        paths = ("/" + words[-1].partition("/")[2] for words in orders)
+        self.good, self.declined = zip(paths, (json.loads(words[2]) for words in orders), strict=True)
 
     def server(self, directory: Path) -> list[str]:
         """Return what starts the server, on a port that is free."""
-        program, *arguments = shlex.split(self.serve)
+        program, *arguments = self.serve
         module = {"pserve": "pyramid.scripts.pserve"}.get(program, program)
         if program == "pserve":
             ini = directory / arguments[0]
@@ -64,53 +62,16 @@ class Example:
         return [sys.executable, "-m", module, *arguments]
 
 
-TEAPOT = {"item": "Blue teapot", "cents": 2400}
-RED = {"item": "Red teapot", "cents": 2400}
-FLASK = Example(
-    "flask",
-    "worker:queue",
-    ("flask init-db",),
-    "flask run",
-    ("/orders", TEAPOT),
-    ("/orders", RED | {"card": "declined"}),
-    "1 × Blue teapot, 24.00 €",
-)
-FASTAPI = Example(
-    "fastapi",
-    "shop:queue",
-    ("sqlq -a shop:queue migrate",),
-    "uvicorn shop:web",
-    ("/orders", {"email": "ann@example.org", "item": "Blue teapot"}),
-    ("/orders", {"email": "bob@example.org", "item": "Red teapot", "card": "declined"}),
-    "sent",
-    is_async=True,
-)
-PYRAMID = Example(
-    "pyramid",
-    "worker:queue",
-    ("python initialize_db.py",),
-    "pserve development.ini",
-    ("/orders", TEAPOT),
-    ("/orders", RED | {"card": "declined"}),
-    "1 × Blue teapot: 24.00 €",
-)
-SQLMODEL = Example(
-    "sqlmodel",
-    "shop:queue",
-    ("sqlq -a shop:queue migrate",),
-    "uvicorn shop:web",
-    ("/orders", TEAPOT),
-    ("/orders?card=declined", RED),
-    "1 × Blue teapot: 24.00 €",
-)
+RECEIPTS = dict.fromkeys(("pyramid", "sqlmodel"), "1 × Blue teapot: 24.00 €")
+RECEIPTS |= {"flask": "1 × Blue teapot, 24.00 €", "fastapi": "sent"}
 
 
 class Running:
     """An example in a directory of its own, on a database of its own, with its server and its worker."""
 
     def __init__(self, example: Example, directory: Path, database_url: str, mail_url: str) -> None:
-        self.example = example
-        self.directory = directory
+        self.example, self.directory = example, directory / "example"
+        shutil.copytree(example.folder, self.directory, ignore=shutil.ignore_patterns("__pycache__"))
         self.url = ""
         """Where the server is."""
         self.environment = os.environ | {
@@ -122,8 +83,7 @@ class Running:
             "PYTHONWARNINGS": "ignore",  # what Pyramid imports is deprecated
         }
 
-    def run(self, command: str) -> str:
-        program, *arguments = shlex.split(command)
+    def run(self, program: str, *arguments: str) -> str:
         python = ["python"] if program == "python" else ["python", "-m", program]
         done = preloaded().run([*python, *arguments], self.directory, self.environment, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
@@ -136,14 +96,8 @@ class Running:
     def process(self, name: str, command: list[str]) -> Iterator[None]:
         """Run a process meanwhile; at the end it is interrupted, as by Ctrl-C, and must end well."""
         with (self.directory / f"{name}.log").open("w") as log:
-            process = subprocess.Popen(
-                command,
-                cwd=self.directory,
-                env=self.environment,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-            )
+            streams: Any = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            process = subprocess.Popen(command, cwd=self.directory, env=self.environment, **streams)
         try:
             yield
             assert process.poll() is None, self.log(name)
@@ -177,36 +131,28 @@ class Running:
 
 
 @pytest.mark.parametrize(
-    "example",
-    [FLASK, FASTAPI, *(pytest.param(example, marks=pytest.mark.slow) for example in (PYRAMID, SQLMODEL))],
-    ids=lambda example: example.folder,
+    "name",
+    ["flask", "fastapi", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pyramid", "sqlmodel"))],
 )
 # its own tables have texts without a length, which MariaDB does not take
 @pytest.mark.parametrize("empty_database_url", ["sqlite", "postgresql"], indirect=True)
 def test_an_order_is_made_and_its_job_runs_and_one_that_fails_leaves_none(
-    example: Example,
-    empty_database_url: str,
-    tmp_path: Path,
+    name: str, empty_database_url: str, tmp_path: Path
 ) -> None:
-    directory = tmp_path / "example"
-    shutil.copytree(EXAMPLES / example.folder, directory, ignore=shutil.ignore_patterns("__pycache__"))
-    mails = Service(503)
-    running = Running(example, directory, empty_database_url, mails.url)
-    for command in example.set_up:
-        running.run(command)
+    example, mails = Example(name), Service(503)
+    running = Running(example, tmp_path, empty_database_url, mails.url)
+    running.run(*example.set_up)
     with ExitStack() as stack:
         stack.enter_context(mails.serving())
         stack.enter_context(running.serving())
         # the one that fails comes first: its job would run first
         assert running.ask(*example.declined)[0] == 409
-        stack.enter_context(
-            running.process("worker", [sys.executable, "-m", "sqlq", "-a", example.app, "work"])
-        )
+        stack.enter_context(running.process("worker", [sys.executable, "-m", *example.work]))
         status, order = running.ask(*example.good)
         assert status == 201
         page = f"/orders/{order['id']}"
         wait_until(lambda: running.ask(page)[1]["receipt"], what="the receipt")
-        assert running.ask(page)[1]["receipt"].endswith(example.receipt)
+        assert running.ask(page)[1]["receipt"].endswith(RECEIPTS[name])
     engine = create_engine(empty_database_url)
     with engine.connect() as conn:
         assert conn.execute(text("SELECT count(*) FROM orders")).scalar_one() == 1
@@ -215,79 +161,48 @@ def test_an_order_is_made_and_its_job_runs_and_one_that_fails_leaves_none(
     assert state == "finished"
     taken = [(headers["idempotency-key"], json.loads(body)) for _, headers, body in mails.requests]
     sent = (f"job-{job}", {"to": "ann@example.org", "subject": f"Your order {order['id']}: Blue teapot"})
-    assert taken == ([sent] * 2 if example is FASTAPI else []), "an attempt that fails, and one that does not"
+    assert taken == ([sent] * 2 if example.is_async else []), "an attempt that fails, and one that does not"
 
 
 @pytest.mark.parametrize("empty_database_url", ["sqlite", "postgresql", "mariadb"], indirect=True)
 def test_the_tests_of_the_asynchronous_example_pass(empty_database_url: str, tmp_path: Path) -> None:
-    """With drivers of each database that refuse the connections of another event loop."""
-    directory = tmp_path / "example"
-    shutil.copytree(EXAMPLES / "fastapi", directory, ignore=shutil.ignore_patterns("__pycache__"))
-    running = Running(FASTAPI, directory, empty_database_url, mail_url="http://none.invalid")
+    running = Running(Example("fastapi"), tmp_path, empty_database_url, mail_url="http://none.invalid")
     for name in [name for name in running.environment if name.startswith("PYTEST_")]:
         del running.environment[name]
-    running.environment |= {
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "SQLQ_TEST_DATABASE_URL": empty_database_url,
-    }
-    passed = running.run("pytest -q -p sqlq.testing.fixtures -p anyio -p no:cacheprovider")
-    assert "4 passed" in passed
+    running.environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    running.environment["SQLQ_TEST_DATABASE_URL"] = empty_database_url
+    plugins = ("-p", "sqlq.testing.fixtures", "-p", "anyio", "-p", "no:cacheprovider")
+    assert "4 passed" in running.run("pytest", "-q", *plugins)
 
 
-@pytest.mark.parametrize("example", [FLASK, FASTAPI, PYRAMID, SQLMODEL], ids=lambda example: example.folder)
-def test_the_readme_of_an_example_has_the_tested_commands(example: Example) -> None:
-    readme = (EXAMPLES / example.folder / "README.md").read_text()
-    for command in (*example.set_up, example.serve, f"sqlq -a {example.app} work"):
-        assert f"    {command}" in readme
-    for path, body in (example.good, example.declined):
-        assert f"'{json.dumps(body)}'" in readme
-        assert path in readme
-
-
-# -- examples without a framework ----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def example(desk: Desk) -> Callable[[str], Path]:
+def copy(name: str, desk: Desk) -> None:
     """Copy an example into the directory of the test."""
-
-    def example(name: str) -> Path:
-        (desk.directory / "shop.py").unlink()
-        shutil.copytree(EXAMPLES / name, desk.directory, dirs_exist_ok=True)
-        return EXAMPLES / name / "README.md"
-
-    return example
+    (desk.directory / "shop.py").unlink()
+    shutil.copytree(EXAMPLES / name, desk.directory, dirs_exist_ok=True)
 
 
-def test_nightly_reports_over_the_nights_on_which_clocks_are_changed(
-    example: Callable[[str], Path], desk: Desk, database_url: str
-) -> None:
-    example("reports")
+def test_nightly_reports_over_the_nights_on_which_clocks_are_changed(desk: Desk, database_url: str) -> None:
+    copy("reports", desk)
+    said = desk.run("python reports.py", SQLQ_DATABASE_URL=database_url).splitlines()
     quarters = "    of 96 quarters of an hour that nobody ticked, 1 was caught up"
-    assert desk.run("python reports.py", SQLQ_DATABASE_URL=database_url).splitlines() == [
+    assert said.count(quarters) == 6
+    assert [line for line in said if line != quarters] == [
         "clocks go forward",
         "Sat 28 March 02:30 CET  report about Fri 27 March",
-        quarters,
         "Sun 29 March 03:00 CEST  report about Sat 28 March",
-        quarters,
         "Mon 30 March 02:30 CEST  report about Sun 29 March",
-        quarters,
         "clocks go back",
         "Sat 24 October 02:30 CEST  report about Fri 23 October",
-        quarters,
         "Sun 25 October 02:30 CEST  report about Sat 24 October",
-        quarters,
         "Mon 26 October 02:30 CET  report about Sun 25 October",
-        quarters,
     ]
 
 
 # its own tables have texts without a length, which MariaDB does not take
 @pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
-def test_an_order_goes_well_and_one_is_repaired(
-    example: Callable[[str], Path], desk: Desk, database_url: str, engine: Engine
-) -> None:
-    readme = example("orders_flow").read_text()
+def test_an_order_goes_well_and_one_is_repaired(desk: Desk, database_url: str, engine: Engine) -> None:
+    copy("orders_flow", desk)
+    readme = (EXAMPLES / "orders_flow" / "README.md").read_text()
     lines = "\n".join(re.findall(r"```sh\n(.*?)```", readme, re.DOTALL)).splitlines()
     said = [desk.run(line, SQLQ_DATABASE_URL=database_url) for line in lines if line]
     _, placed, _, shown, _, again, _, alarms, stopped, _, retried, _, listed = said
@@ -309,13 +224,12 @@ def test_an_order_goes_well_and_one_is_repaired(
 
 
 def test_two_workers_together_keep_the_limits_of_a_server(
-    example: Callable[[str], Path],
     desk: Desk,
     database_url: str,
     app: sqlq.App,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    example("api_client")
+    copy("api_client", desk)
     number, folder = 30, desk.directory
     desk.environment |= {"API_PORT": "0", "SQLQ_DATABASE_URL": database_url}
     with (folder / "server.log").open("w") as log, Path(os.devnull).open("w") as nothing:
@@ -326,10 +240,8 @@ def test_two_workers_together_keep_the_limits_of_a_server(
         monkeypatch.setenv("API_URL", f"http://127.0.0.1:{port}")
         said = desk.run(f"python client.py {number}")
         assert f"{number} requests wait" in said
-        with (
-            worker_process(folder, "client:app", database_url, "-c", "10"),
-            worker_process(folder, "client:app", database_url, "-c", "10"),
-        ):
+        workers = [worker_process(folder, "client:app", database_url, "-c", "10") for _ in range(2)]
+        with workers[0], workers[1]:
             wait_until(lambda: len(app.jobs.list(state="finished", limit=100)) == number, 120, what="answers")
     finally:
         server.terminate()

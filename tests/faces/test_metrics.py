@@ -1,5 +1,4 @@
-"""`sqlq work --metrics-port` and `sqlq metrics`, scraped as Prometheus does; and whether what rests on their
-names, dashboard, alerts and guide, names what they show."""
+"""Metrics, scraped as Prometheus does; the dashboard, alerts and guide name what they show."""
 
 from __future__ import annotations
 
@@ -11,8 +10,8 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -26,6 +25,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import Engine, text
 
 import sqlq
+from benchmarks import day
+from benchmarks.day import Look
 from sqlq.metrics import DatabaseCollector
 from sqlq.metrics.collectors import CONNECTIONS, OF_THE_DATABASE, OF_WORKERS, Described, serve
 from sqlq.metrics.collectors import text as shown
@@ -49,11 +50,8 @@ def scrape(url: str) -> Samples:
 
 
 def parsed(said: str) -> Samples:
-    return {
-        (sample.name, frozenset(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(said)
-        for sample in family.samples
-    }
+    samples = (sample for family in text_string_to_metric_families(said) for sample in family.samples)
+    return {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
 
 
 def value(found: Samples, name: str, /, **labels: str) -> float:
@@ -64,14 +62,12 @@ def value(found: Samples, name: str, /, **labels: str) -> float:
 
 def seen(url: str, number: float, name: str, **labels: str) -> Samples:
     """Scrape until this number is shown, and return all that is."""
-    last: list[Samples] = []
 
-    def look() -> bool:
-        last[:] = [scrape(url)]
-        return value(last[0], name, **labels) == number
+    def look() -> Samples:
+        found = scrape(url)
+        return found if value(found, name, **labels) == number else {}
 
-    wait_until(look, what=f"{name} {labels} of {number:g}")
-    return last[0]
+    return wait_until(look, what=f"{name} {labels} of {number:g}")
 
 
 def shown_as(metric: Described) -> set[str]:
@@ -102,16 +98,8 @@ def enqueue(app: sqlq.App, task: str, n: int = 1, *args: object, attempts: int =
 
 
 def ended(app: sqlq.App) -> dict[str, int]:
-    with app.database.read() as conn:
-        schema = app.database.schema
-        finished, failed = (
-            conn.execute(text(f"SELECT count(*) FROM {'' if schema is None else schema + '.'}{table}"))
-            for table in ("finished_jobs", "failed_jobs")
-        )
-        return {"finished": finished.scalar_one(), "failed": failed.scalar_one()}
-
-
-# -- sqlq work -----------------------------------------------------------------------------------------------
+    states = Counter(str(job.state) for job in app.jobs.list(limit=1_000, whole=False))
+    return {state: states[state] for state in ("finished", "failed")}
 
 
 DEADLY = """
@@ -123,13 +111,19 @@ def die() -> None:
 """
 
 
-def test_the_worker_endpoint_counts_as_the_database_does(sqlq_: Command, app: sqlq.App) -> None:
+def test_the_worker_endpoint_is_on_loopback_and_counts_as_the_database_does(
+    sqlq_: Command, app: sqlq.App
+) -> None:
     with (sqlq_.directory / "shop.py").open("a") as shop:
         shop.write(DEADLY)
     enqueue(app, "shop.send", 200, 7)
     enqueue(app, "shop.fail", 3, "lift it")
     app.enqueue(app.named("wait").new("one").set(queue="other"))
+    for command in ("work", "metrics"):
+        assert "127.0.0.1" in sqlq_.ok(command, "--help")
     with scraped(sqlq_, "-p", "2") as (url, process):
+        held = psutil.Process(process.pid).net_connections()
+        assert [each.laddr.ip for each in held if each.status == "LISTEN"] == ["127.0.0.1"]
         sqlq_.wait_for("one.started")
         seen(url, 1, "sqlq_slots_busy")
         sqlq_.touch("one.go")
@@ -189,11 +183,8 @@ def test_the_endpoint_bounds_connections_of_strangers(sqlq_: Command) -> None:
 
         silent = []
         for _ in range(CONNECTIONS + 8):
-            stranger = open_.enter_context(
-                socket.create_connection(("127.0.0.1", int(port or 0)), timeout=60)
-            )
-            stranger.sendall(b"GET /met")
-            silent.append(stranger)
+            silent.append(open_.enter_context(socket.create_connection(("127.0.0.1", int(port or 0)), 60)))
+            silent[-1].sendall(b"GET /met")
             assert taken() <= CONNECTIONS, "the others wait"
         with suppress(ConnectionError):
             assert silent[0].recv(1) == b"", "one that does not ask is closed in a while"
@@ -203,26 +194,12 @@ def test_the_endpoint_bounds_connections_of_strangers(sqlq_: Command) -> None:
 
 
 @needs("cheap")
-def test_the_endpoint_listens_on_loopback_by_default(sqlq_: Command) -> None:
-    for command in ("work", "metrics"):
-        assert "127.0.0.1" in sqlq_.ok(command, "--help")
-    with scraped(sqlq_) as (_, process):
-        heard = [
-            each.laddr.ip for each in psutil.Process(process.pid).net_connections() if each.status == "LISTEN"
-        ]
-    assert heard == ["127.0.0.1"]
-
-
-@needs("cheap")
 def test_a_missing_prometheus_client_names_the_extra(sqlq_: Command) -> None:
     (sqlq_.directory / "prometheus_client.py").write_text("raise ImportError('not here')")
     path = {"PYTHONPATH": f"{sqlq_.directory}:{ROOT}"}
     for command in (("work", "--metrics-port", "0"), ("metrics",)):
         said = sqlq_("--app", "shop:app", *command, env=path).sentence()
         assert "needs prometheus_client and waitress: pip install 'sqlq-jobs[metrics]'" in said
-
-
-# -- sqlq metrics --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.integration
@@ -240,16 +217,8 @@ def test_the_database_is_shown_once_or_served(sqlq_: Command, app: sqlq.App) -> 
     assert value(once, "sqlq_queue_served") == 0
     assert value(once, "sqlq_workers") == 0
     enqueue(app, "shop.fail", 1, "lift it", attempts=1)
-    with (
-        sqlq_.working(),
-        (sqlq_.directory / "metrics.out").open("w") as out,
-        subprocess.Popen(
-            [sys.executable, "-m", "sqlq", "metrics", "--port", "0"],
-            cwd=sqlq_.directory,
-            env={**sqlq_.environment, "PYTHONUNBUFFERED": "1"},
-            stdout=out,
-        ) as process,
-    ):
+    serving = sqlq_.running("metrics", "--port", "0", output="metrics.out")
+    with sqlq_.working(), serving as process:
         url = wait_until(lambda: url_in((sqlq_.directory / "metrics.out").read_text()), what="the URL")
         seen(url, 1, "sqlq_failed_jobs", reason="error")
         found = seen(url, 1, "sqlq_workers", state="alive")
@@ -328,24 +297,17 @@ def health(url: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def test_overdue_schedules_are_counted(app: sqlq.App) -> None:
+def test_a_scrape_counts_overdue_schedules_and_bears_names_that_break_labels(app: sqlq.App) -> None:
     app.schedules.add("report", app.task(name="report")(lambda: None).new(), every="1h")
     with app.database.begin() as conn:
         conn.exec_driver_sql(f"UPDATE sqlq_schedules SET next_at = next_at - {span(conn, 3_700)}")
-    assert value(parsed(shown(DatabaseCollector(app))), "sqlq_schedules_overdue") == 1
-
-
-@needs("cheap")
-def test_a_scrape_works_with_a_name_that_is_not_utf_8(app: sqlq.App) -> None:
-    with app.database.begin() as conn:
-        conn.exec_driver_sql("INSERT INTO jobs (queue, task, payload) VALUES ('ma\nil\"\\', 't', '{}')")
+        insert = text("INSERT INTO jobs (queue, task, payload) VALUES (:queue, 't', '{}')")
+        conn.execute(insert, {"queue": 'ma\nil"\\'})
     registry = CollectorRegistry()
     registry.register(DatabaseCollector(app))
     labels = {"queue": 'ma\\nil"\\', "state": "available"}
     assert registry.get_sample_value("sqlq_jobs", labels) == 1.0
-
-
-# -- what rests on the names ---------------------------------------------------------------------------------
+    assert registry.get_sample_value("sqlq_schedules_overdue") == 1
 
 
 PROMTOOL = os.environ.get("SQLQ_TEST_PROMTOOL") or shutil.which("promtool") or ""
@@ -364,11 +326,8 @@ def named_in(expression: str) -> set[str]:
 def expressions() -> dict[str, str]:
     """Every expression of the dashboard and of the alerts, by where it stands."""
     dashboard = json.loads((MONITORING / "grafana-dashboard.json").read_text())
-    found = {
-        f"{panel['title']} {target['refId']}": target["expr"]
-        for panel in dashboard["panels"]
-        for target in panel["targets"]
-    }
+    targets = ((panel["title"], target) for panel in dashboard["panels"] for target in panel["targets"])
+    found = {f"{title} {target['refId']}": target["expr"] for title, target in targets}
     for variable in dashboard["templating"]["list"]:
         if variable["type"] == "query":
             found[variable["name"]] = variable["query"]["query"]
@@ -393,49 +352,51 @@ def test_dashboard_and_alerts_use_existing_metrics() -> None:
             assert set(grouped[1].split(", ")) <= {*has, "le", "instance"}
 
 
-def test_each_alert_is_tested_firing_and_silent() -> None:
+def test_each_alert_is_tested_firing_and_silent_and_names_scraped_jobs() -> None:
     tests = yaml.safe_load((MONITORING / "alerts_test.yml").read_text())["tests"]
-    fires, silent = (
-        {
-            rule["alertname"]
-            for each in tests
-            for rule in each["alert_rule_test"]
-            if bool(rule.get("exp_alerts")) == is_firing
-        }
-        for is_firing in (True, False)
-    )
-    assert fires == silent == {rule["alert"] for rule in alerts()}
-
-
-@pytest.mark.debian
-@pytest.mark.skipif(not Path(PROMTOOL).is_file(), reason="there is no promtool: apt-get install prometheus")
-def test_alerts_fire_when_they_should() -> None:
-    for arguments in (
-        ("check", "config", "prometheus.yml"),
-        ("check", "rules", "alerts.yml"),
-        ("test", "rules", "alerts_test.yml"),
-    ):
-        done = subprocess.run(
-            [PROMTOOL, *arguments], cwd=MONITORING, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_prometheus_scrapes_jobs_that_the_alerts_name() -> None:
+    rules = [rule for each in tests for rule in each["alert_rule_test"]]
+    tested = {(rule["alertname"], bool(rule.get("exp_alerts"))) for rule in rules}
+    assert tested == {(rule["alert"], is_firing) for rule in alerts() for is_firing in (True, False)}
     jobs = yaml.safe_load((MONITORING / "prometheus.yml").read_text())["scrape_configs"]
     (selector,) = re.findall(r'up\{job=~"([^"]+)"\}', expressions()["SqlqEndpointIsDown"])
     assert jobs
     assert all(re.fullmatch(selector, job["job_name"]) for job in jobs)
 
 
+@pytest.mark.debian
+@pytest.mark.skipif(not Path(PROMTOOL).is_file(), reason="there is no promtool: apt-get install prometheus")
+def test_alerts_fire_when_they_should() -> None:
+    for words in ("check config prometheus.yml", "check rules alerts.yml", "test rules alerts_test.yml"):
+        command = [PROMTOOL, *words.split()]
+        done = subprocess.run(command, cwd=MONITORING, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_guide_describes_every_metric_and_no_other() -> None:
     page = (ROOT / "docs" / "observability.md").read_text()
     rows = dict(re.findall(r"^\| `(sqlq_[a-z_]+)` \|([^|]*)\|", page, re.MULTILINE))
-    described = {
-        f"{metric.name}_total" if metric.kind == "counter" else metric.name: metric
-        for metric in METRICS.values()
-    }
+    ends = {"counter": "_total"}
+    described = {f"{metric.name}{ends.get(metric.kind, '')}": metric for metric in METRICS.values()}
     assert rows.keys() == described.keys()
     for name, metric in described.items():
         assert tuple(re.findall(r"\w+", rows[name])) == metric.labels, name
     assert "sqlq_version_info" in rows
+
+
+def test_the_picture_uses_existing_metrics() -> None:
+    known = {metric.name for metric in (*OF_WORKERS, *OF_THE_DATABASE)}
+    named = set(re.findall(r'"(sqlq_[a-z_]+)"', Path(day.__file__).read_text()))
+    assert len(named) >= 5
+    assert {name.removesuffix("_total") for name in named} <= known
+
+
+def test_a_quantile_is_computed_from_increments() -> None:
+    def look(*numbers: float) -> Look:
+        bounds = ("0.1", "1.0", "+Inf")
+        return Look(
+            0.0, {("w_bucket", frozenset({("le", le)})): n for le, n in zip(bounds, numbers, strict=True)}
+        )
+
+    assert day.quantile(look(100, 100, 100), look(105, 110, 110), 0.5, "w") == 0.1
+    assert day.quantile(look(100, 100, 100), look(100, 110, 110), 0.5, "w") == 0.55
+    assert day.quantile(look(1, 1, 1), look(1, 1, 2), 0.99, "w") == 1.0

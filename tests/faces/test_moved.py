@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,9 +68,6 @@ def write_django(directory: Path, tasks: str, queue: str, more: str = "") -> Non
         "DATABASES = {'default': {'ENGINE': 'django.db.backends.sqlite3', 'NAME': 'shop.sqlite3'}}\n",
     }.items():
         (directory / name).write_text(content)
-
-
-# -- the peers -----------------------------------------------------------------------------------------------
 
 
 class Peer(NamedTuple):
@@ -180,7 +176,6 @@ place([7])
 @pytest.mark.slow
 @pytest.mark.parametrize("before", PEERS)
 def test_an_application_prints_the_same_with_its_peer(desk: Desk, tmp_path: Path, before: str) -> None:
-    """The tests above have sqlq's side. The peer is installed into an environment of its own."""
     peer = PEERS[before]
     try:
         programs = Environments(tmp_path).installed("peer", peer.requirements)
@@ -197,14 +192,6 @@ def test_an_application_prints_the_same_with_its_peer(desk: Desk, tmp_path: Path
         (desk.directory / "shop.py").write_text(source)
         printed = MOVED[before][2]
     (desk.directory / "program.py").write_text(peer.program)
-    done = subprocess.run(
-        [programs / "python", "program.py"],
-        cwd=desk.directory,
-        env=variables({}),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == printed
+    done = desk.process(str(programs / "python"), "program.py", env=variables({}))
+    assert done.code == 0, done.err
+    assert sorted(done.out.splitlines()) == printed

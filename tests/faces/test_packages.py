@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tarfile
 import zipfile
-from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ import pytest
 import sqlq
 from tests import pythons
 
-slow = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 
 
@@ -42,18 +40,11 @@ def wheel(folder: Path) -> zipfile.ZipFile:
 
 def tracked(*paths: str) -> set[str]:
     """Return the files of the repository below these paths."""
-    done = subprocess.run(
-        ["git", "ls-files", "-z", *paths], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    return set(done.stdout.split("\0")) - {""}
+    files = subprocess.check_output(["git", "ls-files", "-z", *paths], cwd=ROOT, text=True)
+    return set(files.split("\0")) - {""}
 
 
-def metadata(wheel: zipfile.ZipFile) -> Message:
-    (name,) = [each for each in wheel.namelist() if each.endswith(".dist-info/METADATA")]
-    return email.message_from_string(wheel.read(name).decode())
-
-
-@slow
+@pytest.mark.slow
 def test_a_wheel_has_the_package_and_its_migrations(wheel: zipfile.ZipFile) -> None:
     names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     history = {f"sqlq/{name}" for name in tracked("migrations")}
@@ -62,7 +53,7 @@ def test_a_wheel_has_the_package_and_its_migrations(wheel: zipfile.ZipFile) -> N
     assert [name for name in wheel.namelist() if name.endswith(".dist-info/licenses/LICENSE")]
 
 
-@slow
+@pytest.mark.slow
 def test_a_source_distribution_has_the_tracked_files(folder: Path) -> None:
     (found,) = folder.glob("*.tar.gz")
     with tarfile.open(found) as archive:
@@ -70,19 +61,15 @@ def test_a_source_distribution_has_the_tracked_files(folder: Path) -> None:
     assert names - {"PKG-INFO"} == tracked()
 
 
-@slow
-def test_metadata_has_the_fields_of_an_index(wheel: zipfile.ZipFile) -> None:
-    found = metadata(wheel)
+@pytest.mark.slow
+def test_an_index_gets_the_fields_and_a_page_without_relative_urls(wheel: zipfile.ZipFile) -> None:
+    (name,) = [each for each in wheel.namelist() if each.endswith(".dist-info/METADATA")]
+    found = email.message_from_string(wheel.read(name).decode())
     assert (found["Name"], found["Version"]) == ("sqlq-jobs", sqlq.__version__)
     assert (found["License-Expression"], found["Requires-Python"]) == ("MIT", ">=3.11")
     assert "Typing :: Typed" in found.get_all("Classifier", [])
     assert {"web", "metrics", "mariadb", "django"} < set(found.get_all("Provides-Extra", []))
-
-
-@slow
-def test_the_page_on_an_index_has_no_relative_urls(wheel: zipfile.ZipFile) -> None:
-    page = metadata(wheel).get_payload()
-    assert isinstance(page, str)
+    page = str(found.get_payload())
     assert page.startswith("# sqlq\n")
     assert not re.findall(r"\]\((?!https?:)[^)]*\)", page)
     assert "<!--" not in page

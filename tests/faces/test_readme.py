@@ -1,18 +1,16 @@
 """Every block of the README and of the pages in docs/ is run: commands as processes, Python and SQL on each
 database.
 
-A comment before a block, invisible on the page, names it: `<!-- sql: question -->`. A block without one fails
-a test. Most blocks run in a transcript of `transcripts/pages/` or `transcripts/commands/`, where their output
-stands. `run("session")` runs Python, `sql("question")` prints rows, `sh("why")` prints what commands print.
-test_cookbook.py runs the recipes, test_moved.py the applications that moved here, test_grants.py the GRANTs.
+A comment before a block names it: `<!-- sql: question -->`. Most blocks run in a transcript of
+`transcripts/pages/` or `transcripts/commands/`, where their output stands: `run("session")` runs Python,
+`sql("question")` prints rows, `sh("why")` prints what commands print.
 """
 
 from __future__ import annotations
 
-import asyncio
 import configparser
 import contextlib
-import io
+import importlib
 import json
 import re
 import shlex
@@ -34,33 +32,16 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
-import asyncpg
 import django
-import fastapi
-import flask
 import prometheus_client
-import psycopg
 import pytest
+import sqlalchemy
 import werkzeug.test
 from alembic.autogenerate import compare_metadata
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Engine,
-    Integer,
-    MetaData,
-    NullPool,
-    String,
-    Table,
-    create_engine,
-    event,
-    make_url,
-    text,
-)
+from sqlalchemy import Connection, Engine, MetaData, NullPool, create_engine, make_url, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import scoped_session, sessionmaker
@@ -76,41 +57,25 @@ from sqlq.web import User
 from sqlq.web.serve import ByPassword
 from tests import kit
 from tests.kit import claim_on, needs
-from tests.kit.pages import (
-    BLOCK,
-    BLOCKS,
-    PAGES,
-    README,
-    ROOT,
-    Desk,
-    block,
-    commands,
-    headings,
-    run_python,
-)
+from tests.kit.pages import BLOCK, BLOCKS, PAGES, README, ROOT, Desk, block, commands, headings, run_python
 from tests.kit.postgresql import async_database_url
 from tests.kit.transcript import Transcript
 
-SHOWN = {
-    f"{file.parent.name}/{file.stem}": file
-    for folder in ("pages", "commands")
-    for file in sorted((Path(__file__).with_name("transcripts") / folder).glob("*.txt"))
-}
-LINKED = sorted(
-    {*PAGES, *ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")}
-)
+TRANSCRIPTS = sorted(Path(__file__).with_name("transcripts").rglob("*.txt"))
+SHOWN = {f"{file.parent.name}/{file.stem}": file for file in TRANSCRIPTS}
+SHOWN = {name: file for name, file in SHOWN.items() if name.startswith(("pages/", "commands/"))}
+LINKED = sorted({*PAGES, *ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")})
 """Pages whose relative URLs must exist."""
 LONGEST_README, WIDEST = 250, 140
 
 
 def test_every_block_is_run_by_a_test() -> None:
-    """Each block has a name, which a test or a transcript mentions in quotes."""
     fences = sum(text.count("\n```") for text in PAGES.values())
     assert len(BLOCKS) == fences / 2, "a fence is not closed, or not at the start of its line"
-    beside = [
+    beside = (
         Path(__file__).with_name(f"test_{name}.py") for name in ("readme", "cookbook", "moved", "grants")
-    ]
-    source = "\n".join(path.read_text() for path in [*beside, *SHOWN.values()])
+    )
+    source = "\n".join(path.read_text() for path in (*beside, *SHOWN.values()))
     names = {b.name for b in BLOCKS if b.kind == "output"}
     unused = [b.where for b in BLOCKS if not b.name or (f'"{b.name}"' not in source and b.name not in names)]
     assert not unused, f"no test takes these blocks: {unused}"
@@ -130,25 +95,13 @@ def test_targets_of_relative_urls_in_pages_exist() -> None:
 
 
 def test_a_page_is_easy_to_read() -> None:
-    assert PAGES[README].count("\n") <= LONGEST_README, (
-        "what is more than an introduction belongs into a page of docs/"
-    )
-    for page, content in PAGES.items():
-        # a table's row cannot be wrapped
-        wide = [
-            line
-            for line in BLOCK.sub("", content).splitlines()
-            if len(line) > WIDEST and not line.startswith("|")
-        ]
-        assert not wide, f"{page.relative_to(ROOT)}: {wide}"
-
-
-# -- commands ------------------------------------------------------------------------------------------------
-
-
-def test_the_quick_start_fits_a_screen() -> None:
     assert len(list(filter(None, block("quickstart", "shop.py").splitlines()))) <= 15
     assert len(commands("sh", "quickstart")) == 3
+    assert PAGES[README].count("\n") <= LONGEST_README, "more than an introduction belongs into docs/"
+    for page, content in PAGES.items():
+        # a table's row cannot be wrapped
+        lines = [line for line in BLOCK.sub("", content).splitlines() if not line.startswith("|")]
+        assert not [line for line in lines if len(line) > WIDEST], page.relative_to(ROOT)
 
 
 def test_pyproject_names_the_app_and_the_database(desk: Desk) -> None:
@@ -160,18 +113,14 @@ def test_pyproject_names_the_app_and_the_database(desk: Desk) -> None:
 
 
 def test_each_of_the_two_commands_is_one_line_and_installs_an_extra() -> None:
-    """.ci/run tests installing, and the demo has a test of its own."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert "test" in extras
-    for name, package, last in (
-        ("demo", ".", [".venv/bin/sqlq", "demo"]),
-        ("tests", "-e .[test]", [".venv/bin/python", "-m", "pytest"]),
-    ):
+    for name, package, last in (("demo", ".", "sqlq demo"), ("tests", "-e .[test]", "python -m pytest")):
         (line,) = block("install", name).splitlines()
-        make, install, run = (shlex.split(part) for part in line.split(" && "))
-        assert make == ["python3", "-m", "venv", ".venv"]
-        assert install == [".venv/bin/pip", "install", *package.split()]
-        assert run == last
+        assert (
+            " ".join(shlex.split(line))
+            == f"python3 -m venv .venv && .venv/bin/pip install {package} && .venv/bin/{last}"
+        )
 
 
 def test_the_tables_come_and_go_by_the_commands_of_a_deploy(desk: Desk) -> None:
@@ -185,35 +134,32 @@ def test_the_tables_come_and_go_by_the_commands_of_a_deploy(desk: Desk) -> None:
     desk.run(check, ends_with=1)
 
 
+@contextlib.contextmanager
+def started(desk: Desk, words: list[str], **environment: str) -> Iterator[Any]:
+    """Run a command meanwhile, until Ctrl-C."""
+    names = desk.environment | environment
+    with subprocess.Popen(words, cwd=desk.directory, env=names, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=30)
+
+
 def test_the_dashboard_opens(desk: Desk) -> None:
     desk.run("sqlq --app shop:app migrate")
     words = [*shlex.split(block("sh", "web"), comments=True), "--port", "0"]
-    with subprocess.Popen(
-        words, cwd=desk.directory, env=desk.environment, stderr=subprocess.PIPE, text=True
-    ) as web:
-        assert web.stderr is not None
-        try:
-            link = web.stderr.readline().split()[-1]
-            with urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open(
-                link, timeout=30
-            ) as page:
-                assert "No jobs wait, run or have failed." in page.read().decode()
-        finally:
-            web.send_signal(signal.SIGINT)
-        assert web.wait(30) in (0, 130)
+    with started(desk, words) as web:
+        link = web.stderr.readline().split()[-1]
+        browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with browser.open(link, timeout=30) as page:
+            assert "No jobs wait, run or have failed." in page.read().decode()
+    assert web.returncode in (0, 130)
 
 
 def test_a_line_of_the_users_file_lets_in(desk: Desk) -> None:
-    subprocess.run(
-        block("sh", "users"),
-        shell=True,
-        cwd=desk.directory,
-        env=desk.environment,
-        input="a:secret\n",
-        text=True,
-        start_new_session=True,  # without a terminal, where getpass would prompt
-        check=True,
-    )
+    # without a terminal, where getpass would prompt
+    desk.process("sh", "-c", block("sh", "users"), input="a:secret\n", start_new_session=True)
     login = ByPassword(desk.directory / "users")
     request = werkzeug.Request(werkzeug.test.EnvironBuilder(auth=("ada", "a:secret")).get_environ())
     assert login(request) == User("ada", "operator")
@@ -233,18 +179,22 @@ def test_a_key_leaves_the_ring_when_its_rows_are_gone(desk: Desk) -> None:
         assert conn.execute(asked).fetchone() == (0,)
 
 
-def test_testing(desk: Desk) -> None:
-    for name in (
-        *("pyproject.toml", "test_shop.py", "test_unittest.py", "test_memory.py", "test_schedules.py"),
-        "test_mocks.py",
-    ):
-        (desk.directory / name).write_text(block("testing", name))
-    said = desk.run(
-        "python -m pytest -p sqlq.testing.fixtures -p no:cacheprovider -q",
+TESTS = ("test_shop.py", "test_unittest.py", "test_memory.py", "test_schedules.py", "test_mocks.py")
+
+
+def run_tests(desk: Desk, command: str = "python -m pytest") -> str:
+    """Run the tests of a page."""
+    return desk.run(
+        f"{command} -p sqlq.testing.fixtures -p no:cacheprovider -q",
         PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
         SQLQ_TEST_DATABASE_URL="",
     )
-    assert "8 passed" in said
+
+
+def test_testing(desk: Desk) -> None:
+    for name in ("pyproject.toml", *TESTS):
+        (desk.directory / name).write_text(block("testing", name))
+    assert "8 passed" in run_tests(desk)
 
 
 @pytest.mark.slow
@@ -296,28 +246,20 @@ def test_deploying(desk: Desk) -> None:
     unit = configparser.ConfigParser(interpolation=None, comment_prefixes=("#",))
     unit.optionxform = str  # type: ignore[assignment,method-assign]
     unit.read_string(block("deploy", "systemd"))
-    started = shlex.split(unit["Service"]["ExecStart"])
-    assert started[0] == "/srv/shop/.venv/bin/sqlq"
+    words = shlex.split(unit["Service"]["ExecStart"])
+    assert words[0] == "/srv/shop/.venv/bin/sqlq"
     assert int(unit["Service"]["TimeoutStopSec"]) > 25 + 10
     dockerfile = block("deploy", "container")
     (command,) = re.findall(r"^CMD (.+)$", dockerfile, re.MULTILINE)
     (app,) = re.findall(r"^ENV SQLQ_APP=(.+)$", dockerfile, re.MULTILINE)
     assert "PRIVATE" not in dockerfile
     desk.run("sqlq --app shop:app migrate")
-    for program in (["sqlq", *started[1:]], json.loads(command)):
+    for program in (["sqlq", *words[1:]], json.loads(command)):
         assert program[0] == "sqlq"
-        process = subprocess.Popen(
-            [sys.executable, "-m", *program],
-            cwd=desk.directory,
-            env=desk.environment | {"SQLQ_APP": app},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert process.stderr
-        assert "working on" in process.stderr.readline()
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=30)
-        assert process.returncode == 0, said
+        with started(desk, [sys.executable, "-m", *program], SQLQ_APP=app) as process:
+            assert "working on" in process.stderr.readline()
+            process.terminate()
+            assert process.wait(30) == 0
 
 
 def test_a_worker_serves_one_app_of_a_dict(desk: Desk) -> None:
@@ -353,13 +295,9 @@ EXAMPLES = {
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_quoted_parts_of_examples_match_their_files(name: str) -> None:
-    """tests/faces/test_examples.py runs them."""
     file = (ROOT / "examples" / EXAMPLES[name]).read_text()
     missing = [part for part in block("example", name).split("\n\n\n") if part.strip() not in file]
     assert not missing
-
-
-# -- transcripts ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [name for name in SHOWN if name.startswith("commands/")])
@@ -377,25 +315,12 @@ def test_the_commands_of_a_page_print_what_is_shown(desk: Desk, name: str) -> No
     Transcript(SHOWN[name]).run(desk, {"sh": sh, "engine": engine, "execute": kit.execute, "sqlq_": desk})
 
 
+MODULES = ("asyncio", "asyncpg", "contextlib", "fastapi", "flask", "io", "prometheus_client", "psycopg")
 BESIDE = {
-    each.__name__: each
-    for each in (
-        *(
-            asyncio,
-            asyncpg,
-            contextlib,
-            event,
-            fastapi,
-            flask,
-            io,
-            prometheus_client,
-            psycopg,
-            sqlite3,
-            werkzeug,
-        ),
-        *(BigInteger, Column, Decimal, Integer, MetaData, Path, SimpleNamespace, String, Table),
-        *(scoped_session, sessionmaker, sqlq.testing.tick, timedelta),
-    )
+    **{name: importlib.import_module(name) for name in (*MODULES, "sqlite3", "werkzeug")},
+    **{name: getattr(sqlalchemy, name) for name in ("BigInteger", "Column", "Integer", "String", "Table")},
+    **{each.__name__: each for each in (Decimal, MetaData, Path, SimpleNamespace, scoped_session)},
+    **{each.__name__: each for each in (sessionmaker, sqlq.testing.tick, timedelta)},
 }
 
 
@@ -440,9 +365,6 @@ class Page:
             raise AssertionError("it was not refused")
 
 
-# -- Python ---------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def told(
     names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -480,17 +402,13 @@ def told(
         page.names["app"].close()
 
 
-OF_ONE_DATABASE = ("postgresql", "sqlite", "statement")
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        path.stem
-        for path in SHOWN.values()
-        if path.parent.name == "pages" and path.stem not in OF_ONE_DATABASE
-    ],
+ON_EACH = sorted(
+    {path.stem for path in SHOWN.values() if path.parent.name == "pages"}
+    - {"postgresql", "sqlite", "statement"}
 )
+
+
+@pytest.mark.parametrize("name", ON_EACH)
 def test_blocks_do_what_their_transcript_shows(told: Callable[[str], None], name: str) -> None:
     told(name)
 
@@ -510,7 +428,6 @@ def test_blocks_for_sqlite_do_what_their_transcript_shows(told: Callable[[str], 
 def test_a_block_prints_the_output_below_it(
     names: dict[str, Any], name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By itself, and by the jobs that it has enqueued."""
     url = names["engine"].url.render_as_string(hide_password=False)
     monkeypatch.setenv("SQLQ_DATABASE_URL", url)
     names["ContextVar"] = ContextVar
@@ -550,17 +467,11 @@ def test_inside_an_alembic_of_ones_own(empty_database_url: str) -> None:
         def configure(*, connection: Connection, **options: Any) -> None:
             contexts.append(MigrationContext.configure(connection, opts=options))
 
-        scope = {
-            "context": SimpleNamespace(configure=configure),
-            "connection": connection,
-            "target_metadata": MetaData(),
-            "sqlq": sqlq,
-        }
-        exec(block("alembic", "env"), scope)
+        scope = {"connection": connection, "target_metadata": MetaData(), "sqlq": sqlq}
+        exec(block("alembic", "env"), scope | {"context": SimpleNamespace(configure=configure)})
         assert compare_metadata(contexts[0], MetaData()) == []
-        assert compare_metadata(MigrationContext.configure(connection), MetaData()) != [], (
-            "without include_name it would drop tables"
-        )
+        # without include_name it would drop tables
+        assert compare_metadata(MigrationContext.configure(connection), MetaData()) != []
     with engine.begin() as connection:
         namespace["op"] = Operations(MigrationContext.configure(connection))
         namespace["downgrade"]()
@@ -575,45 +486,26 @@ def test_the_tutorial(desk: Desk) -> None:
     tables, migrate, serve = commands("serve", "tutorial")
     desk.run(tables)
     desk.run(migrate)
-    with subprocess.Popen(
-        [sys.executable, "-m", *shlex.split(serve), "--port", "0"],
-        cwd=desk.directory,
-        env=desk.environment,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as server:
-        assert server.stderr is not None
-        try:
-            place = next(found[0] for line in server.stderr if (found := re.findall(r"http://[\d.:]+", line)))
-            good, bad, work, show = commands("order", "tutorial")
-            said, url = re.findall(r'curl -d "(.+?)" http://127.0.0.1:5000(\S+)', good)[0]
-            with urllib.request.urlopen(place + url, said.replace(" ", "+").encode(), timeout=30) as page:
-                assert json.load(page) == {"order": 1}
-            said, url = re.findall(r'curl -d "(.+?)" http://127.0.0.1:5000(\S+)', bad)[0]
-            with pytest.raises(urllib.error.HTTPError, match="409"):
-                urllib.request.urlopen(place + url, said.encode(), timeout=30)
-            desk.run(work)
-            shown = desk.run(show)
-            assert "the bank is closed" in shown
-            assert "sqlq reschedule 1" in shown
-            again, work, listing = commands("again", "tutorial")
-            desk.run(again)
-            assert "sending the receipt of order 1" in desk.run(work)
-            assert desk.run(listing).count("finished") == 2
-            with urllib.request.urlopen(f"{place}/orders/1", timeout=30) as page:
-                assert json.load(page) == {"state": "paid"}
-        finally:
-            server.terminate()
-    test = block("tutorial", "test").strip()
-    said = desk.run(
-        f"{test} -p sqlq.testing.fixtures -p no:cacheprovider -q",
-        PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
-        SQLQ_TEST_DATABASE_URL="",
-    )
-    assert "3 passed" in said
-
-
-# -- GRANTs --------------------------------------------------------------------------------------------------
+    with started(desk, [sys.executable, "-m", *shlex.split(serve), "--port", "0"]) as server:
+        place = next(found[0] for line in server.stderr if (found := re.findall(r"http://[\d.:]+", line)))
+        good, bad, work, show = commands("order", "tutorial")
+        said, url = re.findall(r'curl -d "(.+?)" http://127.0.0.1:5000(\S+)', good)[0]
+        with urllib.request.urlopen(place + url, said.replace(" ", "+").encode(), timeout=30) as page:
+            assert json.load(page) == {"order": 1}
+        said, url = re.findall(r'curl -d "(.+?)" http://127.0.0.1:5000(\S+)', bad)[0]
+        with pytest.raises(urllib.error.HTTPError, match="409"):
+            urllib.request.urlopen(place + url, said.encode(), timeout=30)
+        desk.run(work)
+        shown = desk.run(show)
+        assert "the bank is closed" in shown
+        assert "sqlq reschedule 1" in shown
+        again, work, listing = commands("again", "tutorial")
+        desk.run(again)
+        assert "sending the receipt of order 1" in desk.run(work)
+        assert desk.run(listing).count("finished") == 2
+        with urllib.request.urlopen(f"{place}/orders/1", timeout=30) as page:
+            assert json.load(page) == {"state": "paid"}
+    assert "3 passed" in run_tests(desk, block("tutorial", "test").strip())
 
 
 @needs("mariadb")

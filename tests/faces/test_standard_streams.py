@@ -23,6 +23,7 @@ from sqlq.cli.terminal.logs import Lines, Stderr
 
 Pair = tuple[TextIO, int]
 """A stream to write to, and the descriptor on which what it got is read."""
+Opened = Callable[[Callable[[], Pair]], Pair]
 
 
 def pipe() -> Pair:
@@ -42,7 +43,7 @@ def unix_socket() -> Pair:
 
 
 @pytest.fixture
-def opened() -> Iterator[Callable[[Callable[[], Pair]], Pair]]:
+def opened() -> Iterator[Opened]:
     pairs: list[Pair] = []
 
     def opened(make: Callable[[], Pair]) -> Pair:
@@ -56,11 +57,7 @@ def opened() -> Iterator[Callable[[Callable[[], Pair]], Pair]]:
 
 
 @pytest.fixture(params=["pipe", "inherited pipe", "terminal", "socket"])
-def pair(
-    request: pytest.FixtureRequest,
-    opened: Callable[[Callable[[], Pair]], Pair],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Pair:
+def pair(request: pytest.FixtureRequest, opened: Opened, monkeypatch: pytest.MonkeyPatch) -> Pair:
     if request.param == "inherited pipe":  # for example another user's
         monkeypatch.setattr(processes, "nonblocking", lambda fd: fd)
     return opened({"terminal": terminal, "socket": unix_socket}.get(request.param, pipe))
@@ -96,24 +93,19 @@ def filled(stream: StandardStream) -> int:
     return taken
 
 
-def test_lines_arrive_in_order(pair: Pair) -> None:
-    stream, reading = pair
-    to = opened_anew(stream)
-    assert to.write(lines(range(10))) == len(lines(range(10)))
-    assert read(reading, lambda got: got.count(b"\n") == 10) == lines(range(10))
-    assert os.get_blocking(stream.fileno()), "others have this descriptor, too"
-
-
-def test_a_slow_reader_gets_all_lines(pair: Pair) -> None:
+def test_a_slow_reader_gets_all_lines_in_order(pair: Pair) -> None:
     stream, reading = pair
     took: list[bytes] = []
     reader = threading.Thread(
         target=lambda: took.append(read(reading, lambda got: got.count(b"\n") == 6_000))
     )
     reader.start()
-    assert opened_anew(stream).write(lines(range(6_000))) == len(lines(range(6_000)))
+    to = opened_anew(stream)
+    assert to.write(lines(range(10))) == len(lines(range(10)))
+    assert to.write(lines(range(10, 6_000))) == len(lines(range(10, 6_000)))
     reader.join()
     assert took == [lines(range(6_000))]
+    assert os.get_blocking(stream.fileno()), "others have this descriptor, too"
 
 
 @pytest.mark.usefixtures("impatient")
@@ -131,9 +123,7 @@ def test_a_sleeping_reader_is_waited_for_once(pair: Pair, monkeypatch: pytest.Mo
     assert read(reading, lambda got: got.endswith(b"\n")) == b"back\n"
 
 
-def test_each_write_is_of_whole_lines(
-    opened: Callable[[Callable[[], Pair]], Pair], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_write_is_of_whole_lines(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe takes so much as one, and the lines of other processes before or after it."""
     stream, _ = opened(pipe)
     to = opened_anew(stream)
@@ -150,9 +140,7 @@ def test_each_write_is_of_whole_lines(
     assert all(data.endswith(b"\n") and len(data) <= 4096 for data in written)
 
 
-def test_a_full_disk_and_a_reader_that_has_gone_raise_nothing(
-    opened: Callable[[Callable[[], Pair]], Pair], tmp_path: Path
-) -> None:
+def test_a_full_disk_and_a_reader_that_has_gone_raise_nothing(opened: Opened, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     reading = os.open(tmp_path / "fifo", os.O_RDONLY | os.O_NONBLOCK)
     with Path("/dev/full").open("w") as full, (tmp_path / "fifo").open("w") as fifo:
@@ -163,13 +151,8 @@ def test_a_full_disk_and_a_reader_that_has_gone_raise_nothing(
             assert to.error.errno
 
 
-# -- the handler ---------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
-def handler(
-    opened: Callable[[Callable[[], Pair]], Pair], monkeypatch: pytest.MonkeyPatch, impatient: None
-) -> tuple[Stderr, int]:
+def handler(opened: Opened, monkeypatch: pytest.MonkeyPatch, impatient: None) -> tuple[Stderr, int]:
     stream, reading = opened(pipe)
     monkeypatch.setattr(logs, "STDERR", stream.fileno())
     return Stderr(Lines()), reading

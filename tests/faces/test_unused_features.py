@@ -1,16 +1,11 @@
-"""Unused features cost nothing: metrics, traces, error reports, encryption and waiting for results.
-
-No line of theirs runs for a job. Python's own profiler counts them, in a process of its own.
-"""
+"""No line of unused features runs for a job: Python's own profiler counts them, in a process of its own."""
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from collections import Counter
 
-from tests.kit.processes import ROOT
+from tests.kit.command import Command
 
 JOBS = """
 import json, sys, threading
@@ -69,12 +64,7 @@ print(json.dumps([off, imported, called_by(traced)]))
 """
 NOT_ASKED_FOR = (
     *("otel.py", "metrics/", "payload/encryption.py", "store/jobs/operate.py"),
-    *(
-        "worker/claim/claimer.py:opened_by",
-        "worker/report/meter.py",
-        "results/",
-        "store/jobs/lookup.py:look",
-    ),
+    *("worker/claim/claimer.py:opened_by", "worker/report/meter.py", "results/", "store/jobs/lookup.py:look"),
 )
 EXTRAS = (
     *("prometheus_client", "opentelemetry", "cryptography", "setproctitle"),
@@ -82,17 +72,8 @@ EXTRAS = (
 )
 
 
-def test_unused_features_run_no_code_for_a_job(database_url: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", JOBS, database_url],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    off, imported, on = json.loads(done.stdout)
+def test_unused_features_run_no_code_for_a_job(bare: Command, database_url: str) -> None:
+    off, imported, on = bare.process(sys.executable, "-c", JOBS, database_url).json()
     assert Counter(off)["worker/attempt/call.py:execute"] == 4, "attempts of def handlers"
     assert {name: n for name, n in off.items() if name.startswith(NOT_ASKED_FOR)} == {}
     extras = {*EXTRAS, "sqlq.otel", "sqlq.metrics", "sqlq.web"}

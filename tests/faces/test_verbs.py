@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import sqlq
@@ -16,16 +14,7 @@ NEW = Path(__file__).with_name("new_verb.py")
 
 def touched(sqlq_: Command, *words: str) -> Done:
     """Run `sqlq` with the new verb in its list."""
-    done = subprocess.run(
-        [sys.executable, str(NEW), *words],
-        cwd=sqlq_.directory,
-        env=sqlq_.environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return Done(done.returncode, done.stdout, done.stderr)
+    return sqlq_.python(str(NEW), *words)
 
 
 @needs("cheap")
@@ -43,10 +32,7 @@ def test_a_new_verb_is_a_command_and_is_in_the_audit(sqlq_: Command, app: sqlq.A
     assert done.err == "sqlq: job 99: there is no such job\n"
     assert touched(sqlq_, "touch").misuse() == "name the jobs, or give --queue"
     rows = [(row.action, row.target, row.number) for row in app.audit.list()]
-    assert rows == [
-        ("touch", f"touch {one} 99 --by 2h", 1),
-        ("touch", "touch --queue mail", 1),
-    ]
+    assert rows == [("touch", f"touch {one} 99 --by 2h", 1), ("touch", "touch --queue mail", 1)]
 
 
 @needs("cheap")

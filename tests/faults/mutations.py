@@ -102,7 +102,7 @@ GUARDS = [
     Guard("counters-begin-at-zero", None, "pass", "test_counters_begin_at_zero_when_a_worker_has_counted_nothing_of_a_task"),
     *by("test_scrapes_and_health_query_the_database_once_in_a_while[sqlite]", ("strangers-query-once-a-second", None, "if True:"), ("scrapes-are-no-load", None, "if True:")),
     Guard("labels-are-bounded", None, "if False:", "test_unknown_tasks_and_queues_after_a_bound_count_as_other"),
-    Guard("deaths-are-counted", None, "pass", "test_the_worker_endpoint_counts_as_the_database_does[sqlite]"),
+    Guard("deaths-are-counted", None, "pass", "test_the_worker_endpoint_is_on_loopback_and_counts_as_the_database_does[sqlite]"),
     *by("test_log_lines_have_the_trace_id[sqlite]", ("traced-jobs-need-records", "job.trace_id is None", "True"), ("isolates-tell-their-trace", None, "pass"), ("isolates-call-what-is-called-at-exit", None, "pass")),
     # waits that end; first, because without it the test hangs
     Guard("slow-scan-is-measured-twice", "is_dear and self._was_dear", "is_dear", "test_the_scan_starts_at_the_head_unless_that_was_slow_twice"),
@@ -670,7 +670,7 @@ GUARDS = [
     Guard("no-search-tells-what-is-hidden", None, "if False:", "test_a_viewer_cannot_search_hidden_arguments[sqlite]"),
     Guard("no-search-tells-what-is-redacted", None, "return True", "test_no_search_finds_a_job_by_what_is_hidden_of_it[sqlite-compactly]"),
     Guard("only-a-user-enters", None, "if True:", "test_every_request_is_refused_when_authorize_returns_no_user[sqlite-impostor]"),
-    Guard("no-process-shows-its-url", None, "pass", "test_no_process_shows_the_url_of_its_database[False-postgresql]"),
+    Guard("no-process-shows-its-url", None, "pass", "test_titles_of_processes_show_their_roles_and_never_the_url[False-postgresql]"),
     Guard("actors-are-those-of-the-system", None, 'user = __import__("getpass").getuser()', "test_commands_are_recorded_as_their_users[postgresql]"),
     Guard("no-health-file-behind-a-symlink", "os.O_NOFOLLOW", "0", "test_a_health_file_is_refused_when_it_is_a_symlink_or_a_pipe"),
     Guard("what-is-too-slow-is-kept", "SQLAlchemyError", "ZeroDivisionError", "test_a_query_that_was_too_slow_is_not_repeated_by_each_viewer[sqlite]"),

@@ -1,5 +1,4 @@
-"""`sqlq` as people run it: in a process of its own, in a directory of its own, with an App of theirs in
-it."""
+"""`sqlq` as people run it: in a process and a directory of its own, with an App of theirs in it."""
 
 from __future__ import annotations
 
@@ -14,9 +13,10 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 import pytest
@@ -74,6 +74,10 @@ class Done:
     out: str
     err: str
 
+    @classmethod
+    def of(cls, done: subprocess.CompletedProcess[str]) -> Done:
+        return cls(done.returncode, done.stdout or "", done.stderr or "")
+
     def json(self) -> Any:
         assert self.code == 0, self
         return json.loads(self.out)
@@ -107,22 +111,24 @@ class Command:
     def __call__(self, *args: str, env: Mapping[str, str] | None = None, timeout: float = 60) -> Done:
         environment = {**self.environment, **(env or {})}
         if any(name.startswith(INTERPRETERS) for name in env or {}):
-            done = subprocess.run(
-                [sys.executable, "-m", "sqlq", *args],
-                cwd=self.directory,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-                check=False,
-            )
+            done = self.process(sys.executable, "-m", "sqlq", *args, env=environment, timeout=timeout)
         else:
-            done = preloaded().run(args, self.directory, environment, timeout)
+            done = Done.of(preloaded().run(args, self.directory, environment, timeout))
         # but for those of handlers, of jobs that failed for good
-        failures = done.stderr.count("failed for good")
-        failures += done.stderr.count("next attempt in") if "debug" in args else 0
-        assert done.stderr.count("Traceback (most recent call last)") <= failures, done.stderr
-        return Done(done.returncode, done.stdout, done.stderr)
+        failures = done.err.count("failed for good")
+        failures += done.err.count("next attempt in") if "debug" in args else 0
+        assert done.err.count("Traceback (most recent call last)") <= failures, done.err
+        return done
+
+    def process(self, *command: str, **options: Any) -> Done:
+        """Run a program that is not forked, with these options of `subprocess.run`."""
+        usual: dict[str, Any] = {"stdout": PIPE, "stderr": PIPE, "timeout": 120, "env": self.environment}
+        usual |= {"cwd": self.directory, "text": True}
+        return Done.of(subprocess.run(command, check=False, **(usual | options)))
+
+    def python(self, *args: str) -> Done:
+        """Run a forked program of Python: a file, `-m` or `-c`."""
+        return Done.of(preloaded().run(["python", *args], self.directory, self.environment, 120))
 
     def ok(self, *args: str, env: Mapping[str, str] | None = None) -> str:
         done = self(*args, env=env)
@@ -142,28 +148,26 @@ class Command:
         return done
 
     @contextmanager
-    def working(self, *args: str, anew: bool = False) -> Iterator[subprocess.Popen[str] | Forked]:
-        """A worker that runs meanwhile, `anew` where it is to be started by the interpreter; what it logs is
-        in worker.log."""
-        command = ["--app", "shop:app", "work", *args]
-        with (self.directory / "worker.log").open("w") as log, Path(os.devnull).open("w") as nothing:
-            process: subprocess.Popen[str] | Forked
+    def running(
+        self, *command: str, anew: bool = False, output: str = "worker.log"
+    ) -> Iterator[Popen[str] | Forked]:
+        """A command that runs meanwhile, `anew` if the interpreter starts it; a file has what it prints."""
+        with (self.directory / output).open("w") as log:
+            process: Popen[str] | Forked
             if anew:
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "sqlq", *command],
-                    cwd=self.directory,
-                    env=self.environment,
-                    stdout=nothing,
-                    stderr=log,
-                    text=True,
-                )
+                words, names = [sys.executable, "-m", "sqlq", *command], self.environment
+                process = Popen(words, cwd=self.directory, env=names, stdout=log, stderr=log, text=True)
             else:
-                process = preloaded().start(command, self.directory, self.environment, nothing, log)
+                process = preloaded().start(command, self.directory, self.environment, log, log)
             try:
                 yield process
             finally:
                 process.kill()
                 process.wait()
+
+    def working(self, *args: str, anew: bool = False) -> AbstractContextManager[Popen[str] | Forked]:
+        """A worker that runs meanwhile."""
+        return self.running("--app", "shop:app", "work", *args, anew=anew)
 
     def on_terminal(self, *args: str, typed: str = "", interrupt_at: str | None = None) -> Done:
         """Run a command on a terminal of 100 columns, for a person who types something, or presses Ctrl-C
@@ -171,7 +175,7 @@ class Command:
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
         os.write(ours, typed.encode())
-        process = subprocess.Popen(
+        process = Popen(
             [sys.executable, "-m", "sqlq", *args],
             cwd=self.directory,
             env=self.environment | {"TERM": "xterm-256color"},
@@ -220,16 +224,15 @@ def other_distribution(folder: Path, name: str = "sqlq", scripts: str = "") -> N
 
 def grant(url: str, role: str, kind: str) -> None:
     """Run the command that gives a role its rights, as the role in a URL."""
-    sqlq_command.main(
-        ["grants", role, "--as", kind, "--apply", "-d", url],
-        standalone_mode=False,
-        obj=(context := Context()),
-    )
+    words, context = ["grants", role, "--as", kind, "--apply", "-d", url], Context()
+    sqlq_command.main(words, standalone_mode=False, obj=context)
     context.app().close()
 
 
 def obey_permissions() -> None:
     """In a process of root's: let what files permit count for it, too."""
+    if os.geteuid() != 0:
+        return
     libc = ctypes.CDLL(None, use_errno=True)
     for capability in (1, 2):  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
         libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
@@ -252,14 +255,6 @@ class Console:
         finally:
             context.app().close()
         return self._capsys.readouterr().out
-
-    def look(self, *args: str) -> None:
-        """Run a command that must do what it should; the doctor may find something to do."""
-        try:
-            self(*args)
-        except SystemExit as ended:
-            if ended.code and args[0] != "doctor":
-                raise
 
     def json(self, *args: str) -> Any:
         return json.loads(self(*args, "--json"))
