@@ -667,7 +667,7 @@ GUARDS = [
     Guard("a-link-works-once", None, "pass", "test_a_login_url_works_once[sqlite]"),
     Guard("guesses-are-slow", None, "if False:", "test_frequent_guesses_of_passwords_are_refused[sqlite]"),
     Guard("strangers-need-a-login", "users is None", "False", "test_another_address_is_refused_when_nobody_can_log_in[sqlite-example.org]"),
-    Guard("no-search-tells-what-is-hidden", None, "if False:", "test_a_viewer_cannot_search_hidden_arguments[sqlite]"),
+    Guard("no-search-tells-what-is-hidden", None, "if False:", "test_a_visitor_can_do_what_the_table_allows[sqlite-viewer]"),
     Guard("no-search-tells-what-is-redacted", None, "return True", "test_no_search_finds_a_job_by_what_is_hidden_of_it[sqlite-compactly]"),
     Guard("only-a-user-enters", None, "if True:", "test_every_request_is_refused_when_authorize_returns_no_user[sqlite-impostor]"),
     Guard("no-process-shows-its-url", None, "pass", "test_titles_of_processes_show_their_roles_and_never_the_url[False-postgresql]"),

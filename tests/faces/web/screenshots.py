@@ -1,16 +1,13 @@
 """`python -m tests.faces.web.screenshots`: the pictures of the dashboard in the README and the guide.
 
-It fills a throw-away database with the jobs of a shop, runs a worker and `sqlq web`, and photographs the main
-pages, light and dark. It needs the Debian packages chromium and chromium-driver.
+It needs the Debian packages chromium and chromium-driver.
 """
 
 from __future__ import annotations
 
-import os
+import itertools
 import re
-import signal
-import subprocess
-import sys
+import shutil
 import tempfile
 from contextlib import closing
 from functools import partial
@@ -23,11 +20,10 @@ import sqlq
 from tests.faces.web import shop
 from tests.kit import wait_until
 from tests.kit.browser import chromium
+from tests.kit.command import Command
 from tests.kit.postgresql import OwnPostgreSQL
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
-PLACE = ROOT / "docs" / "img"
+PLACE = Path(__file__).parents[3] / "docs" / "img"
 PAGES = {"overview": "", "jobs": "jobs", "failures": "failures", "flow": "flows/1"}
 
 
@@ -44,12 +40,6 @@ def fill(app: sqlq.App) -> None:
     flow.add(shop.step.new(5), after=[receipt])
     app.enqueue(flow)
     app.schedules.add("nightly report", shop.export.new(3), sqlq.Schedule(cron="0 3 * * *"))
-
-
-def is_calm(app: sqlq.App) -> bool:
-    """Whether all receipts and charges have ended."""
-    busy = {"mail", "billing", "default"}
-    return all(each.available + each.running == 0 for each in app.queues.list() if each.queue in busy)
 
 
 def spread(app: sqlq.App) -> None:
@@ -73,34 +63,24 @@ def main() -> None:
         shop.app.use(url)
         shop.app.migrate()
         fill(shop.app)
-        words = [sys.executable, "-m", "sqlq", "-a", "shop:app"]
-        log = Path(place, "log")
-        with log.open("w") as out:
-            process = partial(subprocess.Popen, cwd=HERE, stdout=out, stderr=out, env=environment(url))
-            with process([*words, "work", "-c", "8", "--name", "shop-1"]) as worker:
-                wait_until(lambda: is_calm(shop.app))
-                spread(shop.app)
-                with process([*words, "web", "--port", "0"]) as web:
-                    (link, *_) = wait_until(lambda: re.findall(r"http://\S+token=\S+", log.read_text()))
-                    photograph(link, Path(place))
-                    web.send_signal(signal.SIGINT)
-                worker.send_signal(signal.SIGTERM)
-                worker.send_signal(signal.SIGTERM)
-
-
-def environment(url: str) -> dict[str, str]:
-    return {**os.environ, "SQLQ_DATABASE_URL": url, "PYTHONPATH": str(ROOT)}
-
-
-def photograph(link: str, place: Path) -> None:
-    with chromium(place / "profile", 1280, 980) as browser:
-        browser.open(link)
-        for scheme in ("light", "dark"):
-            browser.choose_scheme(scheme)
-            for name, path in PAGES.items():
-                browser.open(link.partition("?")[0] + path)
-                browser.find("h1")
-                browser.driver.save_screenshot(str(PLACE / f"dashboard-{name}-{scheme}.png"))
+        run = Command(Path(place), SQLQ_DATABASE_URL=url, SQLQ_APP="shop:app")
+        shutil.copy(shop.__file__, place)
+        with run.running("work", "-c", "8", "--name", "shop-1"):
+            busy = ("mail", "billing", "default")
+            rows = partial(filter, lambda row: row.queue in busy)
+            # until all receipts and charges have ended
+            wait_until(lambda: all(row.available + row.running == 0 for row in rows(shop.app.queues.list())))
+            spread(shop.app)
+            with run.running("web", "--port", "0", output="web.log"):
+                log = Path(place, "web.log")
+                (link, *_) = wait_until(lambda: re.findall(r"http://\S+token=\S+", log.read_text()))
+                with chromium(Path(place) / "profile", 1280, 980) as browser:
+                    browser.open(link)
+                    for scheme, (name, path) in itertools.product(("light", "dark"), PAGES.items()):
+                        browser.choose_scheme(scheme)
+                        browser.open(link.partition("?")[0] + path)
+                        browser.find("h1")
+                        browser.driver.save_screenshot(str(PLACE / f"dashboard-{name}-{scheme}.png"))
 
 
 if __name__ == "__main__":

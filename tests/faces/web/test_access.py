@@ -6,7 +6,7 @@ import json
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,8 +32,16 @@ from tests.kit.visitor import HOST, Visitor
 
 ROOT = Path(__file__).parents[3]
 PAGES = [
-    *("/", "/jobs", "/failures", "/queues", "/workers", "/flows", "/schedules", "/limits", "/database"),
-    "/api/v1/jobs",
+    "",
+    "jobs",
+    "failures",
+    "queues",
+    "workers",
+    "flows",
+    "schedules",
+    "limits",
+    "database",
+    "api/v1/jobs",
 ]
 
 
@@ -42,9 +50,6 @@ def failed_job(app: sqlq.App) -> int:
     app.task(name="send", max_attempts=1)(lambda n=0: None)
     app.enqueue(app.named("send").new(1))
     return end(app, failed())[0]
-
-
-# -- closed by default ---------------------------------------------------------------------------------------
 
 
 async def nobody() -> None:
@@ -140,9 +145,6 @@ def test_another_address_is_refused_when_nobody_can_log_in(app: sqlq.App, host: 
         Server(app, host=host, port=0, link=lambda url: None)
 
 
-# -- roles ---------------------------------------------------------------------------------------------------
-
-
 def test_a_viewer_sees_no_buttons(app: sqlq.App, failed_job: int) -> None:
     viewer = Visitor(app, "viewer")
     assert "/act/" not in viewer.page(f"/jobs/{failed_job}") + viewer.page("/queues")
@@ -157,34 +159,28 @@ def sent(visitor: Visitor, id: int, verb: str) -> int:
 
 def may_send(role: Role) -> Callable[[Visitor, int], bool]:
     """Return whether a visitor may send all forms for this role; none of them, or all."""
-
-    def sends(visitor: Visitor, id: int) -> bool:
-        verbs = [verb for verb, action in VERBS.items() if action.role == role]
-        (may,) = {sent(visitor, id, verb) != 403 for verb in verbs}
-        return may
-
-    return sends
+    verbs = [verb for verb, action in VERBS.items() if action.role == role]
+    return lambda visitor, id: one_of(sent(visitor, id, verb) != 403 for verb in verbs)
 
 
 def may_read(*paths: str) -> Callable[[Visitor, int], bool]:
     """Return whether a visitor may read these pages; none of them, or all."""
-
-    def reads(visitor: Visitor, id: int) -> bool:
-        (may,) = {visitor.get(path).status_code == 200 for path in paths}
-        return may
-
-    return reads
+    return lambda visitor, id: one_of(visitor.get(path).status_code == 200 for path in paths)
 
 
+def one_of(answers: Iterable[bool]) -> bool:
+    (answer,) = {*answers}
+    return answer
+
+
+OF_OPERATORS = "retry, cancel, reschedule, replay, skip a step, pause and resume, run a schedule now"
 CAN: dict[str, Callable[[Visitor, int], bool]] = {
     "see pages, and read the JSON API": may_read("/", "/jobs", "/api/v1/jobs", "/api/v1/audit"),
     "see what `--hide-from-viewers` hides, or search in it": lambda visitor, id: (
-        may_read("/jobs?text=args", "/api/v1/jobs?text=args")(visitor, id)
+        may_read("/jobs?text=args", "/jobs?header=tenant", "/api/v1/jobs?text=args")(visitor, id)
         and "(hidden)" not in visitor.page(f"/jobs/{id}")
     ),
-    "retry, cancel, reschedule, replay, skip a step, pause and resume, run a schedule now": may_send(
-        "operator"
-    ),
+    OF_OPERATORS: may_send("operator"),
     "delete, stop and restart workers, remove schedules, set limits": may_send("admin"),
     "enqueue a job of their own choice": lambda visitor, id: sent(visitor, id, "enqueue") < 400,
 }
@@ -196,11 +192,8 @@ def cells() -> list[tuple[str, str, bool]]:
     page = (ROOT / "docs" / "dashboard.md").read_text()
     table = page[page.index("| who is … can |") :].partition("\n\n")[0]
     header, _, *rows = ([word.strip() for word in row.strip("|").split("|")] for row in table.splitlines())
-    return [
-        (what, who, {"yes": True, "no": False}[said])
-        for what, *says in rows
-        for who, said in zip(header[1:], says, strict=True)
-    ]
+    cells = ((what, *cell) for what, *says in rows for cell in zip(header[1:], says, strict=True))
+    return [(what, who, {"yes": True, "no": False}[said]) for what, who, said in cells]
 
 
 def test_each_row_of_the_table_is_tried() -> None:
@@ -214,9 +207,6 @@ def test_a_visitor_can_do_what_the_table_allows(app: sqlq.App, failed_job: int, 
         if of == who:
             visitor = Visitor(app, None if who == "nobody" else who, hide_from_viewers=True)
             assert CAN[what](visitor, failed_job) is may, what
-
-
-# -- forms of other sites ------------------------------------------------------------------------------------
 
 
 OF_OTHERS: list[dict[str, str]] = [
@@ -238,11 +228,8 @@ OF_OTHERS: list[dict[str, str]] = [
 BEHIND_A_PROXY = {"Origin": "https://jobs.example.com:8443", "Host": "jobs.example.com"}
 """One that cuts the port off the host."""
 OF_THIS_SITE: list[dict[str, str]] = [
-    {"Origin": HOST},
-    {"Referer": f"{HOST}/jobs"},
-    {"Sec-Fetch-Site": "none"},
-    {"Sec-Fetch-Site": "same-origin"},
-    {"Sec-Fetch-Site": "same-origin", **BEHIND_A_PROXY},
+    *({"Origin": HOST}, {"Referer": f"{HOST}/jobs"}, {"Sec-Fetch-Site": "none"}),
+    *({"Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "same-origin", **BEHIND_A_PROXY}),
 ]
 
 
@@ -261,20 +248,10 @@ def test_a_form_is_refused_when_another_site_sends_it(
 
 @pytest.mark.parametrize("token", ["", "guessed", "ä"])
 def test_a_form_is_refused_when_its_token_is_wrong(app: sqlq.App, failed_job: int, token: str) -> None:
+    assert Visitor(app).get(f"/act/retry?id={failed_job}").status_code == 405
     answer = Visitor(app).send("retry", id=failed_job, token=token)
     assert answer.status_code == 403
     assert app.jobs.get(failed_job).state == "failed"
-
-
-def test_a_get_request_changes_nothing(app: sqlq.App, failed_job: int) -> None:
-    assert Visitor(app).get(f"/act/retry?id={failed_job}").status_code == 405
-    assert app.jobs.get(failed_job).state == "failed"
-
-
-def test_cookies_are_for_this_site_and_no_script(app: sqlq.App) -> None:
-    answer = Visitor(app).get("/", base_url="https://localhost/")
-    (cookie,) = answer.headers.getlist("Set-Cookie")
-    assert {"Secure", "HttpOnly", "SameSite=Strict", "Path=/"} <= set(cookie.split("; "))
 
 
 @pytest.mark.parametrize(
@@ -285,24 +262,20 @@ def test_a_form_does_not_redirect_to_another_site(app: sqlq.App, failed_job: int
     assert answer.location == "/"
 
 
-# -- the answers ---------------------------------------------------------------------------------------------
-
-
-def test_each_answer_has_the_strict_policy_and_no_inline_script_or_style(app: sqlq.App) -> None:
+def test_answers_have_the_strict_policy_no_inline_script_or_style_and_strict_cookies(app: sqlq.App) -> None:
+    (cookie,) = Visitor(app).get("/", base_url="https://localhost/").headers.getlist("Set-Cookie")
+    assert {"Secure", "HttpOnly", "SameSite=Strict", "Path=/"} <= set(cookie.split("; "))
+    for name in ("../site.py", "..%2fsite.py", "nope.css"):
+        assert Visitor(app).get(f"/static/{name}").status_code == 404
     assert "unsafe" not in HEADERS["Content-Security-Policy"]
-    for path in (*PAGES, "/no/such", "/static/style.css"):
-        answer = Visitor(app).get(path)
+    for path in (*PAGES, "no/such", "static/style.css"):
+        answer = Visitor(app).get(f"/{path}")
         assert answer.headers["Content-Security-Policy"] == HEADERS["Content-Security-Policy"], path
         assert answer.headers["X-Frame-Options"] == "DENY", path
         assert answer.headers["X-Content-Type-Options"] == "nosniff", path
         if answer.mimetype == "text/html":
             inline = r"<style|style=|<script(?! src=)|\son\w+=|https?://(?!www.w3.org)"
             assert not re.search(inline, answer.text), path
-
-
-@pytest.mark.parametrize("name", ["../site.py", "..%2fsite.py", "nope.css"])
-def test_no_other_file_is_served(app: sqlq.App, name: str) -> None:
-    assert Visitor(app).get(f"/static/{name}").status_code == 404
 
 
 def test_another_host_name_is_refused(app: sqlq.App) -> None:
@@ -313,54 +286,30 @@ def test_another_host_name_is_refused(app: sqlq.App) -> None:
     assert "--allow-host" in answer.text
 
 
-# -- secrets -------------------------------------------------------------------------------------------------
-
-SECRETS = {
-    "password": "s3cr3t-1",
-    "nested": [{"api_key": "s3cr3t-2"}],
-    "Authorization": "s3cr3t-3",
-    "plain": "seen",
-}
-
-
+SECRETS = {"password": "s3cr3t-1", "nested": [{"api_key": "s3cr3t-2"}], "Authorization": "s3cr3t-3"}
 CALLBACK = {"task": "alarm", "args": ["teapot-7"], "token": "s3cr3t-5"}
 
 
-@pytest.fixture
-def secret(app: sqlq.App, engine: Engine) -> list[str]:
-    """The pages of a job with secrets, in its callbacks, too, and of a schedule that makes such jobs."""
-    new = app.task(name="send")(lambda order, **more: None).new("teapot-7", **SECRETS)
+def test_values_of_secret_names_are_never_shown_and_arguments_can_be_hidden_from_viewers(
+    app: sqlq.App, engine: Engine
+) -> None:
+    new = app.task(name="send")(lambda order, **more: None).new("teapot-7", plain="seen", **SECRETS)
     id = app.enqueue(new.set(headers={"session_token": "s3cr3t-4"})).id
     app.schedules.add("nightly", new, sqlq.Schedule(every="1h"))
     with engine.begin() as conn:
         written = text("UPDATE jobs SET on_success = :callback, on_failure = :callback")
         conn.execute(written, {"callback": json.dumps(CALLBACK)})
-    return [f"/jobs/{id}", "/schedules/nightly", f"/api/v1/jobs/{id}", "/api/v1/jobs", "/api/v1/schedules"]
-
-
-def test_values_of_secret_names_are_never_shown(app: sqlq.App, secret: list[str]) -> None:
-    for page in secret:
+    api = [f"/api/v1/{path}" for path in (f"jobs/{id}", "jobs", "schedules")]
+    for page in (f"/jobs/{id}", "/schedules/nightly", *api):
         said = Visitor(app).page(page)
         assert ("seen" in said) is (page != "/api/v1/jobs")  # a list has no arguments
         assert "teapot-7" in said
         assert "s3cr3t" not in said, page
-    job = Visitor(app).read(secret[2].removeprefix("/api/v1/"))
-    assert job["on_success"] == job["on_failure"] == {**CALLBACK, "token": "(hidden)"}
-
-
-def test_arguments_are_hidden_from_viewers_with_hide_from_viewers(app: sqlq.App, secret: list[str]) -> None:
-    for page in secret:
-        said = Visitor(app, "viewer", hide_from_viewers=True).page(page)
-        assert not re.search("teapot-7|alarm|seen", said), page
+        hidden = Visitor(app, "viewer", hide_from_viewers=True).page(page)
+        assert not re.search("teapot-7|alarm|seen", hidden), page
         assert "teapot-7" in Visitor(app, "operator", hide_from_viewers=True).page(page)
-
-
-def test_a_viewer_cannot_search_hidden_arguments(app: sqlq.App) -> None:
-    app.task(name="send")(lambda **more: None)
-    app.enqueue(app.named("send").new(order=4711))
-    for query in ("jobs?text=4711", "jobs?header=tenant", "api/v1/jobs?text=4711"):
-        assert Visitor(app, "viewer", hide_from_viewers=True).get(f"/{query}").status_code == 403
-        assert Visitor(app, "operator", hide_from_viewers=True).get(f"/{query}").status_code == 200
+    job = Visitor(app).read(f"jobs/{id}")
+    assert job["on_success"] == job["on_failure"] == {**CALLBACK, "token": "(hidden)"}
 
 
 def ids_found(app: sqlq.App, **query: Any) -> list[set[int]]:
@@ -395,25 +344,19 @@ def test_no_search_finds_a_job_by_what_is_hidden_of_it(app: sqlq.App, engine: En
     hidden = send.new(**HIDDEN).set(headers={"tenant": "t1", "api_key": "Quagga-9"})
     ids = {job.id for job in producer.enqueue_many([hidden] * 60)}
     if written == "compactly":
+        compact = json.dumps({"args": [], "kwargs": HIDDEN}, separators=(",", ":"))
         with engine.begin() as conn:
-            compact = json.dumps({"args": [], "kwargs": HIDDEN}, separators=(",", ":"))
-            conn.execute(
-                text("UPDATE jobs SET payload = :text WHERE id <> :id"), {"text": compact, "id": shown}
-            )
+            update = text(f"UPDATE jobs SET payload = :text WHERE id <> {shown}")
+            conn.execute(update, {"text": compact})
     reader = app if "lost" in written else producer
-    queries: list[dict[str, str]] = [{"text": "Zebra"}, {"text": '"Zebra-7"'}, {"header": "tenant=Quagga"}]
-    for query in queries:
+    for query in ({"text": "Zebra"}, {"text": '"Zebra-7"'}, {"header": "tenant=Quagga"}):
         readable = "lost" not in written or "header" in query
         assert ids_found(reader, **query) == [{shown} if readable else set()] * 3, query
-    queries = [{"text": 'word": "Z'}, {"text": 'word":"Z'}, {"header": "api_key=Quagga"}]
-    for query in queries:
+    for query in ({"text": 'word": "Z'}, {"text": 'word":"Z'}, {"header": "api_key=Quagga"}):
         assert ids_found(reader, **query) == [set()] * 3, query
     api = {job["id"] for job in Visitor(reader).read("jobs?text=4711")}
     assert api == (set() if "lost" in written else ids), "what is shown is found beside what is hidden"
     assert {job["id"] for job in Visitor(reader).read("jobs?header=api_key")} == ids
-
-
-# -- logging in ----------------------------------------------------------------------------------------------
 
 
 def served(app: sqlq.App, users: Path | None = None) -> tuple[Client, list[str]]:

@@ -133,9 +133,8 @@ def test_buttons_for_jobs_stand_above_the_list_and_stick(desk: Desk) -> None:
 
 def test_the_line_of_an_action_moves_and_stops_it(desk: Desk) -> None:
     action = "('eve', 'retry', 'retry --all', 1200)"
-    execute(
-        desk.app.database.engine, f"INSERT INTO sqlq_audit (actor, action, target, number) VALUES {action}"
-    )
+    insert = f"INSERT INTO sqlq_audit (actor, action, target, number) VALUES {action}"
+    execute(desk.app.database.engine, insert)
     browser = desk.open("failures")
     browser.sees("1,200 until now", "#actions")
     execute(desk.app.database.engine, "UPDATE sqlq_audit SET number = 2400, seen_at = statement_timestamp()")
@@ -195,25 +194,15 @@ def test_every_page_keeps_its_layout(desk: Desk, width: int) -> None:
     driver, id = desk.browser.driver, desk.app.jobs.list(state="failed")[0].id
     metrics: dict[str, Any] = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": width == 390}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    paths = [
-        *PAGES,
-        "database",
-        "jobs?state=failed",
-        f"jobs/{id}",
-        "flows/1",
-        "schedules/nightly",
-        f"failures/{group}",
-    ]
+    more = ["jobs?state=failed", f"jobs/{id}", "flows/1", "schedules/nightly", f"failures/{group}"]
+    faults: dict[str, list[str]] = {}
     try:
-        assert {path: faults for path in paths if (faults := layout_faults(desk, path, layout))} == {}
+        for path in (*PAGES, "database", *more):
+            desk.open(path).find("h1")
+            faults[path] = driver.execute_script(layout)
     finally:
         driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
-def layout_faults(desk: Desk, path: str, layout: str) -> list[str]:
-    desk.open(path).find("h1")
-    faults: list[str] = desk.browser.driver.execute_script(layout)
-    return faults
+    assert {path: found for path, found in faults.items() if found} == {}
 
 
 def test_the_menu_of_a_phone_folds_without_a_script(desk: Desk) -> None:

@@ -95,9 +95,8 @@ def hostile(app: sqlq.App, engine: Engine) -> sqlq.App:
     return app
 
 
-RULED = {"blocked_by", "errors", "on_outcome", "outcome", "reason", "unique_until"} | {
-    *("on_success", "on_failure", "headers", "backoff"),
-}
+RULED = {"blocked_by", "errors", "on_outcome", "outcome", "reason", "unique_until"}
+RULED |= {"on_success", "on_failure", "headers", "backoff"}
 """The texts that a table's rule keeps to some values, or to a length."""
 
 
@@ -108,9 +107,8 @@ def plant(engine: Engine, values: list[str]) -> None:
         newest = conn.scalar(text("SELECT max(id) FROM jobs"))
         only = {"unique_key": f"id = {newest}", "reserved_by": "reserved_by IS NOT NULL"}
         there = inspect(conn).get_table_names()
-        columns = [
-            each for table in metadata.tables.values() if table.name in there for each in table.columns
-        ]
+        tables = [table for table in metadata.tables.values() if table.name in there]
+        columns = [each for table in tables for each in table.columns]
         for column in (each for each in columns if isinstance(each.type, String | Text)):
             value = next(given) if column.name not in ("id", "reserved_by") else values[0]
             value = value[: getattr(column.type, "length", None)]

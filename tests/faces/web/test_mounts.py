@@ -205,7 +205,6 @@ def test_every_url_stays_under_the_prefix_of_a_mount(
 def test_every_url_stays_under_the_root_path_of_fastapi(
     app: sqlq.App, failed_job: int, forwards: bool
 ) -> None:
-    """A proxy answers for /shop, and forwards that part of the path or not."""
     given = "/shop" if forwards else ""
     with by_asgi(on_fastapi(app, "/sqlq"), root_path="/shop") as browser:
         browser.get(f"{given}/login/ada")
@@ -215,19 +214,16 @@ def test_every_url_stays_under_the_root_path_of_fastapi(
         assert "Path=/shop/sqlq/" in page.headers["set-cookie"]
 
 
-async def of_the_session_awaited(request: Request) -> User | None:
-    await asyncio.sleep(0)  # on the loop of the host
-    return of_the_session(request)
-
-
 class AsyncCallable:
     async def __call__(self, request: Request) -> User | None:
-        return await of_the_session_awaited(request)
+        await asyncio.sleep(0)  # on the loop of the host
+        return of_the_session(request)
 
 
-@pytest.mark.parametrize(
-    "authorize", [of_the_session_awaited, AsyncCallable(), partial(AsyncCallable().__call__)]
-)
+CALLABLE = AsyncCallable()
+
+
+@pytest.mark.parametrize("authorize", [CALLABLE.__call__, CALLABLE, partial(CALLABLE.__call__)])
 def test_an_async_authorize_is_awaited_when_the_mount_is_asynchronous(
     app: sqlq.App, failed_job: int, authorize: Any
 ) -> None:
@@ -239,12 +235,12 @@ def test_an_async_authorize_is_awaited_when_the_mount_is_asynchronous(
     assert app.jobs.get(failed_job).state == "available"
 
 
-async def abroken(request: Request) -> User:
-    raise RuntimeError("the host's session is away")
-
-
 def broken(request: Request) -> User:
     raise RuntimeError("the host's session is away")
+
+
+async def abroken(request: Request) -> User:
+    return broken(request)
 
 
 @pytest.mark.parametrize("authorize", [abroken, broken])
