@@ -1,13 +1,9 @@
-"""Enqueueing and completing on a connection of a driver, without SQLAlchemy.
-
-The caller's writes and the job commit or roll back together, and the connection stays as it was.
-"""
+"""Enqueueing and completing on a connection of a driver, without SQLAlchemy, which stays as it was."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
-import threading
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,37 +17,30 @@ from psycopg import rows
 from sqlalchemy import Engine
 
 import sqlq
-from tests.kit import execute, needs, run_one
+from sqlq import EnqueueError
+from tests.kit import committed, execute, for_each, needs, refuse_threads, run_one
 from tests.kit.callers import Caller, Way, automatic, common_modes, dsn, file_of, modes, orders_and_jobs
 
 pytestmark = pytest.mark.variants
 """Each test tries one of twenty ways to hold a connection; `poe test-all` has each try all of them."""
 
 
-@pytest.fixture
-def send(app: sqlq.App) -> sqlq.Task[..., None]:
-    @app.task(name="shop.send", queue="mail", max_attempts=3)
-    def send(order_id: int = 0, **more: Any) -> None: ...
-
-    return send
-
-
-# -- what is left as it was ----------------------------------------------------------------------------------
-
-
-SETTINGS = ("autocommit", "isolation_level", "row_factory", "text_factory", "cursor_factory")
+SETTINGS = (
+    "autocommit",
+    "isolation_level",
+    "row_factory",
+    "text_factory",
+    "cursor_factory",
+    "in_transaction",
+)
 
 
 @common_modes
-def test_enqueue_keeps_the_settings_of_the_callers_connection(
-    app: sqlq.App, send: Any, caller: Caller
-) -> None:
+def test_enqueue_keeps_the_settings_of_a_callers_connection(app: sqlq.App, send: Any, caller: Caller) -> None:
     def settings(connection: Any) -> dict[str, Any]:
         found = {name: getattr(connection, name, None) for name in SETTINGS}
-        return found | {
-            "in transaction": getattr(connection, "in_transaction", None),
-            "status": getattr(getattr(connection, "info", None), "transaction_status", None),
-        }
+        status = getattr(getattr(connection, "info", None), "transaction_status", None)
+        return found | {"status": status}
 
     before = settings(caller.session)
     caller.begin()
@@ -68,67 +57,47 @@ def test_enqueue_keeps_the_settings_of_the_callers_connection(
 def test_an_asynchronous_connection_is_awaited_on_its_loop(
     app: sqlq.App, send: Any, caller: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started: list[str] = []
-    start = threading.Thread.start
-
-    def noted(thread: threading.Thread) -> None:
-        started.append(thread.name)
-        start(thread)
-
     caller.begin()
-    monkeypatch.setattr(threading.Thread, "start", noted)
+    refuse_threads(monkeypatch, "")
     caller.enqueue_many(app, [send.new(1), send.new(2).set(unique_key="k")])
-    assert {*started} <= {"sqlq-notify"}, "which wakes workers"
     caller.commit()
 
 
 @automatic
-def test_a_batch_in_autocommit_is_written_whole_at_once_or_not_at_all(
-    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
-) -> None:
+def test_a_batch_in_autocommit_is_written_whole_or_not(app: sqlq.App, send: Any, buyer: Caller) -> None:
     several = [send.new(1), send.new(2).set(unique_key="a"), send.new(3).set(unique_key="b")]
     with pytest.raises(Exception, match="priority"):
-        caller.enqueue_many(app, [*several, replace(send.new(4), unique_key="c", priority=1_000)])
-    assert orders_and_jobs(watched_orders)[1] == []
-    assert len(caller.enqueue_many(app, several)) == 3
-    assert len(orders_and_jobs(watched_orders)[1]) == 3
-    caller.enqueue(app, send.new(4))
-    assert len(orders_and_jobs(watched_orders)[1]) == 4
-
-
-def enqueue_and_fail(app: sqlq.App, new: sqlq.NewJob, session: Any) -> None:
-    app.enqueue(new, session=session)
-    raise ZeroDivisionError
-
-
-# -- each driver's own ways ----------------------------------------------------------------------------------
+        buyer.enqueue_many(app, [*several, replace(send.new(4), unique_key="c", priority=1_000)])
+    assert buyer.committed()[1] == []
+    assert len(buyer.enqueue_many(app, several)) == len(buyer.committed()[1]) == 3
+    buyer.enqueue(app, send.new(4))
+    assert len(buyer.committed()[1]) == 4
 
 
 @needs("postgresql")
-@pytest.mark.parametrize("autocommit", [True, False])
+@for_each("autocommit", [True, False])
 def test_psycopgs_transaction_blocks(
-    app: sqlq.App, send: Any, watched_orders: Engine, database_url: str, autocommit: bool
+    app: sqlq.App, send: Any, watch: Engine, database_url: str, autocommit: bool
 ) -> None:
+    before = committed(watch)
     with psycopg.connect(dsn(database_url), autocommit=autocommit, row_factory=rows.dict_row) as conn:
         with conn.transaction():
-            conn.execute("INSERT INTO orders VALUES (1)")
             first = app.enqueue(send.new(1), session=conn)
             with suppress(ZeroDivisionError), conn.transaction():
-                conn.execute("INSERT INTO orders VALUES (2)")
-                app.enqueue_many([send.new(2).set(unique_key=key) for key in "ab"], session=conn)
+                app.enqueue_many([send.new(2).set(unique_key=f"{autocommit}{n}") for n in "ab"], session=conn)
                 raise ZeroDivisionError
             with conn.transaction():
-                second = app.enqueue(send.new(3).set(unique_key="a"), session=conn)
+                second = app.enqueue(send.new(3).set(unique_key=f"{autocommit}a"), session=conn)
             with conn.transaction():
                 app.enqueue(send.new(4), session=conn)
                 raise psycopg.Rollback
-        assert orders_and_jobs(watched_orders) == ([1], [first.id, second.id])
-        with pytest.raises(ZeroDivisionError), conn.transaction():
-            enqueue_and_fail(app, send.new(5), conn)
+        with suppress(ZeroDivisionError), conn.transaction():
+            app.enqueue(send.new(5), session=conn)
+            raise ZeroDivisionError
         with conn.transaction(force_rollback=True):
             app.enqueue(send.new(5), session=conn)
         assert conn.execute("SELECT 1 AS one").fetchone() == {"one": 1}
-    assert orders_and_jobs(watched_orders) == ([1], [first.id, second.id])
+    assert committed(watch) == [*before, first.id, second.id]
 
 
 @needs("postgresql")
@@ -151,40 +120,34 @@ def test_psycopg_in_pipelines_and_two_phases(
 
 
 @pytest.mark.parametrize("database_url", ["postgresql", "sqlite"], indirect=True)
-def test_with_blocks_of_psycopg2_and_sqlite3(
-    app: sqlq.App, send: Any, watched_orders: Engine, database_url: str
-) -> None:
+def test_blocks_of_psycopg2_and_sqlite3(app: sqlq.App, send: Any, watch: Engine, database_url: str) -> None:
     is_postgresql = database_url.startswith("postgresql")
     connection: Any = (
         psycopg2.connect(dsn(database_url)) if is_postgresql else sqlite3.connect(file_of(database_url))
     )
     with closing(connection) as conn:
         with conn:
-            conn.cursor().execute("INSERT INTO orders VALUES (1)")
             job = app.enqueue(send.new(1), session=conn)
         for autocommit in (False, True) if is_postgresql else (False,):
             if autocommit:
                 conn.autocommit = True
-            with pytest.raises(ZeroDivisionError), conn:
-                enqueue_and_fail(app, send.new(2), conn)
-    assert orders_and_jobs(watched_orders) == ([1], [job.id])
+            with suppress(ZeroDivisionError), conn:
+                app.enqueue(send.new(2), session=conn)
+                raise ZeroDivisionError
+    assert committed(watch) == [job.id]
 
 
 @needs("postgresql")
-def test_asyncpgs_transaction_blocks_and_pools(
-    app: sqlq.App, send: Any, watched_orders: Engine, database_url: str
-) -> None:
+def test_asyncpgs_blocks_and_pools(app: sqlq.App, send: Any, watch: Engine, database_url: str) -> None:
     async def main() -> list[int]:
         kept = []
         async with asyncpg.create_pool(dsn(database_url), min_size=1, max_size=1) as pool:
             async with pool.acquire() as conn, conn.transaction():
-                await conn.execute("INSERT INTO orders VALUES (1)")
                 kept.append(await app.aenqueue(send.new(1), session=conn))
                 with suppress(ZeroDivisionError):
                     async with conn.transaction():
-                        await app.aenqueue_many(
-                            [send.new(2).set(unique_key=key) for key in "ab"], session=conn
-                        )
+                        keyed = [send.new(2).set(unique_key=key) for key in "ab"]
+                        await app.aenqueue_many(keyed, session=conn)
                         raise ZeroDivisionError
                 kept.append(await app.aenqueue(send.new(3).set(unique_key="a"), session=conn))
             with suppress(ZeroDivisionError):
@@ -193,7 +156,7 @@ def test_asyncpgs_transaction_blocks_and_pools(
                     raise ZeroDivisionError
         return [job.id for job in kept]
 
-    assert asyncio.run(main()) == orders_and_jobs(watched_orders)[1]
+    assert asyncio.run(main()) == committed(watch)
 
 
 @needs("file")
@@ -213,82 +176,66 @@ def test_an_outermost_savepoint_keeps_or_undoes_write_and_job(
 
 
 @needs("one_writer")
-def test_a_write_on_a_stale_snapshot_is_refused_in_a_sentence(
-    app: sqlq.App, send: Any, watched_orders: Engine, database_url: str
-) -> None:
+def test_a_stale_snapshot_is_refused(app: sqlq.App, send: Any, watch: Engine, database_url: str) -> None:
+    says = r"another program wrote after this transaction .* by BEGIN IMMEDIATE or"
     with closing(sqlite3.connect(file_of(database_url), isolation_level=None)) as conn:
         conn.execute("BEGIN")
         conn.execute("SELECT count(*) FROM jobs").fetchall()
         first = app.enqueue(send.new(1))
-        says = r"another program wrote after this transaction .* by BEGIN IMMEDIATE or"
-        with pytest.raises(sqlq.EnqueueError, match=says):
+        with pytest.raises(EnqueueError, match=says):
             app.enqueue(send.new(2), session=conn)
-        conn.execute("ROLLBACK")
-    assert orders_and_jobs(watched_orders)[1] == [first.id]
+    assert committed(watch) == [first.id]
 
 
 @needs("file")
 def test_jobs_in_a_database_in_memory(app: sqlq.App, send: Any, database_url: str) -> None:
     in_memory = sqlq.App("sqlite://")
-    task = in_memory.task(name="t")(print)
+    new = in_memory.named("t").new()
     for migrated in (False, True, False):
         with closing(sqlite3.connect(":memory:")) as conn:
             if migrated:
                 with closing(sqlite3.connect(file_of(database_url))) as source:
                     source.backup(conn)
-                assert in_memory.enqueue(task.new(), session=conn).created
+                assert in_memory.enqueue(new, session=conn).created
             else:
                 with pytest.raises(sqlq.errors.SchemaVersionError, match="does not hold sqlq's tables yet"):
-                    in_memory.enqueue(task.new(), session=conn)
+                    in_memory.enqueue(new, session=conn)
 
 
 @needs("schemas")
 def test_the_search_path_of_the_caller_does_not_redirect_jobs(
-    app: sqlq.App, send: Any, watched_orders: Engine, database_url: str
+    app: sqlq.App, send: Any, watch: Engine, database_url: str
 ) -> None:
-    execute(watched_orders, "CREATE SCHEMA tenant")
-    execute(watched_orders, "CREATE TABLE tenant.jobs (LIKE public.jobs INCLUDING ALL)")
-    options = [
-        None,
-        "-csearch_path=missing,Public",
-        r'-csearch_path="$user",\ "public" -cwork_mem=8MB',
-        "-csearch_path=pg_temp,public",
-    ]
-    for option in options:
+    execute(watch, "CREATE SCHEMA tenant; CREATE TABLE tenant.jobs (LIKE public.jobs INCLUDING ALL)")
+    options = [None, "missing,Public", r'"$user",\ "public" -cwork_mem=8MB', "pg_temp,public"]
+    for path in options:
+        option = path and f"-csearch_path={path}"
         with psycopg.connect(dsn(database_url), options=option) as conn:
             conn.execute("SET search_path TO tenant")
             app.enqueue(send.new(1), session=conn)
             assert conn.execute("SELECT count(*) FROM public.jobs").fetchone() != (0,)
-    assert len(orders_and_jobs(watched_orders)[1]) == len(options)
-
-
-# -- which database, and what is no connection ---------------------------------------------------------------
+    assert len(committed(watch)) == len(options)
 
 
 @needs("roles")
 def test_a_connection_of_the_other_kind_is_refused_with_the_right_call(
     app: sqlq.App, send: Any, tmp_path: Path, database_url: str
 ) -> None:
-    says = r"this is a psycopg.AsyncConnection, which .*: await the call .* await app.aenqueue"
-
     async def main() -> None:
+        says = r"this is a psycopg.AsyncConnection, which .*: await the call .* await app.aenqueue"
         async with await psycopg.AsyncConnection.connect(dsn(database_url)) as conn:
-            with pytest.raises(sqlq.EnqueueError, match=says):
+            with pytest.raises(EnqueueError, match=says):
                 app.enqueue(send.new(1), session=cast(Any, conn))
+        with closing(sqlite3.connect(tmp_path / "a.db")) as conn:
+            says = r"not a sqlite3.Connection: use the call of the same name"
+            with pytest.raises(EnqueueError, match=says):
+                await app.aenqueue(send.new(1), session=cast(Any, conn))
 
     asyncio.run(main())
-    with (
-        closing(sqlite3.connect(tmp_path / "a.db")) as conn,
-        pytest.raises(sqlq.EnqueueError, match=r"not a sqlite3.Connection: use the call of the same name"),
-    ):
-        asyncio.run(app.aenqueue(send.new(1), session=cast(Any, conn)))
     drivers: tuple[Any, ...] = (psycopg, psycopg2)
     for driver in drivers:
-        of_a_cursor = rf"session is a {driver.__name__}.[Cc]ursor: pass a Session or Connection"
-        with (
-            closing(driver.connect(dsn(database_url))) as theirs,
-            pytest.raises(sqlq.EnqueueError, match=of_a_cursor),
-        ):
+        says = rf"session is a {driver.__name__}.[Cc]ursor: pass a Session or Connection"
+        with closing(driver.connect(dsn(database_url))) as theirs, pytest.raises(EnqueueError, match=says):
             app.enqueue(send.new(1), session=theirs.cursor())
 
 
@@ -307,21 +254,15 @@ class Traced:
 
 
 @modes(lambda name, mode: name in ("sqlite3", "psycopg"))
-def test_enqueue_takes_wrapped_connections(
-    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
-) -> None:
+def test_enqueue_takes_wrapped_connections(app: sqlq.App, send: Any, buyer: Caller) -> None:
     """Wrapped to be traced, or taken raw from a pool of SQLAlchemy's."""
-    traced: Any = Traced(caller.session)
+    traced: Any = Traced(buyer.session)
     app.enqueue(send.new(1), session=traced)
-    caller.commit()
-    raw = watched_orders.raw_connection()
-    app.enqueue(send.new(2), session=raw)
-    raw.commit()
-    raw.close()
-    assert len(orders_and_jobs(watched_orders)[1]) == 2
-
-
-# -- completing ----------------------------------------------------------------------------------------------
+    buyer.commit()
+    with closing(buyer.watch.raw_connection()) as raw:
+        app.enqueue(send.new(2), session=raw)
+        raw.commit()
+    assert len(buyer.committed()[1]) == 2
 
 
 def complete(caller: Caller, running: sqlq.JobContext, result: Any = None) -> None:
@@ -330,22 +271,21 @@ def complete(caller: Caller, running: sqlq.JobContext, result: Any = None) -> No
 
 def complete_in_a_block(caller: Caller, running: sqlq.JobContext) -> None:
     """Write an order in a block that completes the job with the result 1; the first attempt fails in it."""
+    insert = f"INSERT INTO orders VALUES ({running.attempt})"
 
     async def acomplete() -> None:
         async with running.acompleting(caller.session, 1) as conn:
             assert conn is caller.session
-            await caller.executing(f"INSERT INTO orders VALUES ({running.attempt})")
-            if running.attempt == 1:
-                raise ZeroDivisionError
+            await caller.executing(insert)
+            assert 1 / (running.attempt - 1)
 
     if caller.is_async:
         caller.do(acomplete())
     else:
         with running.completing(caller.session, 1) as conn:
             assert conn is caller.session
-            caller.order(running.attempt)
-            if running.attempt == 1:
-                raise ZeroDivisionError
+            caller.execute(insert)
+            assert 1 / (running.attempt - 1)
 
 
 @common_modes
@@ -363,14 +303,14 @@ def test_a_handlers_writes_and_its_completion_commit_together(
                 caller.order(1)
             caller.rollback() if running.attempt == 1 else caller.commit()
 
-    followed: list[sqlq.JobOutcome] = []
+    followed: list[int] = []
 
     @app.task(name="follows")
     def follows(ended: sqlq.JobOutcome) -> None:
-        followed.append(ended)
+        followed.append(ended.id)
 
     done = run_one(app, pay, on_success=follows)
-    assert [ended.id for ended in followed] == [done.id]
+    assert followed == [done.id]
     assert (done.state, done.attempts, done.result) == ("finished", 2, {"paid": 1})
     assert orders_and_jobs(watched_orders) == ([2], [])
     assert "complete() was called, but its transaction did not commit" in done.errors[0]["message"]

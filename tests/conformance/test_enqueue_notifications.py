@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from sqlalchemy.orm import Session
 import sqlq
 from sqlq.enqueue import notify
 from sqlq.store.workers import notify as notifys
-from tests.kit import needs, received, wait_until
+from tests.kit import needs, received, refuse_threads, wait_until
 from tests.kit.callers import MODES, SESSIONS, Caller, Way
 from tests.kit.notifications import Listener
 
@@ -29,9 +30,8 @@ def each_way(*names: str) -> pytest.MarkDecorator:
 
 @pytest.fixture
 def listener(app: sqlq.App) -> Iterator[Listener]:
-    listener = Listener(app)
-    yield listener
-    listener.close()
+    with closing(Listener(app)) as listener:
+        yield listener
 
 
 @each_way(*OF_SESSIONS, *OF_DRIVERS)
@@ -45,22 +45,18 @@ def test_a_commit_sends_one_notification(
         caller.enqueue(app, send.new(3))
         assert not listener.hears_within(0.1)
         caller.commit()
-        assert listener.hears_one()
-        assert listener.hears_no_more()
+        assert (listener.hears_one(), listener.hears_no_more()) == (True, True)
         caller.begin()
         caller.execute("SELECT 1")
         caller.commit()
         assert listener.hears_no_more()
     if caller.begins:
         caller.enqueue(app, send.new(4))
-        assert listener.hears_one()
-        assert listener.hears_no_more()
+        assert (listener.hears_one(), listener.hears_no_more()) == (True, True)
 
 
 @each_way(*OF_SESSIONS)
-def test_a_rollback_sends_no_notification(
-    app: sqlq.App, send: Any, listener: Listener, caller: Caller
-) -> None:
+def test_a_rollback_sends_no_notification(app: sqlq.App, send: Any, listener: Any, caller: Caller) -> None:
     caller.enqueue(app, send.new(1))
     caller.rollback()
     with caller.savepoint():
@@ -97,12 +93,7 @@ def test_the_insert_of_a_lone_job_sends_its_notification(
 
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
 def test_the_notification_is_sent_after_the_commit(
-    app: sqlq.App,
-    send: Any,
-    listener: Listener,
-    database_url: str,
-    driver: str,
-    monkeypatch: pytest.MonkeyPatch,
+    app: sqlq.App, send: Any, listener: Any, database_url: str, driver: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = create_engine(make_url(database_url).set(drivername=f"postgresql+{driver}"))
     commit = engine.dialect.do_commit
@@ -142,16 +133,6 @@ def test_only_notifications_commit_without_waiting_for_the_disk(app: sqlq.App, l
     assert listener.hears_one()
 
 
-def test_a_two_phase_commit_sends_a_notification(
-    app: sqlq.App, send: Any, listener: Listener, engine: Engine
-) -> None:
-    with Session(engine, twophase=True) as session:
-        app.enqueue(send.new(1), session=session)
-        session.prepare()
-        session.commit()
-    assert listener.hears_one()
-
-
 def test_each_connection_of_an_engine_sends_one_notification(
     app: sqlq.App, send: Any, listener: Listener, engine: Engine
 ) -> None:
@@ -162,17 +143,18 @@ def test_each_connection_of_an_engine_sends_one_notification(
         for owner, conn in ((app, one), (app, two), (app, three), (beside, two)):
             owner.enqueue(send.new(1), session=conn)
             conn.commit()
-            assert listener.hears_one()
-            assert listener.hears_no_more()
+            assert (listener.hears_one(), listener.hears_no_more()) == (True, True)
     beside.close()
     app.enqueue(send.new(1))
+    assert (listener.hears_one(), listener.hears_no_more()) == (True, True)
+    with Session(engine, twophase=True) as session:
+        app.enqueue(send.new(1), session=session)
+        session.prepare()
+        session.commit()
     assert listener.hears_one()
-    assert listener.hears_no_more()
 
 
-def test_an_enqueue_adds_one_statement_to_the_callers_transaction(
-    app: sqlq.App, send: Any, engine: Engine
-) -> None:
+def test_an_enqueue_adds_one_statement_to_a_transaction(app: sqlq.App, send: Any, engine: Engine) -> None:
     with Session(engine) as session:
         app.enqueue(send.new(1), session=session)
         session.commit()
@@ -186,17 +168,10 @@ def test_an_enqueue_adds_one_statement_to_the_callers_transaction(
 def test_the_next_notification_starts_the_thread_that_could_not_start(
     app: sqlq.App, send: Any, engine: Engine, listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, is_short = threading.Thread.start, True
-
-    def may_fail(thread: threading.Thread) -> None:
-        if is_short and thread.name == "sqlq-notify":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", may_fail)
-    with Session(engine) as session, session.begin():
-        app.enqueue(send.new(1), session=session)
-    is_short = False
-    with Session(engine) as session, session.begin():
-        app.enqueue(send.new(2), session=session)
+    with monkeypatch.context() as short:
+        refuse_threads(short, "sqlq-notify")
+        with engine.begin() as conn:
+            app.enqueue(send.new(1), session=conn)
+    with engine.begin() as conn:
+        app.enqueue(send.new(2), session=conn)
     assert listener.hears_one()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -21,25 +22,14 @@ import sqlq
 from sqlq import EnqueueError
 from sqlq.errors import ArgumentsError, ConfigurationError, UnsupportedDatabaseError
 from tests.kit import drain, for_each, needs
+from tests.kit.callers import dsn
 from tests.kit.command import Command
 from tests.kit.databases import fresh_database
 from tests.kit.mariadb import MariaDB, OwnMariaDB
 from tests.kit.postgresql import async_database_url
 
 
-def unnamed() -> None: ...
-
-
 async def asynchronous() -> None: ...
-
-
-unnamed.__module__ = "__main__"
-
-
-class Unknown:
-    """A connection that sqlq does not know."""
-
-    def cursor(self) -> None: ...
 
 
 class Bad:
@@ -51,11 +41,8 @@ class Bad:
     def enqueue(self, job: Any, session: Any = None) -> None:
         self.app.enqueue(job, session=session or self.session)
 
-    def with_argument(self, value: Any) -> None:
-        self.enqueue(self.task.new(1, note=value))
-
-    def with_options(self, **options: Any) -> None:
-        self.enqueue(self.task.new(1).set(**options))
+    def many(self, jobs: Any) -> None:
+        self.app.enqueue_many(jobs, session=self.session)
 
     def on_the_drivers_cursor(self) -> None:
         with closing(sqlite3.connect(":memory:")) as connection:
@@ -63,55 +50,40 @@ class Bad:
 
     def in_a_batch(self, job: Any) -> None:
         """The jobs before a bad one are not written either."""
-        self.app.enqueue_many(
-            [self.task.new(1), self.task.new(2).set(unique_key="k"), job], session=self.session
-        )
+        self.many([self.task.new(1), self.task.new(2).set(unique_key="k"), job])
 
 
+UNKNOWN = SimpleNamespace(cursor=print)  # a connection that sqlq does not know
 MISTAKES: dict[type[Exception], list[tuple[Callable[[Bad], Any], str]]] = {
     ArgumentsError: [
-        (lambda bad: bad.task.new(), "missing a required argument: 'order_id'"),
-        (lambda bad: bad.task.new(None), "order_id is None, .* session.flush"),
-        (lambda bad: bad.with_argument({"a": [float("nan")]}), r"shop.send: note\['a'\]\[0\] is nan"),
-        (lambda bad: bad.in_a_batch(bad.task.new(1, object())), "of type object"),
+        (lambda my: my.task.new(), "missing a required argument: 'order_id'"),
+        (lambda my: my.task.new(None), "order_id is None, .* session.flush"),
+        (lambda my: my.task.new(1, {"a": [float("nan")]}), r"shop.send: note\['a'\]\[0\] is nan"),
+        (lambda my: my.in_a_batch(my.task.new(1, object())), "of type object"),
     ],
     EnqueueError: [
-        (lambda bad: bad.with_options(delay="5 minutes"), "delay is '5 minutes': write it as in"),
-        (lambda bad: bad.enqueue(bad.task), "not a Task: write app.enqueue"),
-        (lambda bad: bad.enqueue(bad.task(1)), "not a NoneType: calling a task runs it here and now"),
+        (lambda my: my.task.new(1).set(delay="5 minutes"), "delay is '5 minutes': write it as in"),
+        (lambda my: my.enqueue(my.task), "not a Task: write app.enqueue"),
+        (lambda my: my.enqueue(my.task(1)), "not a NoneType: calling a task runs it here and now"),
         (
-            lambda bad: bad.enqueue(asynchronous()),
-            "not a coroutine: calling a task runs it here and now; write app.enqueue",
+            lambda my: my.enqueue(asynchronous()),
+            "not a coroutine: calling a task runs it here and now; write",
         ),
-        (lambda bad: bad.enqueue([bad.task.new(1)]), "not a list: write app.enqueue"),
-        (lambda bad: bad.enqueue("shop.send"), "not a str: write"),
-        (lambda bad: bad.in_a_batch(bad.task), "not a Task"),
-        (
-            lambda bad: bad.app.enqueue_many(bad.task.new(1), session=bad.session),
-            r"enqueue_many takes a list of what task.new\(…\) returns, not a NewJob",
-        ),
-        (
-            lambda bad: bad.app.enqueue_many(bad.task, session=bad.session),
-            "not a Task: write app.enqueue_many",
-        ),
-        (
-            lambda bad: bad.on_the_drivers_cursor(),
-            r"session is a sqlite3.Cursor: pass a Session or Connection of SQLAlchemy, or a connection of a",
-        ),
-        (
-            lambda bad: bad.enqueue(bad.task.new(1), Unknown()),
-            r"session is a .*Unknown: pass a Session or .* on any other run what app.statement",
-        ),
-        (lambda bad: bad.enqueue(bad.task.new(1), bad.session.get_bind()), "session is .*Engine.*: pass"),
-        (lambda bad: bad.enqueue(bad.task.new(1), sessionmaker()), "session is .*sessionmaker.*: pass"),
-        (lambda bad: bad.enqueue(bad.task.new(1), "sqlite:///shop.db"), "session is .*str.*: pass a Session"),
-        (lambda bad: bad.enqueue(bad.task.new(1), AsyncSession()), "as in await app.aenqueue"),
+        (lambda my: my.enqueue([my.task.new(1)]), "not a list: write app.enqueue"),
+        (lambda my: my.enqueue("shop.send"), "not a str: write"),
+        (lambda my: my.in_a_batch(my.task), "not a Task"),
+        (lambda my: my.many(my.task.new(1)), r"takes a list of what task.new\(…\) returns, not a NewJob"),
+        (lambda my: my.many(my.task), "not a Task: write app.enqueue_many"),
+        (lambda my: my.on_the_drivers_cursor(), r"sqlite3.Cursor: pass a Session .* or a connection of a"),
+        (lambda my: my.enqueue(my.task.new(1), UNKNOWN), "Namespace: pass .* on any other run what app.st"),
+        (lambda my: my.enqueue(my.task.new(1), my.session.get_bind()), "session is .*Engine.*: pass"),
+        (lambda my: my.enqueue(my.task.new(1), sessionmaker()), "session is .*sessionmaker.*: pass"),
+        (lambda my: my.enqueue(my.task.new(1), "sqlite:///shop.db"), "session is .*str.*: pass a Session"),
+        (lambda my: my.enqueue(my.task.new(1), AsyncSession()), "as in await app.aenqueue"),
     ],
     ConfigurationError: [
-        (lambda bad: bad.app.task(unnamed), "unnamed of __main__ cannot be imported"),
-        (lambda bad: bad.app.task(name="shop.send")(unnamed), "two tasks are named 'shop.send'"),
-        (lambda bad: bad.app.task(bad.task), "^shop.send is a task already: @app.task takes the function"),
-        (lambda bad: bad.app.task(queue="mail")(bad.task), "^shop.send is a task already"),
+        (lambda my: my.app.task(my.task), "^shop.send is a task already: @app.task takes the function"),
+        (lambda my: my.app.task(queue="mail")(my.task), "^shop.send is a task already"),
     ],
 }
 
@@ -141,26 +113,18 @@ def test_a_mistake_leaves_the_transaction_usable(
     app.close()
 
 
-def test_a_synchronous_session_is_refused_where_an_asynchronous_one_belongs(
-    app: sqlq.App, database_url: str, engine: Engine
-) -> None:
+def test_a_session_of_another_kind_is_refused(app: sqlq.App, database_url: str, engine: Engine) -> None:
     task = app.named("shop.send")
     for session in (Session(engine), engine, create_async_engine(async_database_url(database_url))):
         says = r"an awaited call takes an AsyncSession, an AsyncConnection or .*, not an? .*(Session|Eng)"
         with pytest.raises(EnqueueError, match=says):
             asyncio.run(app.aenqueue(task.new(), session=session))  # type: ignore[arg-type]
-
-
-def test_a_session_on_an_unsupported_database_is_refused(app: sqlq.App) -> None:
-    engine = create_engine("sqlite://")
-    engine.dialect.name = "mysql"
-    task = app.named("shop.send")
-    with (
-        engine.connect() as conn,
-        pytest.raises(sqlq.errors.UnsupportedDatabaseError, match="this session is connected to mysql"),
-    ):
+    mysql = create_engine("sqlite://")
+    mysql.dialect.name = "mysql"
+    says = "this session is connected to mysql"
+    with mysql.connect() as conn, pytest.raises(UnsupportedDatabaseError, match=says):
         app.enqueue(task.new(), session=conn)
-    engine.dispose()
+    mysql.dispose()
 
 
 @needs("mariadb")
@@ -168,41 +132,29 @@ def test_mariadb_by_the_name_of_mysql_is_refused_in_a_sentence(app: sqlq.App, da
     engine = create_engine(make_url(database_url).set(drivername="mysql+pymysql"))
     task = app.named("shop.send")
     says = r"mysql: for MariaDB write mariadb\+pymysql://"
-    with Session(engine) as session, pytest.raises(sqlq.errors.UnsupportedDatabaseError, match=says):
+    with Session(engine) as session, pytest.raises(UnsupportedDatabaseError, match=says):
         app.enqueue(task.new(), session=session)
-    with pytest.raises(sqlq.errors.UnsupportedDatabaseError, match=says):
+    with pytest.raises(UnsupportedDatabaseError, match=says):
         sqlq.App(engine=engine).enqueue(task.new())
     engine.dispose()
 
 
-# -- servers and URLs that sqlq does not run on --------------------------------------------------------------
-
-
-@pytest.fixture(params=["spock", "bdr"])
-def extended(request: pytest.FixtureRequest, database_url: str) -> str:
-    """The name of a multi-master extension that the database has, as far as its catalogue knows."""
-    with psycopg.connect(database_url.replace("+psycopg", ""), autocommit=True) as conn:
+@needs("postgresql")
+@pytest.mark.parametrize("extension", ["spock", "bdr"])
+def test_a_multi_master_extension_is_refused(tmp_path: Path, database_url: str, extension: str) -> None:
+    with psycopg.connect(dsn(database_url), autocommit=True) as conn:
         conn.execute("SET allow_system_table_mods = on")
         conn.execute(
             "INSERT INTO pg_extension (oid, extname, extowner, extnamespace, extrelocatable, extversion) "
             "VALUES (99999, %s, 10, 11, false, '5')",
-            [request.param],
+            [extension],
         )
-    return str(request.param)
-
-
-@needs("postgresql")
-def test_a_database_with_a_multi_master_extension_is_refused(
-    tmp_path: Path, database_url: str, extended: str
-) -> None:
     command = Command(tmp_path, SQLQ_DATABASE_URL=database_url)
-    words = (
-        f"with the extension {extended} several servers take writes, and two of them may claim the same job"
-    )
+    words = f"extension {extension} several servers take writes, and two of them may claim the same job"
     assert words in command("migrate").sentence()
     found = command("doctor")
     assert found.code == 1
-    assert " ".join(words.split()) in " ".join(found.out.split())
+    assert words in " ".join(found.out.split())
 
 
 @needs("postgresql")
@@ -225,28 +177,16 @@ def test_migrate_refuses_a_server_by_its_version_text(database_url: str, version
     engine.dispose()
 
 
-@pytest.fixture(params=["8.0.36-log", "10.6.18-MariaDB-log"])
-def version(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-@pytest.fixture
-def pretender(version: str) -> Iterator[MariaDB]:
-    """A server that reports another version."""
-    server = OwnMariaDB(f"--version={version}")
-    try:
-        yield server
-    finally:
-        server.close()
-
-
-def test_another_server_is_refused_by_its_version(pretender: MariaDB, version: str) -> None:
-    app = sqlq.App(pretender.url("mysql"))
+@pytest.mark.parametrize("version", ["8.0.36-log", "10.6.18-MariaDB-log"])
+def test_another_server_is_refused_by_its_version(version: str) -> None:
     words = rf"runs on MariaDB, and mariadb\S+ leads to MySQL {version}"
     if "MariaDB" in version:
         words = rf"needs MariaDB 10\.11 or newer; mariadb\S+ is version {version.partition('-')[0]}"
-    task = app.task(name="t")(lambda: None)
-    with closing(app):
+    with (
+        closing(OwnMariaDB(f"--version={version}")) as pretender,
+        closing(sqlq.App(pretender.url("mysql"))) as app,
+    ):
+        task = app.task(name="t")(lambda: None)
         for refused in (app.migrate, lambda: app.enqueue(task.new()), lambda: drain(app)):
             with pytest.raises(UnsupportedDatabaseError, match=words):
                 refused()
@@ -272,12 +212,10 @@ def test_a_url_without_a_database_needs_a_schema_which_migrate_creates(mariadb: 
 @pytest.mark.parametrize(
     ("driver", "package"), [("pymysql", r"'sqlq-jobs\[mariadb\]'"), ("mysqldb", "mysqlclient")]
 )
-def test_a_missing_driver_is_named_with_its_package(
-    monkeypatch: pytest.MonkeyPatch, driver: str, package: str
-) -> None:
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, driver: str, package: str) -> None:
     monkeypatch.setitem(sys.modules, "pymysql", None)
     monkeypatch.setitem(sys.modules, "MySQLdb", None)
     app = sqlq.App(f"mariadb+{driver}://u:secret@127.0.0.1/shop")
-    with closing(app), pytest.raises(UnsupportedDatabaseError, match=f": pip install {package}$") as refusal:
+    with closing(app), pytest.raises(UnsupportedDatabaseError, match=f"pip install {package}$") as refusal:
         app.migrate()
     assert "secret" not in str(refusal.value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,7 +14,7 @@ from sqlq.model.checks import Rule
 from sqlq.store.blockers import UNUSED_MS
 from sqlq.store.limits import admit
 from sqlq.worker.maintain.services import Sweep
-from tests.kit import BOOM, blocked, claim, drain, end, execute, for_each, needs
+from tests.kit import BOOM, blocked, claim, drain, end, execute, for_each, locked, needs, span
 from tests.kit.callers import Caller, common_ways
 
 pytestmark = pytest.mark.each_database
@@ -30,17 +29,11 @@ def limited(app: sqlq.App, key: str = KEY, **limit: Any) -> sqlq.Task[..., Any]:
 
 def unuse(engine: Engine, days: float = 31) -> None:
     """Have all keys been used so long ago."""
-    ago = {
-        "postgresql": f"now() - interval '{days} days'",
-        "mariadb": f"utc_timestamp(6) - INTERVAL {int(days * 24 * 3_600)} SECOND",
-        "sqlite": f"used_at - {int(days * 24 * 3_600_000)}",
-    }
-    execute(engine, f"UPDATE sqlq_limits SET used_at = {ago[engine.dialect.name]}")
+    execute(engine, f"UPDATE sqlq_limits SET used_at = used_at - {span(engine, days * 86_400)}")
 
 
 def forget(app: sqlq.App) -> int:
-    with app.database.begin() as conn:
-        return admit.forget_unused(conn, unused_ms=UNUSED_MS, limit=1_000)
+    return app.database.run(lambda conn: admit.forget_unused(conn, unused_ms=UNUSED_MS, limit=1_000))
 
 
 def known(app: sqlq.App) -> list[str]:
@@ -49,7 +42,8 @@ def known(app: sqlq.App) -> list[str]:
 
 
 def test_a_key_unused_for_a_month_is_deleted(app: sqlq.App, engine: Engine) -> None:
-    app.enqueue(limited(app).new())
+    task = limited(app)
+    app.enqueue(task.new())
     drain(app)
     assert known(app) == [KEY]
     assert forget(app) == 0, "it was used lately"
@@ -58,6 +52,11 @@ def test_a_key_unused_for_a_month_is_deleted(app: sqlq.App, engine: Engine) -> N
     unuse(engine)
     Sweep(app.database).run()
     assert known(app) == []
+    for _ in range(2):
+        unuse(engine)
+        app.enqueue(task.new())
+        drain(app)
+    assert forget(app) == 0, "an admission is a use"
 
 
 @pytest.mark.parametrize("pinned", [False, True])
@@ -74,69 +73,45 @@ def test_the_next_job_stores_a_deleted_key_again(app: sqlq.App, engine: Engine, 
     assert blocked(app) == (3 if pinned else 2)
 
 
-def in_line(app: sqlq.App) -> None:
-    task = limited(app, running=1)
-    app.enqueue_many([task.new() for _ in range(2)])
-    admit.look(app.database)
-    app.jobs.cancel([1])
-
-
-def holding_a_slot(app: sqlq.App) -> None:
-    app.enqueue(limited(app).new())
-    admit.look(app.database)
-    claim(app)
-
-
-def failed(app: sqlq.App) -> None:
-    app.enqueue(limited(app).new())
-    admit.look(app.database)
-    end(app, BOOM)
-
-
-def a_step_that_waits(app: sqlq.App) -> None:
-    task = limited(app)
-    app.enqueue(task.new())  # so that the key is known
-    drain(app)
-    app.enqueue(sqlq.chain(app.named("first").new(), task.new()))
-
-
 def set_by_an_operator(app: sqlq.App) -> None:
-    with app.database.begin() as conn:
-        admit.pin(conn, KEY, Rule(2))
-
-
-def at_a_slow_rate(app: sqlq.App) -> None:
-    app.enqueue(limited(app, rate="1/60d").new())
-    drain(app)
-    assert app.jobs.get(1).state == "finished"
+    app.database.run(lambda conn: admit.pin(conn, KEY, Rule(2)))
 
 
 @pytest.mark.parametrize(
-    "use", [in_line, holding_a_slot, failed, a_step_that_waits, set_by_an_operator, at_a_slow_rate]
+    "why",
+    ["in_line", "holding_a_slot", "failed", "a_step_that_waits", "set_by_an_operator", "at_a_slow_rate"],
 )
-def test_a_key_that_is_still_needed_is_kept(
-    app: sqlq.App, engine: Engine, use: Callable[[sqlq.App], None]
-) -> None:
-    use(app)
+def test_a_key_that_is_needed_is_kept(app: sqlq.App, engine: Engine, why: str) -> None:
+    options: dict[str, Any] = {"in_line": {"running": 1}, "at_a_slow_rate": {"rate": "1/60d"}}
+    task = limited(app, **options.get(why, {}))
+    if why == "set_by_an_operator":
+        set_by_an_operator(app)
+    else:
+        app.enqueue(task.new())
+    match why:
+        case "in_line":
+            app.enqueue(task.new())
+            admit.look(app.database)
+            app.jobs.cancel([1])
+        case "holding_a_slot":
+            admit.look(app.database)
+            claim(app)
+        case "failed":
+            admit.look(app.database)
+            end(app, BOOM)
+        case "a_step_that_waits":
+            drain(app)
+            app.enqueue(sqlq.chain(app.named("first").new(), task.new()))
+        case "at_a_slow_rate":
+            assert drain(app).finished == 1
     unuse(engine)
     assert forget(app) == 0
     assert known(app) == [KEY]
 
 
-def test_an_admission_counts_as_use_of_its_key(app: sqlq.App, engine: Engine) -> None:
-    task = limited(app)
-    app.enqueue(task.new())
-    drain(app)
-    unuse(engine)
-    app.enqueue(task.new())
-    drain(app)
-    assert forget(app) == 0
-
-
 @needs("listen")
 def test_a_wake_keeps_its_limit_when_the_key_is_deleted_meanwhile(app: sqlq.App, engine: Engine) -> None:
-    """The row is deleted between the look that finds it and its lock. The wake is taken, and has the only
-    copy of the limit."""
+    """It is deleted between the look that finds it and its lock; the wake has the only copy of the limit."""
     task = limited(app, running=3)
     app.enqueue(task.new())
     drain(app)
@@ -146,8 +121,7 @@ def test_a_wake_keeps_its_limit_when_the_key_is_deleted_meanwhile(app: sqlq.App,
 
     def forgets(conn: Any, cursor: Any, statement: str, *_: Any) -> None:
         if statement.startswith("INSERT INTO public.sqlq_limits") and not forgotten:
-            with engine.begin() as other:
-                forgotten.append(other.execute(text("DELETE FROM sqlq_limits")).rowcount)
+            forgotten.append(execute(engine, "DELETE FROM sqlq_limits RETURNING 1"))
 
     event.listen(app.database.engine, "after_cursor_execute", forgets)
     first = admit.look(app.database)
@@ -162,13 +136,10 @@ def test_the_deletion_of_keys_waits_for_no_lock(app: sqlq.App, engine: Engine) -
         app.enqueue(limited(app, key).new())
     drain(app)
     unuse(engine)
-    with ThreadPoolExecutor(1) as threads, engine.begin() as other:
-        other.execute(text("SELECT 1 FROM sqlq_limits WHERE limit_key = 'a' FOR UPDATE"))
+    a = "SELECT 1 FROM sqlq_limits WHERE limit_key = 'a' FOR UPDATE"
+    with ThreadPoolExecutor(1) as threads, locked(engine, a):
         assert threads.submit(forget, app).result(20) == 1
     assert known(app) == ["a"]
-
-
-# -- enqueues of jobs under a limit --------------------------------------------------------------------------
 
 
 JOBS = "SELECT limit_key, blocked_by, due_at IS NOT NULL FROM jobs ORDER BY id"
@@ -178,10 +149,8 @@ STRIPE = ("stripe", 5, 100, 60_000, False, False)
 
 @pytest.fixture
 def call(app: sqlq.App) -> sqlq.Task[..., None]:
-    @app.task(name="shop.call", queue="mail", limit=sqlq.Limit("stripe", running=5, rate="100/1m"))
-    def call(order_id: int = 0) -> None: ...
-
-    return call
+    limit = sqlq.Limit("stripe", running=5, rate="100/1m")
+    return app.task(name="shop.call", queue="mail", limit=limit)(lambda order_id=0: None)
 
 
 def committed(engine: Engine, query: str) -> list[Any]:
@@ -190,9 +159,7 @@ def committed(engine: Engine, query: str) -> list[Any]:
 
 
 @common_ways
-def test_limited_jobs_are_enqueued_as_blocked(
-    app: sqlq.App, call: Any, watch: Engine, caller: Caller
-) -> None:
+def test_limited_jobs_are_enqueued_blocked(app: sqlq.App, call: Any, watch: Engine, caller: Caller) -> None:
     caller.begin()
     done = [
         caller.enqueue(app, call.new(1)),
@@ -216,47 +183,36 @@ def test_limited_jobs_without_a_session_are_blocked(app: sqlq.App, call: Any, wa
     asyncio.run(app.aenqueue_many([call.new(2), call.new(3)]))
     assert committed(watch, JOBS) == [("stripe", "limit", True)] * 3
     assert committed(watch, WAKES) == [STRIPE] * 2
-
-
-def test_statement_refuses_a_limited_job(app: sqlq.App, call: Any) -> None:
     with pytest.raises(sqlq.EnqueueError, match=r"takes a second statement.*enqueue it with app.enqueue"):
         app.statement(call.new(1))
     sql, _ = app.statement(call.new(1).set(limit=None))
     assert sql.startswith("INSERT")
-
-
-WRONG: list[tuple[Callable[[Any], object], str]] = [
-    (lambda job: job.set(limit="mail"), "no limit of that name is declared; write app.limit"),
-    (lambda job: job.set(limit=5), r"limit is 5: give a limit, as in limit=sqlq.Limit"),
-    (lambda job: job.set(limit=sqlq.Limit("a:{n}", running=1)), "is made from arguments"),
-    (lambda job: job.set(limit=sqlq.Limit("stripe", running=7)), "differs from the one declared"),
-    (lambda job: job.set(unique_key="k", on_conflict="replace"), "is not for a job under a limit"),
-    (
-        lambda job: job.set(unique_key="k", on_conflict="debounce", max_wait="1m"),
-        "is not for a job under a limit",
-    ),
-]
-
-
-@for_each(("change", "sentence"), WRONG)
-def test_a_wrong_limit_is_one_sentence_before_any_sql(
-    app: sqlq.App, call: Any, watch: Engine, change: Callable[[Any], sqlq.NewJob], sentence: str
-) -> None:
-    before = len(committed(watch, JOBS))
-    with watch.connect() as conn:
-        with pytest.raises(sqlq.EnqueueError, match=sentence):
-            app.enqueue(change(call.new(1)), session=conn)
-        app.enqueue(call.new(2), session=conn)  # the caller's transaction is as it was
-        conn.commit()
-    assert len(committed(watch, JOBS)) == before + 1
-
-
-def test_a_job_without_a_limit_does_not_replace_a_limited_one(
-    app: sqlq.App, call: Any, watch: Engine
-) -> None:
     first = app.enqueue(call.new(1).set(unique_key="k"))
     free = call.new(2).set(limit=None, unique_key="k", on_conflict="replace")
     again = app.enqueue(free)
     assert (again.id, again.created, again.replaced, str(again.state)) == (first.id, False, False, "blocked")
     assert app.jobs.get(first.id).payload == {"args": [1]}
-    assert committed(watch, JOBS) == [("stripe", "limit", True)]
+    assert committed(watch, JOBS) == [("stripe", "limit", True)] * 4
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"limit": "mail"}, "no limit of that name is declared; write app.limit"),
+    ({"limit": 5}, r"limit is 5: give a limit, as in limit=sqlq.Limit"),
+    ({"limit": sqlq.Limit("a:{n}", running=1)}, "is made from arguments"),
+    ({"limit": sqlq.Limit("stripe", running=7)}, "differs from the one declared"),
+    ({"unique_key": "k", "on_conflict": "replace"}, "is not for a job under a limit"),
+    ({"unique_key": "k", "on_conflict": "debounce", "max_wait": "1m"}, "is not for a job under a limit"),
+]
+
+
+@for_each(("options", "sentence"), WRONG)
+def test_a_wrong_limit_is_one_sentence_before_any_sql(
+    app: sqlq.App, call: Any, watch: Engine, options: dict[str, Any], sentence: str
+) -> None:
+    before = len(committed(watch, JOBS))
+    with watch.connect() as conn:
+        with pytest.raises(sqlq.EnqueueError, match=sentence):
+            app.enqueue(call.new(1).set(**options), session=conn)
+        app.enqueue(call.new(2), session=conn)  # the caller's transaction is as it was
+        conn.commit()
+    assert len(committed(watch, JOBS)) == before + 1

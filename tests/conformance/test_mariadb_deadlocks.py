@@ -1,139 +1,109 @@
-"""MariaDB undoes a whole transaction after a deadlock, savepoints too, and the connection is outside any.
-
-The next write of a caller would be committed alone, so each connection refuses it.
-"""
+"""After a deadlock MariaDB has undone a whole transaction, so each connection refuses the next write."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
+from django.db import transaction
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import OperationalError, PendingRollbackError
 from sqlalchemy.orm import Session
 
 import sqlq
 from tests.kit import BOOM, committed, count, end, execute, needs, run_one, wait_until, waiting_for_locks
-from tests.kit.callers import Caller, modes, sessions
+from tests.kit.callers import Caller, modes, of_django, sessions
 
 UNDONE = "MariaDB has undone the whole transaction, .*deadlock .*run it again from its start"
 
 
 @contextmanager
-def deadlock(app: sqlq.App, watched_orders: Engine, take: Callable[[Session], object]) -> Iterator[None]:
-    """Let a rival `take` what the block waits for, and wait for the order 1 that the block's transaction has
-    written. The rival has written more, so that the server undoes the block's transaction, which raises."""
-    with Session(watched_orders) as rival:
+def deadlock(watched_orders: Engine, take: Callable[[Session], object]) -> Iterator[None]:
+    """Let a rival, who has written more, `take` what the block waits for, and wait for its order 1."""
+    with Session(watched_orders) as rival, ThreadPoolExecutor(1) as pool:
         rival.execute(text("INSERT INTO orders SELECT seq FROM seq_101_to_110"))
         take(rival)
-
-        def wait() -> None:
-            with suppress(OperationalError):
-                rival.execute(text("SELECT id FROM orders WHERE id = 1 FOR UPDATE"))
-
-        thread = threading.Thread(target=wait)
-        thread.start()
+        waiting = pool.submit(rival.execute, text("SELECT id FROM orders WHERE id = 1 FOR UPDATE"))
         wait_until(lambda: waiting_for_locks(watched_orders), what="the rival waiting for the order")
         with pytest.raises(sqlq.EnqueueError, match=UNDONE):
             yield
-        thread.join(20)
+        waiting.exception(20)
         rival.rollback()
-
-
-def takes_the_key(app: sqlq.App, send: Any) -> Callable[[Session], object]:
-    return lambda rival: app.enqueue(keyed(send), session=rival)
-
-
-def order(connection: Any, id: int) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("INSERT INTO orders (id) VALUES (%s)", [id])
 
 
 def keyed(send: Any) -> Any:
     return send.new(1).set(unique_key="k")
 
 
-def enqueue_undone(caller: Any, app: sqlq.App, send: Any, watched_orders: Engine) -> None:
-    with deadlock(app, watched_orders, takes_the_key(app, send)):
+def enqueue_undone(caller: Caller, app: sqlq.App, send: Any) -> None:
+    with deadlock(caller.watch, lambda rival: app.enqueue(keyed(send), session=rival)):
         caller.enqueue_many(app, [keyed(send), send.new(2).set(unique_key="l")])
 
 
 @sessions("mariadb")
-def test_a_session_refuses_statements_after_a_deadlock_until_its_rollback(
-    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
-) -> None:
+def test_a_session_refuses_all_after_a_deadlock_to_rollback(app: sqlq.App, send: Any, buyer: Caller) -> None:
     for in_savepoint in (False, True):
-        caller.order(1)
+        buyer.order(1)
         if in_savepoint:
-            with caller.savepoint() as undo:
-                enqueue_undone(caller, app, send, watched_orders)
+            with buyer.savepoint() as undo:
+                enqueue_undone(buyer, app, send)
                 undo()
         else:
-            enqueue_undone(caller, app, send, watched_orders)
+            enqueue_undone(buyer, app, send)
         with pytest.raises(PendingRollbackError):
-            caller.order(2)
+            buyer.order(2)
         with pytest.raises(PendingRollbackError):
-            caller.commit()
-        caller.rollback()
-        assert committed(watched_orders, "orders") == []
-    caller.order(3)
-    caller.enqueue(app, keyed(send))
-    caller.commit()
-    assert committed(watched_orders, "orders") == [3]
+            buyer.commit()
+        buyer.rollback()
+        assert buyer.committed()[0] == []
+    buyer.order(3)
+    buyer.enqueue(app, keyed(send))
+    buyer.commit()
+    assert buyer.committed()[0] == [3]
 
 
 @modes(databases=("mariadb",))
-def test_a_drivers_connection_refuses_statements_after_a_deadlock(
-    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
-) -> None:
-    caller.begin()
-    caller.order(1)
-    enqueue_undone(caller, app, send, watched_orders)
-    for go_on in (lambda: caller.order(2), caller.commit, lambda: caller.execute("BEGIN")):
+def test_a_drivers_connection_refuses_all_after_a_deadlock(app: sqlq.App, send: Any, buyer: Caller) -> None:
+    buyer.begin()
+    buyer.order(1)
+    enqueue_undone(buyer, app, send)
+    for go_on in (lambda: buyer.order(2), buyer.commit, lambda: buyer.execute("BEGIN")):
         with pytest.raises(Exception, match=r"(?i)gone away|not connected|\(0, ''\)"):
             go_on()
-    caller.close()
-    assert committed(watched_orders, "orders") == []
+    buyer.close()
+    assert buyer.committed()[0] == []
 
 
 @needs("mariadb")
-def test_djangos_block_is_rolled_back_after_a_deadlock(
-    app: sqlq.App, send: Any, watched_orders: Engine, connection: Any
-) -> None:
-    from django.db import transaction
-
-    def enqueue() -> None:
-        with deadlock(app, watched_orders, takes_the_key(app, send)):
-            app.enqueue(keyed(send), session=connection)
-
-    with transaction.atomic(using=connection.alias):
-        order(connection, 1)
-        enqueue()
+@of_django
+def test_djangos_block_is_rolled_back_after_a_deadlock(app: sqlq.App, send: Any, buyer: Caller) -> None:
+    alias = buyer.session.alias
+    with transaction.atomic(using=alias):
+        buyer.order(1)
+        enqueue_undone(buyer, app, send)
         with pytest.raises(transaction.TransactionManagementError):
-            order(connection, 2)
-    with transaction.atomic(using=connection.alias):
-        order(connection, 1)
-        with suppress(ZeroDivisionError), transaction.atomic(using=connection.alias):
-            enqueue()
+            buyer.order(2)
+    with transaction.atomic(using=alias):
+        buyer.order(1)
+        with suppress(ZeroDivisionError), transaction.atomic(using=alias):
+            enqueue_undone(buyer, app, send)
             raise ZeroDivisionError
         with pytest.raises(transaction.TransactionManagementError):
-            order(connection, 2)
-    transaction.set_autocommit(False, using=connection.alias)
-    order(connection, 1)
-    enqueue()
+            buyer.order(2)
+    buyer.begin()
+    buyer.order(1)
+    enqueue_undone(buyer, app, send)
     with pytest.raises(Exception, match=r"gone away|\(0, ''\)"):
-        order(connection, 2)
-    connection.close()
-    assert committed(watched_orders, "orders") == []
+        buyer.order(2)
+    buyer.close()
+    assert buyer.committed()[0] == []
 
 
 @needs("mariadb")
-def test_a_handler_whose_transaction_was_undone_completes_nothing(
-    app: sqlq.App, watched_orders: Engine
-) -> None:
+def test_a_handler_of_an_undone_transaction_completes_nothing(app: sqlq.App, watched_orders: Engine) -> None:
     def pay() -> None:
         running = sqlq.current_job()
         take = text(f"SELECT id FROM jobs WHERE id = {running.id} FOR UPDATE")
@@ -143,7 +113,7 @@ def test_a_handler_whose_transaction_was_undone_completes_nothing(
                 running.complete(session)
                 session.commit()
                 return
-            with deadlock(app, watched_orders, lambda rival: rival.execute(take)):
+            with deadlock(watched_orders, lambda rival: rival.execute(take)):
                 running.complete(session)
             with pytest.raises(PendingRollbackError):
                 session.commit()
@@ -154,9 +124,7 @@ def test_a_handler_whose_transaction_was_undone_completes_nothing(
 
 
 @needs("mariadb")
-def test_a_row_that_changed_since_the_snapshot_undoes_all(
-    app: sqlq.App, send: Any, watched_orders: Engine
-) -> None:
+def test_a_row_newer_than_the_snapshot_undoes_all(app: sqlq.App, send: Any, watched_orders: Engine) -> None:
     with Session(watched_orders) as session:
         session.execute(text("SET SESSION innodb_snapshot_isolation = ON"))
         session.execute(text("SELECT COUNT(*) FROM jobs"))
@@ -183,20 +151,14 @@ def test_a_lock_timeout_undoes_one_statement_only(app: sqlq.App, send: Any, watc
 
 
 @needs("mariadb")
-def test_neighbouring_keys_do_not_deadlock_when_their_last_jobs_have_just_ended(
-    app: sqlq.App, send: Any, watched_orders: Engine
-) -> None:
+def test_neighbouring_keys_do_not_deadlock_when_just_freed(app: sqlq.App, send: Any, watch: Engine) -> None:
     """An ended key stays in the index until the purge, which an old snapshot holds back."""
 
     def with_key(key: str) -> Any:
         return send.new().set(unique_key=key)
 
     a, b, _ = app.enqueue_many([with_key(key) for key in "abm"])
-    with (
-        watched_orders.connect() as old,
-        Session(watched_orders) as session,
-        Session(watched_orders) as other,
-    ):
+    with watch.connect() as old, Session(watch) as session, Session(watch) as other:
         old.execute(text("START TRANSACTION WITH CONSISTENT SNAPSHOT"))
         old.execute(text("SELECT COUNT(*) FROM jobs"))
         app.jobs.cancel([a, b])
@@ -211,14 +173,13 @@ def test_neighbouring_keys_do_not_deadlock_when_their_last_jobs_have_just_ended(
 
 
 @needs("mariadb")
-def test_a_met_key_is_read_anew_in_an_old_snapshot(app: sqlq.App, send: Any, watched_orders: Engine) -> None:
+def test_a_met_key_is_read_anew_in_an_old_snapshot(app: sqlq.App, send: Any, watch: Engine) -> None:
     first = app.enqueue(keyed(send))
-    with Session(watched_orders) as session:
+    with Session(watch) as session:
         session.execute(text("SELECT COUNT(*) FROM jobs"))
         app.jobs.cancel([first])
         second = app.enqueue(keyed(send))
         met = app.enqueue(keyed(send), session=session)
-        session.rollback()
     assert (met.id, met.created) == (second.id, False)
 
 

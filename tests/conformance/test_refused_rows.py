@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError, StatementError
 
 import sqlq
@@ -21,17 +21,15 @@ from sqlq.worker.maintain import services
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.report.meter import Totals
 from sqlq.worker.supervise.heartbeat import Heartbeat
-from tests.kit import execute, needs, refuse, span, wait_until, working
+from tests.kit import committed, execute, needs, refuse, span, wait_until, working
 
 pytestmark = pytest.mark.each_database
 
-INNOCENT, POISON, BATCH = 8, 5, 3
-"""More rows are refused than a batch has, and they come first."""
+INNOCENT, POISON, BATCH = 8, 5, 3  # more rows are refused than a batch has, and they come first
 
 
 class Case(NamedTuple):
-    """Rows of the task `poison`, a trigger on a table that refuses them, the state of the others afterwards,
-    and what the log has."""
+    """Rows of the task `poison`, a trigger that refuses them, the state of the others, and the log."""
 
     prepare: Callable[[Play], None]
     on: str
@@ -53,116 +51,79 @@ class Play:
             self.app.task(name=name, max_attempts=1, **options)(lambda: None) for name in ("poison", "plain")
         )
 
-    def all(self, **options: Any) -> list[sqlq.NewJob[Any]]:
-        return [
-            task.new().set(**options)
-            for task, number in ((self.poison, POISON), (self.plain, INNOCENT))
-            for _ in range(number)
-        ]
+    def all(self) -> list[sqlq.NewJob[Any]]:
+        return [*[self.poison.new()] * POISON, *[self.plain.new()] * INNOCENT]
 
-    def enqueue(self, **options: Any) -> None:
-        self.app.enqueue_many(self.all(**options))
-
-    def states(self) -> list[str]:
-        query = text("SELECT state FROM job_states WHERE task = 'plain'")
-        with self.engine.connect() as conn:
-            return list(conn.scalars(query))
+    def enqueue(self) -> None:
+        self.app.enqueue_many(self.all())
 
     def are(self, state: str, number: int = INNOCENT) -> bool:
-        return self.states() == [state] * number
+        states: list[Any] = committed(self.engine, "job_states WHERE task = 'plain'", "state")
+        return states == [state] * number
 
-    def claimed(self, **change: str) -> None:
+    def claimed(self) -> None:
         """Have a worker that is gone hold all jobs."""
         self.enqueue()
-        values = {"lease_expires_at": "created_at", "attempts": "1", **change}
-        changes = ", ".join(f"{name} = {value}" for name, value in values.items())
-        execute(
-            self.engine,
-            f"UPDATE jobs SET lease_token = 1, reserved_by = 'dead', reserved_at = created_at, {changes}",
-        )
+        held = "lease_token = 1, attempts = 1, reserved_by = 'dead', reserved_at = created_at"
+        execute(self.engine, f"UPDATE jobs SET {held}, lease_expires_at = created_at")
 
+    def old(self) -> None:
+        self.enqueue()
+        self.app.jobs.cancel(all=True)
+        execute(self.engine, f"UPDATE finished_jobs SET finished_at = finished_at - {span(self.engine, 1e6)}")
 
-def _old(play: Play) -> None:
-    play.enqueue()
-    play.app.jobs.cancel(all=True)
-    execute(play.engine, f"UPDATE finished_jobs SET finished_at = finished_at - {span(play.engine, 1e6)}")
+    def scheduled(self) -> None:
+        for number, job in enumerate(self.all()):
+            self.app.schedules.add(f"{job.task} {number}", job, every="1h")
+        for column in ("next_at", "last_at"):
+            execute(self.engine, f"UPDATE sqlq_schedules SET {column} = {column} - {span(self.engine, 3600)}")
 
+    def chains(self) -> None:
+        cancel = self.app.task(name="cancel")(_cancel)
+        for first, then in ((cancel, self.poison), (self.plain, self.plain)):
+            for _ in range(POISON if first is cancel else INNOCENT // 2):
+                flow = sqlq.Flow()
+                flow.add(then.new(), after=[flow.add(first.new())])
+                self.app.enqueue(flow)
 
-def _scheduled(play: Play) -> None:
-    for number, job in enumerate(play.all()):
-        play.app.schedules.add(f"{job.task} {number}", job, every="1h")
-    for column in ("next_at", "last_at"):
-        execute(play.engine, f"UPDATE sqlq_schedules SET {column} = {column} - {span(play.engine, 3600)}")
-
-
-def _chains(play: Play) -> None:
-    cancel = play.app.task(name="cancel")(_cancel)
-    for first, then in ((cancel, play.poison), (play.plain, play.plain)):
-        for _ in range(POISON if first is cancel else INNOCENT // 2):
-            flow = sqlq.Flow()
-            flow.add(then.new(), after=[flow.add(first.new())])
-            play.app.enqueue(flow)
+    def in_line(self) -> None:
+        self.app = sqlq.App(engine=self.engine)
+        self.declare(limit=sqlq.Limit("api", running=2))
+        self.enqueue()
 
 
 def _cancel() -> None:
     raise sqlq.Cancel("no")
 
 
-def _in_line(play: Play) -> None:
-    play.app = sqlq.App(engine=play.engine)
-    play.declare(limit=sqlq.Limit("api", running=2))
-    play.enqueue()
-
-
-_LOST = "has lost its worker, but"
-_POISON = "NEW.task = 'poison'"
-_CHANGED = "OLD.task = 'poison'"
+_LOST, _ENDS = "has lost its worker, but", "INSERT ON finished_jobs"
+_POISON, _CHANGED, _DUE = "NEW.task = 'poison'", "OLD.task = 'poison'", "UPDATE ON sqlq_schedules"
 _MAY_START = f"{_CHANGED} AND OLD.blocked_by = 'limit' AND NEW.blocked_by IS NULL"
+_RELEASED = f"{_CHANGED} AND NEW.reserved_at IS NULL"
 CASES = {
-    "settle": Case(
-        Play.enqueue, "INSERT ON finished_jobs", _POISON, "finished", "its outcome could not be stored"
-    ),
+    "settle": Case(Play.enqueue, _ENDS, _POISON, "finished", "its outcome could not be stored"),
     "rescue": Case(Play.claimed, "INSERT ON failed_jobs", _POISON, "failed", _LOST),
     "rescue of rows that refuse a change": Case(Play.claimed, "UPDATE ON jobs", _CHANGED, "failed", _LOST),
-    "ticks": Case(_scheduled, "INSERT ON jobs", _POISON, "finished", "schedule poison"),
+    "ticks": Case(Play.scheduled, "INSERT ON jobs", _POISON, "finished", "schedule poison"),
     "ticks of rows that refuse a change": Case(
-        _scheduled, "UPDATE ON sqlq_schedules", _CHANGED, "finished", "of a schedule is due, but"
+        Play.scheduled, _DUE, _CHANGED, "finished", "of a schedule is due, but"
     ),
-    "unblock": Case(
-        _chains, "INSERT ON finished_jobs", _POISON, "finished", "waits for no other step any more, but"
-    ),
-    "admission": Case(_in_line, "UPDATE ON jobs", _MAY_START, "finished", "may start by its limit, but"),
-    "prune": Case(
-        _old, "DELETE ON finished_jobs", _CHANGED, "", "is old enough to be deleted, but", number=0
-    ),
-    "deaths": Case(
-        Play.claimed, "UPDATE ON jobs", f"{_CHANGED} AND NEW.reserved_at IS NULL", "available", _LOST
-    ),
+    "unblock": Case(Play.chains, _ENDS, _POISON, "finished", "waits for no other step any more, but"),
+    "admission": Case(Play.in_line, "UPDATE ON jobs", _MAY_START, "finished", "may start by its limit, but"),
+    "prune": Case(Play.old, "DELETE ON finished_jobs", _CHANGED, "", "is old enough to be deleted, but", 0),
+    "deaths": Case(Play.claimed, "UPDATE ON jobs", _RELEASED, "available", _LOST),
     "deaths of jobs that had started": Case(Play.claimed, "INSERT ON failed_jobs", _POISON, "failed", _LOST),
 }
 
 
 def refuse_after_a_deadlock(engine: Engine, on: str, refuses: str) -> None:
     """Let a trigger refuse rows, and raise a deadlock at its first call."""
-    # a sequence is not rolled back
-    statements = {
-        "postgresql": [
-            "CREATE SEQUENCE poisoned",
-            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
-            "IF nextval('poisoned') = 1 THEN RAISE SQLSTATE '40P01'; END IF; "
-            "RAISE EXCEPTION 'refused'; END $$",
-            f"CREATE TRIGGER refuse BEFORE {on} FOR EACH ROW WHEN ({refuses}) EXECUTE FUNCTION refuse()",
-        ],
-        "mariadb": [
-            "CREATE SEQUENCE poisoned",
-            f"CREATE TRIGGER refuse BEFORE {on} FOR EACH ROW IF {refuses} THEN "
-            "IF nextval(poisoned) = 1 THEN SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213; END IF; "
-            "SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'refused'; END IF",
-        ],
+    execute(engine, "CREATE SEQUENCE poisoned")  # which is not rolled back
+    raised = {
+        "postgresql": "IF nextval('poisoned') = 1 THEN RAISE SQLSTATE '40P01'; END IF; ",
+        "mariadb": "IF nextval(poisoned) = 1 THEN SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213; END IF; ",
     }
-    with engine.begin() as conn:
-        for statement in statements[engine.dialect.name]:
-            conn.execution_options(no_parameters=True).exec_driver_sql(statement)
+    refuse(engine, on, refuses, first=raised[engine.dialect.name])
 
 
 @contextmanager
@@ -189,14 +150,12 @@ def test_a_result_is_stored_whole_when_its_table_is_back(
         looked.set()
         return states_of(*given, **options)
 
-    monkeypatch.setattr(lease, "states_of", noted)
-
-    @app.task(name="t")
     def renames() -> str:
         execute(engine, "ALTER TABLE finished_jobs RENAME TO away")
         return "whole"
 
-    job = app.enqueue(renames.new())
+    monkeypatch.setattr(lease, "states_of", noted)
+    job = app.enqueue(app.task(name="t")(renames).new())
     with working(app, grace="1s"):
         assert looked.wait(20)
         execute(engine, "ALTER TABLE away RENAME TO finished_jobs")
@@ -205,9 +164,7 @@ def test_a_result_is_stored_whole_when_its_table_is_back(
     assert (done.result, done.attempts) == ("whole", 1)
 
 
-def test_a_worker_ends_when_it_can_write_no_outcome_of_a_refused_task(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_ends_when_it_can_write_no_outcome(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     settle, refusal = settling.settle, StatementError("refused", None, None, None)
     errors: list[Exception] = [refusal, refusal]
 
@@ -272,10 +229,12 @@ def test_refused_rows_hold_up_no_other(
     case, play = CASES[name], Play(app, engine)
     case.prepare(play)
     (refuse_after_a_deadlock if after_a_deadlock else refuse)(engine, case.on, case.refuses)
+    short = {"lease": "3s"} if name.startswith("rescue") else {}
     acting = (
         dead(play.app, started="started" in name)
         if name.startswith("deaths")
-        else working(play.app, grace="1s", queues=["default"], concurrency=INNOCENT + POISON)
+        # a rescue after a deadlock waits for half a lease
+        else working(play.app, grace="1s", queues=["default"], concurrency=INNOCENT + POISON, **short)
     )
     with acting:
         wait_until(lambda: play.are(case.state, case.number), timeout=20, what="the others done")

@@ -1,17 +1,18 @@
-"""A job is kept exactly if the session's transaction commits, even where a framework ends it (G1).
-
-A session that cannot keep this promise is refused.
-"""
+"""A job is kept exactly if the session's transaction commits, even where a framework ends it (G1)."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import sqlite3
 import sys
+import time
 import warnings
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import django
@@ -22,15 +23,19 @@ import sqlmodel
 import transaction
 import zope.sqlalchemy
 from django.db import transaction as blocks
-from sqlalchemy import Connection, Engine, event
+from django.utils.connection import ConnectionProxy
+from sqlalchemy import Connection, Engine, Pool, event
+from sqlalchemy.exc import IntegrityError, SAWarning
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 import sqlq
+from sqlq import EnqueueError
 from sqlq.database.caller import drivers
+from sqlq.errors import JobNotFoundError
 from sqlq.testing import inline
-from tests.kit import count, needs, run_one
-from tests.kit.callers import OfSqlalchemy, orders_and_jobs
+from tests.kit import committed, count, drain, for_each, needs, run_one, wait_until
+from tests.kit.callers import Caller, OfSqlalchemy, Order, common_sessions, common_ways, of_django, sessions
 from tests.kit.notifications import Listener
 from tests.kit.postgresql import async_database_url
 from tests.kit.workers import listening
@@ -45,54 +50,25 @@ with warnings.catch_warnings():
     from pyramid.response import Response
 
 
-class Base(DeclarativeBase): ...
-
-
-class Order(Base):
-    __tablename__ = "orders"
-    id: Mapped[int] = mapped_column(primary_key=True)
-
-
-@pytest.fixture
-def send(app: sqlq.App) -> sqlq.Task[..., None]:
-    @app.task(name="shop.send", max_attempts=1)
-    def send(order_id: int = 0) -> None: ...
-
-    return send
-
-
 @pytest.fixture
 def shop(engine: Engine) -> Engine:
     """A user's engine, with a table of orders."""
     if engine.dialect.name == "sqlite":
         sqlq.configure_sqlite(engine)
-    Base.metadata.create_all(engine)
+    Order.metadata.create_all(engine)
     return engine
 
 
-# -- zope.sqlalchemy -----------------------------------------------------------------------------------------
+WRITES = ("enqueue", "read", "orm", "savepoint")
 
 
-def only_enqueue(session: Any, app: sqlq.App, new: sqlq.NewJob) -> None:
-    app.enqueue(new, session=session)
-
-
-def read_first(session: Any, app: sqlq.App, new: sqlq.NewJob) -> None:
-    session.get(Order, 1)
-    app.enqueue_many([new], session=session)
-
-
-def write_by_orm(session: Any, app: sqlq.App, new: sqlq.NewJob) -> None:
-    session.add(Order())
-    app.enqueue(new, session=session)
-
-
-def in_a_savepoint(session: Any, app: sqlq.App, new: sqlq.NewJob) -> None:
-    with session.begin_nested():
+def write(name: str, session: Any, app: sqlq.App, new: sqlq.NewJob) -> None:
+    if name == "read":
+        session.get(Order, 1)
+    if name == "orm":
+        session.add(Order())
+    with session.begin_nested() if name == "savepoint" else nullcontext():
         app.enqueue(new, session=session)
-
-
-WRITES = {"enqueue": only_enqueue, "read": read_first, "orm": write_by_orm, "savepoint": in_a_savepoint}
 
 
 def registered(engine: Engine, **options: Any) -> Any:
@@ -104,20 +80,19 @@ def registered(engine: Engine, **options: Any) -> Any:
 
 @pytest.mark.parametrize("name", WRITES)
 def test_a_job_is_committed_by_zopes_transaction(app: sqlq.App, send: Any, shop: Engine, name: str) -> None:
-    maker, write = registered(shop), WRITES[name]
-    with inline(app, at="commit") as ran:
+    maker = registered(shop)
+
+    def write_twice() -> None:
         with transaction.manager:
-            write(maker, app, send.new(1))
+            write(name, maker, app, send.new(1))
         transaction.begin()
-        write(maker, app, send.new(1))
+        write(name, maker, app, send.new(1))
         transaction.abort()
+
+    with inline(app, at="commit") as ran:
+        write_twice()
     assert [job.state for job in ran.jobs] == ["finished"]
-    with transaction.manager:
-        write(maker, app, send.new(1))
-    assert count(shop) == 1
-    transaction.begin()
-    write(maker, app, send.new(1))
-    transaction.abort()
+    write_twice()
     assert count(shop) == 1
 
 
@@ -132,15 +107,11 @@ def test_a_job_is_committed_by_pyramids_request(app: sqlq.App, send: Any, shop: 
         return session
 
     def view(request: Any) -> Response:
-        WRITES[name](request.dbsession, app, send.new(1))
+        write(name, request.dbsession, app, send.new(1))
         return Response("done", status=request.params["status"])
 
-    config = Configurator(
-        settings={
-            "tm.manager_hook": "pyramid_tm.explicit_manager",
-            "tm.commit_veto": "pyramid_tm.default_commit_veto",
-        }
-    )
+    hooks = {"manager_hook": "pyramid_tm.explicit_manager", "commit_veto": "pyramid_tm.default_commit_veto"}
+    config = Configurator(settings={f"tm.{name}": hook for name, hook in hooks.items()})
     config.include("pyramid_tm")
     config.add_request_method(session_of, "dbsession", reify=True)
     config.add_route("order", "/")
@@ -167,17 +138,15 @@ def test_a_kept_session_joins_each_transaction_of_zope(app: sqlq.App, send: Any,
     assert count(shop) == 3
 
 
-def test_a_session_that_zope_takes_for_read_only_is_refused(app: sqlq.App, send: Any, shop: Engine) -> None:
+def test_zope_takes_no_read_only_session_but_a_reading_handler(
+    app: sqlq.App, send: Any, shop: Engine
+) -> None:
     maker = registered(shop, initial_state=zope.sqlalchemy.datamanager.STATUS_READONLY)
-    with (
-        transaction.manager,
-        pytest.raises(sqlq.EnqueueError, match="this session registered as read only, and rolls back"),
-    ):
+    says = "this session registered as read only, and rolls back"
+    with transaction.manager, pytest.raises(EnqueueError, match=says):
         app.enqueue(send.new(), session=maker)
     assert count(shop) == 0
 
-
-def test_a_handler_that_only_reads_completes_in_zopes_transaction(app: sqlq.App, shop: Engine) -> None:
     def pay() -> None:
         maker = registered(shop)
         with transaction.manager:
@@ -199,52 +168,40 @@ def test_a_job_enqueued_by_a_session_event(app: sqlq.App, send: Any, shop: Engin
     assert count(shop) == 1
 
 
-# -- AUTOCOMMIT ----------------------------------------------------------------------------------------------
-
-
 class Automatic(sqlite3.Connection):
     autocommit = True  # as Python 3.12 has it
 
 
-BY_ENGINE = {"isolation_level": "AUTOCOMMIT"}
-AUTOMATIC: dict[str, tuple[str, str, type[Any], dict[str, Any]]] = {
-    "psycopg": ("postgresql", "psycopg", Session, BY_ENGINE),
-    "psycopg2": ("postgresql", "psycopg2", Connection, BY_ENGINE),
-    "asyncpg": ("postgresql", "asyncpg", AsyncSession, BY_ENGINE),
-    "psycopg_async": ("postgresql", "psycopg_async", AsyncSession, BY_ENGINE),
-    "pysqlite": ("sqlite", "pysqlite", Session, BY_ENGINE),
-    "pysqlite_connection": ("sqlite", "pysqlite", Connection, BY_ENGINE),
-    "aiosqlite": ("sqlite", "aiosqlite", AsyncSession, BY_ENGINE),
-    "of_psycopg": ("postgresql", "psycopg", Session, {"connect_args": {"autocommit": True}}),
-    "of_sqlite3": ("sqlite", "pysqlite", Session, {"connect_args": {"isolation_level": None}}),
-    "behind_aiosqlite": ("sqlite", "aiosqlite", AsyncSession, {"connect_args": {"factory": Automatic}}),
+PYSQLITE, AIOSQLITE = OfSqlalchemy("pysqlite", Session), OfSqlalchemy("aiosqlite", AsyncSession)
+PSYCOPG, BY_ENGINE = OfSqlalchemy("psycopg", Session), {"isolation_level": "AUTOCOMMIT"}
+AUTOMATIC: dict[str, tuple[str, OfSqlalchemy, dict[str, Any]]] = {
+    "psycopg": ("postgresql", PSYCOPG, BY_ENGINE),
+    "psycopg2": ("postgresql", OfSqlalchemy("psycopg2", Connection), BY_ENGINE),
+    "asyncpg": ("postgresql", OfSqlalchemy("asyncpg", AsyncSession), BY_ENGINE),
+    "psycopg_async": ("postgresql", OfSqlalchemy("psycopg_async", AsyncSession), BY_ENGINE),
+    "pysqlite": ("sqlite", PYSQLITE, BY_ENGINE),
+    "pysqlite_connection": ("sqlite", OfSqlalchemy("pysqlite", Connection), BY_ENGINE),
+    "aiosqlite": ("sqlite", AIOSQLITE, BY_ENGINE),
+    "of_psycopg": ("postgresql", PSYCOPG, {"connect_args": {"autocommit": True}}),
+    "of_sqlite3": ("sqlite", PYSQLITE, {"connect_args": {"isolation_level": None}}),
+    "behind_aiosqlite": ("sqlite", AIOSQLITE, {"connect_args": {"factory": Automatic}}),
 }
 if sys.version_info >= (3, 12):
     for level in (None, ""):
         by_sqlite3 = {"connect_args": {"autocommit": True, "isolation_level": level}}
-        AUTOMATIC[f"pysqlite_{level}"] = ("sqlite", "pysqlite", Session, by_sqlite3)
-        AUTOMATIC[f"aiosqlite_{level}"] = ("sqlite", "aiosqlite", AsyncSession, by_sqlite3)
+        AUTOMATIC[f"pysqlite_{level}"] = ("sqlite", PYSQLITE, by_sqlite3)
+        AUTOMATIC[f"aiosqlite_{level}"] = ("sqlite", AIOSQLITE, by_sqlite3)
 
 
 @pytest.mark.parametrize(
-    ("database_url", "driver", "kind", "options"),
-    [pytest.param(*row, id=name) for name, row in AUTOMATIC.items()],
-    indirect=["database_url"],
+    ("database_url", "way", "options"), AUTOMATIC.values(), ids=AUTOMATIC, indirect=["database_url"]
 )
 def test_autocommit_is_refused(
-    app: sqlq.App,
-    send: Any,
-    engine: Engine,
-    database_url: str,
-    driver: str,
-    kind: type[Any],
-    options: dict[str, Any],
+    app: sqlq.App, send: Any, engine: Engine, database_url: str, way: OfSqlalchemy, options: dict[str, Any]
 ) -> None:
-    with OfSqlalchemy(driver, kind)(database_url, configured=False, **options) as caller:
+    with way(database_url, configured=False, **options) as caller:
         for _ in range(2):
-            with pytest.raises(
-                sqlq.EnqueueError, match="this connection is in AUTOCOMMIT, where no rollback"
-            ):
+            with pytest.raises(EnqueueError, match="this connection is in AUTOCOMMIT, where no rollback"):
                 caller.enqueue(app, send.new(1))
             caller.rollback()
     assert count(engine) == 0
@@ -252,12 +209,10 @@ def test_autocommit_is_refused(
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3 has had autocommit since Python 3.12")
 @needs("file")
-@pytest.mark.parametrize("isolation_level", [None, ""])
-@pytest.mark.parametrize("driver", ["pysqlite", "aiosqlite"])
+@for_each(("way", "isolation_level"), [(way, level) for way in (PYSQLITE, AIOSQLITE) for level in (None, "")])
 def test_a_connection_of_sqlite3_without_autocommit_is_taken(
-    app: sqlq.App, send: Any, engine: Engine, database_url: str, driver: str, isolation_level: str | None
+    app: sqlq.App, send: Any, engine: Engine, database_url: str, way: Any, isolation_level: str | None
 ) -> None:
-    way = OfSqlalchemy(driver, AsyncSession if driver == "aiosqlite" else Session)
     arguments = {"autocommit": False, "isolation_level": isolation_level}
     with way(database_url, configured=False, connect_args=arguments) as caller:
         caller.enqueue(app, send.new(1))
@@ -277,20 +232,16 @@ def test_a_transaction_begun_by_a_hook_rolls_back_its_job(app: sqlq.App, send: A
 
 
 def test_completing_and_inline_in_autocommit_are_refused(app: sqlq.App, send: Any, engine: Engine) -> None:
+    automatic = engine.execution_options(isolation_level="AUTOCOMMIT")
+
     def pay() -> None:
-        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+        with automatic.connect() as conn:
             sqlq.current_job().complete(conn)
 
-    assert "is in AUTOCOMMIT" in run_one(app, pay, max_attempts=1).message
-    with (
-        inline(app, at="commit"),
-        engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn,
-        pytest.raises(sqlq.EnqueueError, match="is in AUTOCOMMIT"),
-    ):
+    says = "is in AUTOCOMMIT"
+    assert says in run_one(app, pay, max_attempts=1).message
+    with inline(app, at="commit"), automatic.connect() as conn, pytest.raises(EnqueueError, match=says):
         app.enqueue(send.new(1), session=conn)
-
-
-# -- the App's own session -----------------------------------------------------------------------------------
 
 
 current: ContextVar[Any] = ContextVar("current", default=None)
@@ -308,7 +259,7 @@ def test_a_scoped_session_is_joined(app: sqlq.App, send: Any, database_url: str,
     sessions.commit()
     assert count(engine) == 1
     app.enqueue(send.new(4), commit=True)
-    with pytest.raises(sqlq.EnqueueError, match="commit=True is for a transaction of the job's own"):
+    with pytest.raises(EnqueueError, match="commit=True is for a transaction of the job's own"):
         app.enqueue(send.new(4), session=sessions, commit=True)
     assert count(engine) == 2
     with Session(engine) as other:
@@ -325,9 +276,7 @@ def test_a_scoped_session_is_joined(app: sqlq.App, send: Any, database_url: str,
     sessions.remove()
 
 
-def test_an_asynchronous_session_is_joined(
-    app: sqlq.App, send: Any, database_url: str, engine: Engine
-) -> None:
+def test_an_async_session_is_joined(app: sqlq.App, send: Any, database_url: str, engine: Engine) -> None:
     app.use(database_url, session=current.get)
 
     async def main() -> None:
@@ -348,106 +297,83 @@ def test_an_asynchronous_session_is_joined(
     assert count(engine) == 3
 
 
-# -- Django --------------------------------------------------------------------------------------------------
+@of_django
+def test_an_atomic_block_commits_or_rolls_back_write_and_job(app: sqlq.App, send: Any, buyer: Caller) -> None:
+    alias = buyer.session.alias
+
+    def order_and_fail(job: sqlq.NewJob, id: int) -> None:
+        with suppress(ZeroDivisionError), blocks.atomic(using=alias):
+            buyer.order(id)
+            buyer.enqueue(app, job)
+            raise ZeroDivisionError
+
+    with blocks.atomic(using=alias):
+        buyer.order(1)
+        first = buyer.enqueue(app, send.new(1))
+        order_and_fail(send.new(2).set(unique_key="k"), 2)
+        more = buyer.enqueue_many(app, [send.new(3).set(unique_key=key) for key in "kl"])
+        assert buyer.committed() == ([], [])
+    order_and_fail(send.new(5), 5)
+    jobs = sorted(job.id for job in (first, *more))
+    assert buyer.committed() == ([1], jobs)
+    assert buyer.session.get_autocommit()
+    outside = buyer.enqueue(app, send.new(1))
+    assert buyer.committed()[1] == [*jobs, outside.id], "it is committed at once"
 
 
-def order(connection: Any, id: int) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("INSERT INTO orders (id) VALUES (%s)", [id])
-
-
-def order_and_fail(app: sqlq.App, job: sqlq.NewJob, connection: Any, id: int) -> None:
-    order(connection, id)
-    app.enqueue(job, session=connection)
-    raise ZeroDivisionError
-
-
-def test_an_atomic_block_commits_or_rolls_back_write_and_job(
-    app: sqlq.App, send: Any, watched_orders: Engine, connection: Any
-) -> None:
-    with blocks.atomic(using=connection.alias):
-        order(connection, 1)
-        first = app.enqueue(send.new(1), session=connection)
-        with suppress(ZeroDivisionError), blocks.atomic(using=connection.alias):
-            order_and_fail(app, send.new(2).set(unique_key="k"), connection, 2)
-        second, third = app.enqueue_many(
-            [send.new(3).set(unique_key="k"), send.new(4).set(unique_key="l")], session=connection
-        )
-        assert orders_and_jobs(watched_orders) == ([], [])
-    with suppress(ZeroDivisionError), blocks.atomic(using=connection.alias):
-        order_and_fail(app, send.new(5), connection, 5)
-    jobs = sorted([first.id, second.id, third.id])
-    assert orders_and_jobs(watched_orders) == ([1], jobs)
-    assert connection.get_autocommit()
-    outside = app.enqueue(send.new(1), session=connection)
-    assert orders_and_jobs(watched_orders)[1] == [*jobs, outside.id], "it is committed at once"
-
-
-def test_an_error_is_djangos_and_marks_its_block(
-    app: sqlq.App, send: Any, watched_orders: Engine, connection: Any
-) -> None:
-    with blocks.atomic(using=connection.alias):
-        order(connection, 1)
-        with pytest.raises(sqlq.EnqueueError):
-            app.enqueue(send, session=connection)
-        assert not connection.needs_rollback
+@of_django
+def test_an_error_is_djangos_and_marks_its_block(app: sqlq.App, send: Any, buyer: Caller) -> None:
+    with blocks.atomic(using=buyer.session.alias):
+        buyer.order(1)
+        with pytest.raises(EnqueueError):
+            buyer.enqueue(app, send)
+        assert not buyer.session.needs_rollback
         # mysqlclient takes a CHECK for an error of operation
         with pytest.raises((django.db.IntegrityError, django.db.OperationalError), match="priority"):
-            app.enqueue(replace(send.new(1), priority=1_000), session=connection)
+            buyer.enqueue(app, replace(send.new(1), priority=1_000))
         with pytest.raises(blocks.TransactionManagementError, match="An error occurred in the current"):
-            app.enqueue(send.new(2), session=connection)
-    assert orders_and_jobs(watched_orders) == ([], [])
+            buyer.enqueue(app, send.new(2))
+    assert buyer.committed() == ([], [])
 
 
-def test_enqueue_takes_djangos_connection_proxy(
-    app: sqlq.App, send: Any, watched_orders: Engine, connection: Any
-) -> None:
-    from django.utils.connection import ConnectionProxy
-
-    proxy: Any = ConnectionProxy(django.db.connections, connection.alias)
-    app.use(watched_orders.url, session=proxy)
+def test_enqueue_takes_djangos_proxy(app: sqlq.App, send: Any, watch: Engine, connection: Any) -> None:
+    app.use(watch.url, session=ConnectionProxy(django.db.connections, connection.alias))
     with suppress(ZeroDivisionError), blocks.atomic(using=connection.alias):
         app.enqueue(send.new(1))
         raise ZeroDivisionError
     with blocks.atomic(using=connection.alias):
         job = app.enqueue(send.new(1))
-    assert orders_and_jobs(watched_orders)[1] == [job.id]
+    assert committed(watch) == [job.id]
 
 
 @needs("listen")
-def test_a_commit_of_djangos_notifies_workers_and_a_rollback_does_not(
-    app: sqlq.App, send: Any, connection: Any
-) -> None:
+def test_djangos_commit_notifies_and_its_rollback_does_not(app: sqlq.App, send: Any, connection: Any) -> None:
     heard = listening(app, "enqueued")
-    listener = Listener(app)
-    with suppress(ZeroDivisionError), blocks.atomic(using=connection.alias):
-        app.enqueue(send.new(1), session=connection)
-        raise ZeroDivisionError
-    assert listener.hears_no_more()
-    with blocks.atomic(using=connection.alias):
-        job = app.enqueue(send.new(2), session=connection)
-    assert listener.hears_one()
+    with closing(Listener(app)) as listener:
+        with suppress(ZeroDivisionError), blocks.atomic(using=connection.alias):
+            app.enqueue(send.new(1), session=connection)
+            raise ZeroDivisionError
+        assert listener.hears_no_more()
+        with blocks.atomic(using=connection.alias):
+            job = app.enqueue(send.new(2), session=connection)
+        assert listener.hears_one()
     assert app._events.flush(60)
     assert [event.id for event in heard] == [job.id]
-    listener.close()
 
 
-def test_a_handler_completes_in_a_transaction_of_djangos(
-    app: sqlq.App, watched_orders: Engine, connection: Any
-) -> None:
+@of_django
+def test_a_handler_completes_in_a_transaction_of_djangos(app: sqlq.App, buyer: Caller) -> None:
     def pay() -> None:
-        own = django.db.connections[connection.alias]
-        attempt = sqlq.current_job().attempt
-        with sqlq.current_job().completing(own) as same:
+        own, attempt = django.db.connections[buyer.session.alias], sqlq.current_job().attempt
+        with closing(own), sqlq.current_job().completing(own) as same:
             assert same is own
-            order(own, attempt)
-            if attempt == 1:
-                raise ZeroDivisionError
-        own.close()
+            with own.cursor() as cursor:
+                cursor.execute(f"INSERT INTO orders VALUES ({attempt})")
+            assert 1 / (attempt - 1)
 
     done = run_one(app, pay)
     assert (done.state, done.attempts) == ("finished", 2)
-    assert orders_and_jobs(watched_orders) == ([2], [])
+    assert buyer.committed() == ([2], [])
 
 
 @needs("mariadb")
@@ -462,3 +388,189 @@ def test_mysql_is_refused_by_name(
     monkeypatch.setattr(drivers.PyMySQL, "run", of_mysql)
     with pytest.raises(sqlq.errors.UnsupportedDatabaseError, match=r"not on MySQL, .* to MySQL 8\.0\.36"):
         app.enqueue(send.new(1), session=connection)
+
+
+@pytest.fixture
+def task(app: sqlq.App) -> sqlq.Task[..., Any]:
+    return app.task(name="shop.double", max_attempts=1)(lambda n: 2 * n)
+
+
+def refuses(app: sqlq.App, *jobs: sqlq.Job[Any], all_uses: bool = False) -> None:
+    """Expect that every call with a handle reports that its job is not there."""
+    uses: list[Callable[[sqlq.Job[Any]], Any]] = [
+        app.result,
+        lambda job: app.wait_all([job], "1s"),
+        app.jobs.get,
+        lambda job: app.jobs.cancel([job]),
+    ]
+    more: list[Callable[[sqlq.Job[Any]], Any]] = [
+        lambda job: app.result(job, timeout="1s"),
+        lambda job: asyncio.run(app.aresult(job, timeout="1s")),
+        lambda job: asyncio.run(app.await_all([job], "1s")),
+        lambda job: list(app.as_completed([job], "1s")),
+        lambda job: app.wait_all([job.id, job], "1s"),
+        lambda job: asyncio.run(app.jobs.aget(job)),
+        lambda job: app.jobs.cancel([job], force=True),
+        lambda job: app.jobs.cancel({job.id, job}),
+        lambda job: asyncio.run(app.jobs.acancel([job])),
+        lambda job: app.jobs.retry([job]),
+        app.jobs.replay,
+        lambda job: app.jobs.replay([job]),
+        lambda job: app.jobs.delete([job]),
+    ]
+    for job in jobs:
+        for use in (*uses, *more) if all_uses else uses:
+            with pytest.raises(JobNotFoundError, match=rf"job {job.id}\b"):
+                use(job)
+
+
+def serves(app: sqlq.App, job: sqlq.Job[Any], result: Any) -> None:
+    assert app.jobs.get(job).id == job.id
+    assert app.result(job) == result
+    assert app.wait_all([job]).ended[0].id == job.id
+    assert app.jobs.cancel([job]) == {job.id: "ended"}
+    assert app.jobs.replay(job)
+
+
+def has_its_id(app: sqlq.App, stale: sqlq.Job[Any], job: sqlq.Job[Any]) -> None:
+    """On SQLite the next job gets the id of the one rolled back."""
+    assert (job.id == stale.id) is (app.database.engine.dialect.name == "sqlite")
+
+
+@common_ways
+def test_a_handle_of_a_rollback_names_no_other_job(app: sqlq.App, task: Any, caller: Caller) -> None:
+    caller.begin()
+    stale = caller.enqueue(app, task.new(1))
+    caller.rollback()
+    refuses(app, stale)
+    until = time.time() + 0.003
+    wait_until(lambda: time.time() > until, what="another millisecond, which the handles of drivers have")
+    caller.begin()
+    mine = caller.enqueue(app, task.new(7))
+    caller.commit()
+    has_its_id(app, stale, mine)
+    refuses(app, stale)
+    drain(app)
+    refuses(app, stale)
+    serves(app, mine, 14)
+
+
+def test_a_dropped_sessions_handle_is_void(app: sqlq.App, task: Any, tmp_path: Path, engine: Engine) -> None:
+    """The session's database decides whether ids are used again, not the App's."""
+    app.enqueue(task.new(1))
+    with closing(sqlq.App(f"sqlite:///{tmp_path}/other.db")) as other:
+        other.migrate()
+        with Session(other.database.engine) as session:
+            with pytest.warns(RuntimeWarning, match="they will not see them"):
+                stale = app.enqueue(task.new(2), session=session)
+            session.rollback()
+    with pytest.raises(JobNotFoundError):
+        app.jobs.get(stale)
+    conn = engine.connect()
+    stale = app.enqueue(task.new(1), session=conn)
+    del conn
+    gc.collect()
+    has_its_id(app, stale, app.enqueue(task.new(100)))
+    refuses(app, stale, all_uses=True)
+
+
+@common_sessions
+def test_a_rolled_back_savepoint_ends_its_handles_alone(app: sqlq.App, task: Any, caller: Caller) -> None:
+    kept = caller.enqueue(app, task.new(1))
+    with caller.savepoint() as undo:
+        stale = caller.enqueue_many(app, [task.new(2), task.new(3)])
+        undo()
+    with caller.savepoint():
+        late = caller.enqueue(app, task.new(4))
+    caller.commit()
+    has_its_id(app, stale[0], late)
+    drain(app)
+    refuses(app, *stale)
+    serves(app, kept, 2)
+    serves(app, late, 8)
+
+
+@pytest.fixture
+def references_enforced(database_url: str) -> Iterator[None]:
+    """SQLite checks foreign keys only on connections with this setting."""
+
+    def connected(connection: Any, record: Any) -> None:
+        if database_url.startswith("sqlite"):
+            connection.cursor().execute("PRAGMA foreign_keys = ON")
+
+    event.listen(Pool, "connect", connected)
+    yield
+    event.remove(Pool, "connect", connected)
+
+
+@pytest.mark.usefixtures("references_enforced")
+@sessions("sqlite", "postgresql")
+def test_a_handle_of_a_commit_that_fails_names_no_other_job(
+    app: sqlq.App, task: Any, database_url: str, way: Any
+) -> None:
+    """SQLAlchemy reports no rollback after it. Nor does it publish an event."""
+    told = listening(app, "enqueued")
+    with way(database_url) as caller:
+        caller.execute("CREATE TABLE shops (id integer PRIMARY KEY)")
+        caller.execute("CREATE TABLE orders (shop integer REFERENCES shops DEFERRABLE INITIALLY DEFERRED)")
+        kept = caller.enqueue(app, task.new(1))
+        caller.commit()
+        caller.execute("INSERT INTO orders VALUES (7)")
+        stale = caller.enqueue(app, task.new(2))
+        with pytest.raises(IntegrityError):
+            caller.commit()
+        caller.rollback()
+    assert app._events.flush(10)
+    assert [event.id for event in told] == [kept.id]
+    has_its_id(app, stale, app.enqueue(task.new(100)))
+    drain(app)
+    refuses(app, stale)
+    serves(app, kept, 2)
+
+
+def test_an_outer_savepoint_takes_handles_of_an_inner_one(app: sqlq.App, task: Any, engine: Engine) -> None:
+    if engine.dialect.name == "sqlite":
+        sqlq.configure_sqlite(engine)
+    with engine.connect() as conn:
+        conn.begin_nested().rollback()
+        kept = app.enqueue(task.new(1), session=conn)
+        outer = conn.begin_nested()
+        stale = [app.enqueue(task.new(2), session=conn)]
+        with conn.begin_nested():
+            stale.append(app.enqueue(task.new(3), session=conn))
+        conn.begin_nested()
+        stale.append(app.enqueue(task.new(4), session=conn))
+        with pytest.warns(SAWarning, match="already deassociated"):
+            outer.rollback()
+        late = app.enqueue(task.new(5), session=conn)
+        conn.commit()
+    has_its_id(app, stale[0], late)
+    drain(app)
+    refuses(app, *stale)
+    serves(app, kept, 2)
+    serves(app, late, 10)
+
+
+def test_a_rolled_back_run_or_flow_goes_but_a_met_key_stays(app: sqlq.App, task: Any, engine: Engine) -> None:
+    app.schedules.add("yearly", task.new(5), cron="0 0 1 1 *")
+    with Session(engine) as session:
+        run = app.schedules.run("yearly", session=session)
+        flow = app.enqueue(sqlq.chain(task.new(1), task), session=session)
+        session.rollback()
+    has_its_id(app, run, app.enqueue(task.new(100)))
+    app.enqueue_many([task.new(1), task.new(2)])
+    drain(app)
+    refuses(app, run)
+    for timeout in ("0s", "10s"):
+        with pytest.raises(JobNotFoundError):
+            app.result(flow, timeout=timeout)
+    there = app.enqueue(task.new(1).set(unique_key="there"))
+    with Session(engine) as session:
+        first = app.enqueue(task.new(2).set(unique_key="mine"), session=session)
+        old = app.enqueue(task.new(4).set(unique_key="there"), session=session)
+        assert (old.id, old.created) == (there.id, False)
+        session.rollback()
+    has_its_id(app, first, app.enqueue(task.new(100)))
+    drain(app)
+    refuses(app, first)
+    serves(app, old, 2)

@@ -1,8 +1,4 @@
-"""The contract of each way to enqueue: a job is in the database exactly if its caller commits (G1).
-
-A way is a kind of session on a driver, a connection of a driver, or Django's. Tests of one way alone stand in
-test_sessions.py and test_driver_connections.py. tests/faults/test_crash_points.py kills the caller.
-"""
+"""The contract of each way to enqueue: a job is in the database exactly if its caller commits (G1)."""
 
 from __future__ import annotations
 
@@ -10,7 +6,6 @@ import importlib
 import importlib.util
 import json
 import sqlite3
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -27,126 +22,91 @@ from sqlalchemy.exc import DBAPIError
 import sqlq
 from sqlq import Job, State
 from tests.kit import execute
-from tests.kit.callers import Caller, common_sessions, common_ways, every_way, orders_and_jobs
+from tests.kit.callers import Caller, common_sessions, common_ways, every_way
 
 pytestmark = pytest.mark.each_database
 
 
-@pytest.fixture
-def send(app: sqlq.App) -> Any:
-    @app.task(name="shop.send", queue="mail", max_attempts=3)
-    def send(order_id: int = 0, **more: Any) -> None: ...
-
-    return send
-
-
-# -- commit, rollback, close, savepoints ---------------------------------------------------------------------
-
-
 @every_way
-def test_write_and_job_are_visible_after_the_commit(
-    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
-) -> None:
+def test_write_and_job_are_visible_after_the_commit(app: sqlq.App, send: Any, buyer: Caller) -> None:
     for number, first in enumerate(("order", "job")):
-        orders, jobs = orders_and_jobs(watched_orders)
-        caller.begin()
+        orders, jobs = buyer.committed()
+        buyer.begin()
         if first == "order":
-            caller.order(number)
-        job = caller.enqueue(app, send.new(1))
-        assert (job.queue, job.task, job.state, job.created) == ("mail", "shop.send", State.AVAILABLE, True)
+            buyer.order(number)
+        job = buyer.enqueue(app, send.new(1))
+        assert job == Job(job.id, "default", "shop.send", State.AVAILABLE, created=True)
         if first == "job":
-            caller.order(number)
-        assert orders_and_jobs(watched_orders) == (orders, jobs)
-        caller.commit()
-        assert orders_and_jobs(watched_orders) == ([*orders, number], [*jobs, job.id])
+            buyer.order(number)
+        assert buyer.committed() == (orders, jobs)
+        buyer.commit()
+        assert buyer.committed() == ([*orders, number], [*jobs, job.id])
 
 
 @every_way
-def test_a_rollback_undoes_write_and_job(
-    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
-) -> None:
+def test_a_rollback_undoes_write_and_job(app: sqlq.App, send: Any, buyer: Caller) -> None:
     for first in ("order", "job", "jobs alone"):
-        caller.begin()
+        buyer.begin()
         if first == "order":
-            caller.order(1)
-        caller.enqueue(app, send.new(1))
-        caller.enqueue_many(app, [send.new(2), send.new(3).set(unique_key="k")])
+            buyer.order(1)
+        buyer.enqueue(app, send.new(1))
+        buyer.enqueue_many(app, [send.new(2), send.new(3).set(unique_key="k")])
         if first == "job":
-            caller.order(2)
-        caller.rollback()
-        assert orders_and_jobs(watched_orders) == ([], [])
-    caller.begin()
-    assert caller.enqueue(app, send.new(3).set(unique_key="k")).created
-    caller.commit()
-    assert len(orders_and_jobs(watched_orders)[1]) == 1
+            buyer.order(2)
+        buyer.rollback()
+        assert buyer.committed() == ([], [])
+    buyer.begin()
+    assert buyer.enqueue(app, send.new(3).set(unique_key="k")).created
+    buyer.commit()
+    assert len(buyer.committed()[1]) == 1
 
 
 @common_ways
-def test_a_close_leaves_neither_write_nor_job(
-    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
-) -> None:
-    caller.begin()
-    caller.order(1)
-    caller.enqueue(app, send.new(1))
-    caller.close()
-    assert orders_and_jobs(watched_orders) == ([], [])
+def test_an_error_or_a_close_undoes_write_and_job(app: sqlq.App, send: Any, buyer: Caller) -> None:
+    for end in (buyer.rollback, buyer.close):
+        buyer.begin()
+        buyer.order(1)
+        buyer.enqueue(app, send.new(1))
+        if end == buyer.rollback:
+            with pytest.raises(Exception, match=r"(?i)unique|duplicate"):
+                buyer.order(1)
+        end()
+        assert buyer.committed() == ([], [])
 
 
 @every_way
-def test_savepoints_keep_or_undo_their_own_jobs(
-    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
-) -> None:
-    for end in (caller.rollback, caller.commit):
-        caller.begin()
-        caller.order(10)
-        with caller.savepoint():
-            caller.order(1)
-            first = caller.enqueue(app, send.new(1))
-        with caller.savepoint() as undo:
-            caller.order(2)
-            caller.enqueue_many(app, [send.new(2), *(send.new(2).set(unique_key=key) for key in "ab")])
+def test_savepoints_keep_or_undo_their_own_jobs(app: sqlq.App, send: Any, buyer: Caller) -> None:
+    for end in (buyer.rollback, buyer.commit):
+        buyer.begin()
+        buyer.order(10)
+        with buyer.savepoint():
+            buyer.order(1)
+            first = buyer.enqueue(app, send.new(1))
+        with buyer.savepoint() as undo:
+            buyer.order(2)
+            buyer.enqueue_many(app, [send.new(2), *(send.new(2).set(unique_key=key) for key in "ab")])
             undo()
-        with caller.savepoint():
-            with caller.savepoint() as undo:
-                caller.enqueue(app, send.new(3).set(unique_key="a"))
+        with buyer.savepoint():
+            with buyer.savepoint() as undo:
+                buyer.enqueue(app, send.new(3).set(unique_key="a"))
                 undo()
-            last = caller.enqueue(app, send.new(4).set(unique_key="a"))
+            last = buyer.enqueue(app, send.new(4).set(unique_key="a"))
         assert last.created
         end()
-        kept = ([1, 10], [first.id, last.id]) if end == caller.commit else ([], [])
-        assert orders_and_jobs(watched_orders) == kept
+        kept = ([1, 10], [first.id, last.id]) if end == buyer.commit else ([], [])
+        assert buyer.committed() == kept
 
 
 @common_sessions
-def test_a_rollback_undoes_a_savepoint_that_came_first(
-    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
-) -> None:
-    with caller.savepoint():
-        caller.enqueue(app, send.new(1))
-    caller.rollback()
-    assert orders_and_jobs(watched_orders) == ([], [])
-
-
-@common_ways
-def test_an_error_of_the_caller_undoes_write_and_job(
-    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
-) -> None:
-    caller.begin()
-    caller.order(1)
-    caller.enqueue(app, send.new(1))
-    with pytest.raises(Exception, match=r"(?i)unique|duplicate"):
-        caller.order(1)
-    caller.rollback()
-    assert orders_and_jobs(watched_orders) == ([], [])
-
-
-# -- the rows ------------------------------------------------------------------------------------------------
+def test_a_rollback_undoes_a_savepoint_that_came_first(app: sqlq.App, send: Any, buyer: Caller) -> None:
+    with buyer.savepoint():
+        buyer.enqueue(app, send.new(1))
+    buyer.rollback()
+    assert buyer.committed() == ([], [])
 
 
 @every_way
-def test_jobs_of_every_kind_arrive_as_without_a_session(
-    app: sqlq.App, send: Any, watch: Engine, caller: Caller
-) -> None:
+def test_jobs_arrive_as_without_a_session(app: sqlq.App, send: Any, watch: Engine, caller: Caller) -> None:
     moment = datetime(2030, 1, 31, 8, tzinfo=UTC)
     new = [
         send.new(1).set(start_within="90s"),
@@ -201,9 +161,7 @@ def test_results_are_in_the_order_given(app: sqlq.App, send: Any, watch: Engine,
 
 
 @common_ways
-def test_jobs_that_differ_in_their_arguments_only(
-    app: sqlq.App, send: Any, watch: Engine, caller: Caller
-) -> None:
+def test_jobs_that_differ_in_arguments_only(app: sqlq.App, send: Any, watch: Engine, caller: Caller) -> None:
     arguments = ["", "ä\"'%s :x €😀", "\x1f\x1e\n", "[1,  2]", "NULL", "{a,b}", *map(str, range(1_500))]
     caller.begin()
     jobs = caller.enqueue_many(app, [send.new(each).set(priority=3, timeout="1m") for each in arguments])
@@ -212,58 +170,46 @@ def test_jobs_that_differ_in_their_arguments_only(
     by_hand = [replace(send.new(), payload=payload) for payload in ('{"args": [1]}', "\x1f", "no JSON")]
     odd = caller.enqueue_many(app, by_hand)
     caller.commit()
+    query = text("SELECT id, queue, priority, timeout_ms, payload FROM jobs ORDER BY id")
     with watch.connect() as conn:
-        rows = conn.execute(
-            text("SELECT id, queue, priority, timeout_ms, payload FROM jobs ORDER BY id")
-        ).all()
+        rows = conn.execute(query).all()
     assert [row.id for row in rows] == [job.id for job in (*jobs, *later, *odd)]
     assert [json.loads(row.payload)["args"] for row in rows[:-3]] == [[a] for a in arguments + arguments[:10]]
     assert [row.payload for row in rows[-3:]] == [job.payload for job in by_hand]
-    assert {row[1:4] for row in rows[: len(jobs)]} == {("mail", 3, 60_000)}
+    assert {row[1:4] for row in rows[: len(jobs)]} == {("default", 3, 60_000)}
     assert ({job.state for job in jobs}, {job.state for job in later}) == ({"available"}, {"scheduled"})
 
 
-# -- what is refused leaves the transaction usable -----------------------------------------------------------
-
-
 @common_ways
-def test_missing_tables_leave_the_transaction_usable(
-    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
-) -> None:
-    execute(watched_orders, "ALTER TABLE sqlq_version RENAME TO elsewhere")
-    caller.begin()
-    caller.order(1)
+def test_missing_tables_leave_the_transaction_usable(app: sqlq.App, send: Any, buyer: Caller) -> None:
+    execute(buyer.watch, "ALTER TABLE sqlq_version RENAME TO elsewhere")
+    buyer.begin()
+    buyer.order(1)
     says = "does not hold sqlq's tables yet: create them with `sqlq migrate -d "
-    calls: list[Callable[[], object]] = [
-        lambda: caller.enqueue(app, send.new()),
-        lambda: app.enqueue(send.new()),
-    ]
-    for call in (calls[0], *calls):
+    for enqueue in (buyer.enqueue, buyer.enqueue, sqlq.App.enqueue):
         with pytest.raises(sqlq.errors.SchemaVersionError, match=says):
-            call()
-    caller.order(2)
-    caller.commit()
-    assert orders_and_jobs(watched_orders) == ([1, 2], [])
-    execute(watched_orders, "ALTER TABLE elsewhere RENAME TO sqlq_version")
-    caller.begin()
-    assert caller.enqueue(app, send.new(1)).created
-    caller.commit()
+            enqueue(app, send.new())
+    buyer.order(2)
+    buyer.commit()
+    assert buyer.committed() == ([1, 2], [])
+    execute(buyer.watch, "ALTER TABLE elsewhere RENAME TO sqlq_version")
+    buyer.begin()
+    assert buyer.enqueue(app, send.new(1)).created
+    buyer.commit()
 
 
 @every_way
-def test_a_row_that_the_database_refuses_raises_the_callers_kind_of_error(
-    app: sqlq.App, send: Any, watched_orders: Engine, caller: Caller
-) -> None:
+def test_a_refused_row_raises_the_callers_kind_of_error(app: sqlq.App, send: Any, buyer: Caller) -> None:
     kinds: list[Any] = [psycopg.IntegrityError, psycopg2.IntegrityError, sqlite3.IntegrityError, DBAPIError]
     kinds += [asyncpg.PostgresError, pymysql.OperationalError, django.db.DatabaseError]
     if importlib.util.find_spec("MySQLdb"):
         kinds.append(importlib.import_module("MySQLdb").OperationalError)
-    caller.begin()
-    caller.order(1)
-    with caller.savepoint() as undo:
+    buyer.begin()
+    buyer.order(1)
+    with buyer.savepoint() as undo:
         with pytest.raises(tuple(kinds), match="priority"):
-            caller.enqueue(app, replace(send.new(1), priority=1_000))
+            buyer.enqueue(app, replace(send.new(1), priority=1_000))
         undo()
-    job = caller.enqueue(app, send.new(2))
-    caller.commit()
-    assert orders_and_jobs(watched_orders) == ([1], [job.id])
+    job = buyer.enqueue(app, send.new(2))
+    buyer.commit()
+    assert buyer.committed() == ([1], [job.id])

@@ -57,9 +57,6 @@ def make_old(engine: Engine) -> None:
         execute(engine, f"UPDATE {table} SET {ended} = {ended} - {span(engine, 86_400)}")
 
 
-# -- by facts ------------------------------------------------------------------------------------------------
-
-
 def test_a_step_is_unblocked_after_its_last_parent(seam: Seam) -> None:
     parents, step = seam.flow(3)
     held = seam.claim()
@@ -71,6 +68,14 @@ def test_a_step_is_unblocked_after_its_last_parent(seam: Seam) -> None:
     assert unblock.after(seam.claims, parents).free == 1
     assert seam.state(step) == "available"
     assert unblock.after(seam.claims, parents) == unblock.Unblocked(), "once"
+    flow = sqlq.Flow()
+    flow.add(seam.tasks["send"].new()).then(seam.tasks["send"].new().set(delay="1h"))
+    first, second = seam.app.enqueue(flow).jobs
+    seam.end()
+    unblock.after(seam.claims, [first.id])
+    details: Any = seam.app.jobs.get(second.id)
+    assert details.state == "scheduled"
+    assert 3500 < (details.available_at - details.created_at).total_seconds() <= 3601
 
 
 @pytest.mark.parametrize(
@@ -84,9 +89,7 @@ def test_a_step_is_unblocked_after_its_last_parent(seam: Seam) -> None:
         ("ended", BOOM, "available"),
     ],
 )
-def test_an_edge_unblocks_or_cancels_by_its_condition(
-    seam: Seam, when: Any, outcome: Outcome, state: str
-) -> None:
+def test_an_edge_unblocks_by_its_condition(seam: Seam, when: Any, outcome: Outcome, state: str) -> None:
     parents, step = seam.flow(2, when)
     seam.end(outcome)
     unblock.after(seam.claims, parents)
@@ -103,8 +106,7 @@ def test_a_missing_parent_does_not_count_as_success(seam: Seam, engine: Engine) 
 
 
 def test_one_of_many_concurrent_settles_unblocks_the_step(seam: Seam) -> None:
-    """Each looks after its own settle's commit, so that the last of them sees all. The step's row lets one
-    through."""
+    """Each looks after its own settle's commit, so the last sees all; the step's row lets one through."""
     width, rounds = 4, 12
     steps = []
     with ThreadPoolExecutor(width) as pool:
@@ -124,30 +126,14 @@ def test_one_of_many_concurrent_settles_unblocks_the_step(seam: Seam) -> None:
             seam.end()
 
 
-def test_a_delay_counts_from_the_enqueue(seam: Seam) -> None:
-    flow = sqlq.Flow()
-    flow.add(seam.tasks["send"].new()).then(seam.tasks["send"].new().set(delay="1h"))
-    first, second = seam.app.enqueue(flow).jobs
-    seam.end()
-    unblock.after(seam.claims, [first.id])
-    details = seam.app.jobs.get(second.id)
-    assert details.state == "scheduled"
-    assert details.available_at is not None
-    assert 3500 < (details.available_at - details.created_at).total_seconds() <= 3601
-
-
-def test_more_than_one_statement_takes_are_unblocked(seam: Seam, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_steps_are_unblocked_or_cancelled(seam: Seam, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unblock, "STEPS_AT_ONCE", 10)
-    flow = sqlq.chain(seam.tasks["send"].new(), seam.tasks["send"].map(range(35)), seam.tasks["send"].new())
-    done = seam.app.enqueue(flow)
+    flow, step = sqlq.Flow(), seam.tasks["send"]
+    done = seam.app.enqueue(sqlq.chain(step.new(), step.map(range(35)), step.new()))
     seam.end()
     assert unblock.after(seam.claims, [done.jobs[0].id]).free == 35
     assert unblock.after(seam.claims, seam.end()).free == 1
-
-
-def test_a_cancelled_step_cancels_its_followers(seam: Seam, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unblock, "STEPS_AT_ONCE", 3)
-    flow, step = sqlq.Flow(), seam.tasks["send"]
     first = flow.add(step.new())
     wide = flow.add(step.map(range(10)), after=[first], when="failure")
     flow.add(step.new(), after=[wide])
@@ -158,16 +144,13 @@ def test_a_cancelled_step_cancels_its_followers(seam: Seam, monkeypatch: pytest.
 
 
 @needs("sessions")
-def test_a_locked_step_is_left_to_the_sweep(seam: Seam, engine: Engine) -> None:
+def test_a_locked_or_completing_step_blocks_no_settle(seam: Seam, engine: Engine) -> None:
     parents, step = seam.flow(1)
     seam.end()
     with locked(engine, step):
         assert unblock.after(seam.claims, parents) == unblock.Unblocked()
     assert unblock.sweep_recent(seam.claims, RECENT_MS).free == 1
-
-
-@needs("sessions")
-def test_a_completing_step_does_not_block_the_settle_of_others(seam: Seam, engine: Engine) -> None:
+    seam.end()
     _, step = seam.flow(2)
     completing, other = seam.claim()
     with engine.connect() as conn, in_schema(conn, "public"):
@@ -178,9 +161,6 @@ def test_a_completing_step_does_not_block_the_settle_of_others(seam: Seam, engin
         conn.commit()
     assert unblock.after(seam.claims, [completing.id]).free == 1
     assert seam.state(step) == "available"
-
-
-# -- sweeps --------------------------------------------------------------------------------------------------
 
 
 def test_a_full_sweep_unblocks_old_steps_in_batches(seam: Seam, engine: Engine) -> None:
@@ -197,7 +177,7 @@ def test_a_full_sweep_unblocks_old_steps_in_batches(seam: Seam, engine: Engine) 
     assert {seam.state(step) for step in steps} == {"available"}
 
 
-def test_the_unblock_service_runs_rarely_without_flows(seam: Seam) -> None:
+def test_the_unblock_service_sweeps_between_full_sweeps(seam: Seam, monkeypatch: pytest.MonkeyPatch) -> None:
     freed: list[None] = []
     service = Unblock(seam.app.database, FlowBlocker(), freed=lambda: freed.append(None))
     with received(seam.app.database.engine) as asked:
@@ -207,11 +187,6 @@ def test_the_unblock_service_runs_rarely_without_flows(seam: Seam) -> None:
     seam.end()
     assert service.run() < 10
     assert (seam.state(step), freed) == ("available", [None])
-
-
-def test_the_unblock_service_sweeps_recent_jobs_between_full_sweeps(
-    seam: Seam, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.setattr(unblock, "sweep_all", lambda *_: (unblock.Unblocked(), None))
     _, step = seam.flow(1)
     seam.end()
@@ -220,8 +195,7 @@ def test_the_unblock_service_sweeps_recent_jobs_between_full_sweeps(
 
 
 def prune(seam: Seam) -> int:
-    with seam.app.database.begin() as conn:
-        return operate.prune(conn, older_than_ms=1_000, limit=100)
+    return seam.app.database.run(lambda conn: operate.prune(conn, older_than_ms=1_000, limit=100))
 
 
 def test_prune_keeps_the_parents_of_a_live_step(seam: Seam, engine: Engine) -> None:
@@ -242,9 +216,6 @@ def test_prune_keeps_the_parents_of_a_live_step(seam: Seam, engine: Engine) -> N
     assert count(engine, "sqlq_edges") == 2
     assert prune(seam) == 3
     assert [count(engine, table) for table in ("finished_jobs", "sqlq_edges", "sqlq_flows")] == [0, 0, 0]
-
-
-def test_a_flow_stays_as_long_as_one_of_its_jobs(seam: Seam, engine: Engine) -> None:
     parents, _ = seam.flow(1, "ended")
     seam.end(BOOM)
     unblock.after(seam.claims, parents)

@@ -1,5 +1,4 @@
-"""The methods for operators refuse what an argument cannot be: by one sentence, at once, and before any SQL.
-Methods and arguments are discovered, so that new ones are tested, too."""
+"""Operators' methods, which are discovered, refuse a wrong argument in one sentence, before any SQL."""
 
 from __future__ import annotations
 
@@ -42,26 +41,10 @@ WRONG: tuple[Any, ...] = (
         timedelta(days=10**6),
     ),
 )
-GIVEN: dict[str, Any] = {
-    "id": 7,
-    "ids": [7],
-    "name": "nightly",
-    "names": "mail",
-    "queue": "mail",
-    "key": "stripe",
-    "states": ["failed"],
-    "limit": 10,
-    "fingerprint": "f00",
-    "length": "1h",
-    "parts": 3,
-    "jobs": [7],
-    "since": datetime(2026, 1, 1, tzinfo=UTC),
-    "until": datetime(2026, 1, 2, tzinfo=UTC),
-    "older_than": "90d",
-    "finished": "7d",
-    "batch": "import",
-    "job": None,
-}
+GIVEN: dict[str, Any] = {"id": 7, "ids": [7], "jobs": [7], "job": None, "limit": 10, "parts": 3}
+GIVEN |= {"name": "nightly", "names": "mail", "queue": "mail", "key": "stripe", "batch": "import"}
+GIVEN |= {"states": ["failed"], "fingerprint": "f00", "older_than": "90d", "finished": "7d", "length": "1h"}
+GIVEN |= {"since": datetime(2026, 1, 1, tzinfo=UTC), "until": datetime(2026, 1, 2, tzinfo=UTC)}
 """The arguments beside the wrong one, by name: those that are required, and one that chooses."""
 
 
@@ -86,8 +69,7 @@ FITS: Mapping[str, Callable[[Any], bool]] = {
     "datetime | Duration": lambda value: isinstance(value, datetime | str | timedelta),
 }
 """Whether a value is of a declared type. One that is may be answered."""
-NOT_TRIED = {"session", "args", "kwargs", "visible"}
-"""Arguments that are no id, name, time, number or choice."""
+NOT_TRIED = {"session", "args", "kwargs", "visible"}  # no id, name, time, number or choice
 KEYWORDS: Mapping[str, Any] = {"Chosen": Chosen, "Search": Search, "Options": Options}
 
 
@@ -124,8 +106,7 @@ def call(method: Any, name: str, value: Any) -> None:
 
 
 def misfits(part: Any, said: list[str]) -> Iterator[str]:
-    """Yield each call of a part with a wrong value that has another answer than one error, at once, before
-    the statements that are `said`."""
+    """Yield each call with a wrong value that has another answer than an error, before what is `said`."""
     for word, method in methods_of(part):
         for name, declared in arguments_of(method):
             kind = declared.removesuffix(" | None")
@@ -145,15 +126,17 @@ def misfits(part: Any, said: list[str]) -> Iterator[str]:
                     yield f"{word}({name}={value!r:.40}) of {declared}: {outcome}"
 
 
+PARTS = ("audit", "flows", "jobs", "limits", "queues", "schedules", "workers")
+
+
 def test_each_asynchronous_method_is_the_twin_of_the_one_of_its_name(app: sqlq.App) -> None:
-    parts = (app.audit, app.flows, app.jobs, app.limits, app.queues, app.schedules, app.workers)
-    members = [each for part in parts for each in vars(type(part)).items()]
+    members = [each for part in PARTS for each in vars(type(getattr(app, part))).items()]
     twins = {name: method for name, method in members if inspect.iscoroutinefunction(method)}
     assert {"acancel", "alist", "arun"} <= twins.keys()
     assert [name for name, twin in twins.items() if f"a{inspect.unwrap(twin).__name__}" != name] == []
 
 
-@pytest.mark.parametrize("part", ["audit", "flows", "jobs", "limits", "queues", "schedules", "workers"])
+@pytest.mark.parametrize("part", PARTS)
 def test_each_argument_of_each_method_is_checked_before_any_sql(app: sqlq.App, part: str) -> None:
     said: list[str] = []
     event.listen(app.database.engine, "before_cursor_execute", lambda *given: said.append(given[2]))
@@ -161,10 +144,9 @@ def test_each_argument_of_each_method_is_checked_before_any_sql(app: sqlq.App, p
 
 
 def test_unknown_options_are_one_error(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
-    task = app.task(name="report")(lambda: None)
-    monkeypatch.setitem(GIVEN, "job", task.new())
-    for part in (app.audit, app.flows, app.jobs, app.limits, app.queues, app.schedules, app.workers):
-        for _, method in methods_of(part):
+    monkeypatch.setitem(GIVEN, "job", app.named("report").new())
+    for part in PARTS:
+        for _, method in methods_of(getattr(app, part)):
             with pytest.raises(ConfigurationError, match=r"\bcolour\b"):
                 call(method, "colour", "red")
 
@@ -174,9 +156,6 @@ def test_no_number_counts_up_to_an_id(app: sqlq.App) -> None:
         with pytest.raises(JobNotFoundError, match=str(2**40)):
             look(Number.LARGE)
     assert app.jobs.cancel([Number.LARGE]) == {2**40: "unknown"}
-
-
-def test_waiting_takes_true_or_false_and_a_duration(app: sqlq.App) -> None:
     for wrong in WRONG:
         if not isinstance(wrong, bool):
             with pytest.raises(ConfigurationError, match="raw is"):
@@ -189,12 +168,11 @@ def test_waiting_takes_true_or_false_and_a_duration(app: sqlq.App) -> None:
 
 
 def test_a_due_time_lies_before_that_of_blocked_jobs(app: sqlq.App) -> None:
-    task = app.task(name="report")(lambda: None)
-    latest = FAR - timedelta(milliseconds=1)
-    job = app.enqueue(task.new().set(available_at=latest))
+    new, latest = app.named("report").new(), FAR - timedelta(milliseconds=1)
+    job = app.enqueue(new.set(available_at=latest))
     assert app.jobs.get(job).state == "scheduled"
     with pytest.raises(EnqueueError, match=r"available_at is 9998-01-01 .*: it must lie between the years"):
-        app.enqueue(task.new().set(available_at=FAR))
+        app.enqueue(new.set(available_at=FAR))
     with pytest.raises(ConfigurationError, match="it must lie between the years"):
         app.jobs.reschedule([job], available_at=FAR)
     assert app.jobs.reschedule([job], available_at=latest) == [job.id]
@@ -217,9 +195,7 @@ CALLS: list[tuple[Callable[[Any], object], str]] = [
 
 @needs("cheap")
 @for_each(("call", "says"), CALLS)
-def test_a_call_of_an_operator_is_refused_in_a_sentence(
-    app: sqlq.App, call: Callable[[Any], object], says: str
-) -> None:
+def test_an_operators_call_is_refused(app: sqlq.App, call: Callable[[Any], object], says: str) -> None:
     with pytest.raises(ConfigurationError, match=says) as refusal:
         call(app)
     assert "\n" not in str(refusal.value)

@@ -1,7 +1,4 @@
-"""Callers in a transaction of their own, behind one face: one test is the contract for all of them.
-
-They have a kind of session on a driver, a driver's connection, or Django's.
-"""
+"""Callers with a session on a driver, a driver's connection, or Django's, behind one face."""
 
 from __future__ import annotations
 
@@ -12,8 +9,9 @@ import itertools
 import sqlite3
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -28,14 +26,8 @@ import pymysql.cursors
 import pytest
 from psycopg import rows
 from sqlalchemy import Connection, Engine, create_engine, make_url, text
-from sqlalchemy.ext.asyncio import (
-    AsyncConnection,
-    AsyncSession,
-    async_scoped_session,
-    async_sessionmaker,
-    create_async_engine,
-)
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.ext import asyncio as aio
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, scoped_session, sessionmaker
 
 import sqlq
 from sqlq import Job, NewJob
@@ -43,23 +35,26 @@ from tests.kit.databases import DATABASES
 from tests.kit.sql import committed
 
 
-class Caller:
-    """Somebody in a transaction of their own, who enqueues in it. An asynchronous one has a loop of its own.
+class Base(DeclarativeBase): ...
 
-    `begins` are the words by which its transactions begin; without them they begin by themselves.
-    """
 
-    begins: str | None = None
+class Order(Base):
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Caller(AbstractContextManager["Caller"]):
+    """Somebody in a transaction of their own, who enqueues in it. An asynchronous one has its own loop."""
+
+    begins: str | None = None  # the words by which its transactions begin, or they begin by themselves
 
     def __init__(self, *, is_async: bool) -> None:
+        self.is_async = is_async
         self._closing = ExitStack()
         self._runner = self._closing.enter_context(asyncio.Runner()) if is_async else None
         self._names = (f"s{number}" for number in itertools.count())
         self.session: Any = None
-
-    @property
-    def is_async(self) -> bool:
-        return self._runner is not None
+        self.watch: Any = None
 
     def do(self, result: Any) -> Any:
         """Return what a call of the session returns, awaited where it has to be."""
@@ -89,15 +84,19 @@ class Caller:
         """Write as the caller does, in a transaction that the job is to share."""
         self.execute(f"INSERT INTO orders (id) VALUES ({id})")
 
+    def committed(self) -> tuple[list[int], list[int]]:
+        """Return the orders and the jobs that others see."""
+        return orders_and_jobs(self.watch)
+
     def begin(self) -> None:
         if self.begins:
             self.execute(self.begins)
 
     def commit(self) -> None:
-        self.do(self.session.commit())
+        self.execute("COMMIT") if self.begins else self.do(self.session.commit())
 
     def rollback(self) -> None:
-        self.do(self.session.rollback())
+        self.execute("ROLLBACK") if self.begins else self.do(self.session.rollback())
 
     @contextmanager
     def savepoint(self) -> Iterator[Callable[[], None]]:
@@ -117,16 +116,12 @@ class Caller:
         """Begin one; return what releases it, and what rolls back to it."""
         name = next(self._names)
         self.execute(f"SAVEPOINT {name}")
-        return (
-            lambda: self.execute(f"RELEASE SAVEPOINT {name}"),
-            lambda: self.execute(f"ROLLBACK TO SAVEPOINT {name}"),
-        )
+        ends = ("RELEASE SAVEPOINT", "ROLLBACK TO SAVEPOINT")
+        release, roll_back = (partial(self.execute, f"{end} {name}") for end in ends)
+        return release, roll_back
 
     def close(self) -> None:
         self._closing.close()
-
-    def __enter__(self) -> Caller:
-        return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
@@ -136,9 +131,6 @@ Way = Callable[..., Caller]
 """Takes the URL of a database."""
 
 
-# -- sessions of SQLAlchemy ----------------------------------------------------------------------------------
-
-
 class SessionCaller(Caller):
     def __init__(
         self, url: str, driver: str, kind: type[Any], *, configured: bool = True, **options: Any
@@ -146,22 +138,18 @@ class SessionCaller(Caller):
         super().__init__(is_async="async" in driver or driver == "aiosqlite")
         parsed = make_url(url)
         parsed = parsed.set(drivername=f"{parsed.get_backend_name()}+{driver}")
-        self.engine: Any = (create_async_engine if self.is_async else create_engine)(parsed, **options)
+        self.engine: Any = (aio.create_async_engine if self.is_async else create_engine)(parsed, **options)
         self._closing.callback(lambda: self.do(self.engine.dispose()))
         if configured and parsed.get_backend_name() == "sqlite":
             sqlq.configure_sqlite(self.engine)
-        makers: dict[type[Any], Callable[[], Any]] = {
-            Session: lambda: Session(self.engine),
-            scoped_session: lambda: scoped_session(sessionmaker(self.engine)),
-            Connection: self.engine.connect,
-            AsyncSession: lambda: AsyncSession(self.engine),
-            async_scoped_session: lambda: async_scoped_session(
-                async_sessionmaker(self.engine), scopefunc=lambda: None
-            ),
-            AsyncConnection: self.engine.connect,
+        makers: dict[type[Any], Callable[[Any], Any]] = {
+            scoped_session: lambda engine: scoped_session(sessionmaker(engine)),
+            aio.async_scoped_session: lambda engine: kind(aio.async_sessionmaker(engine), lambda: None),
+            Connection: lambda engine: engine.connect(),
+            aio.AsyncConnection: lambda engine: engine.connect(),
         }
-        self.session = makers[kind]()
-        if kind is AsyncConnection:
+        self.session = makers.get(kind, kind)(self.engine)
+        if kind is aio.AsyncConnection:
             self.do(self.session.start())
         self._closing.callback(lambda: self.do(self.session.close()))
 
@@ -185,13 +173,13 @@ class OfSqlalchemy:
 
 
 SYNC: tuple[type[Any], ...] = (Session, scoped_session, Connection)
-ASYNC: tuple[type[Any], ...] = (AsyncSession, async_scoped_session, AsyncConnection)
+ASYNC: tuple[type[Any], ...] = (aio.AsyncSession, aio.async_scoped_session, aio.AsyncConnection)
 KINDS: dict[str, dict[str, tuple[type[Any], ...]]] = {
     "postgresql": {
         "psycopg": SYNC,
         "psycopg2": SYNC,
         "asyncpg": ASYNC,
-        "psycopg_async": (AsyncSession, AsyncConnection),
+        "psycopg_async": (aio.AsyncSession, aio.AsyncConnection),
     },
     "sqlite": {"pysqlite": SYNC, "aiosqlite": ASYNC},
     "mariadb": {"pymysql": SYNC, "mysqldb": (Session, Connection), "asyncmy": ASYNC},
@@ -206,19 +194,10 @@ SESSIONS: dict[str, dict[str, Way]] = {
 }
 
 
-def session_of(url: str) -> Way:
-    """Return the way to have a Session on the common driver of a database."""
-    drivers = {"postgresql": "psycopg", "mariadb": "pymysql", "sqlite": "pysqlite"}
-    return OfSqlalchemy(drivers[make_url(url).get_backend_name()], Session)
-
-
 def async_session_of(url: str) -> Way:
-    """Return the way to have an AsyncSession on the common driver of a database."""
+    """Return the way to have an aio.AsyncSession on the common driver of a database."""
     drivers = {"postgresql": "asyncpg", "mariadb": "asyncmy", "sqlite": "aiosqlite"}
-    return OfSqlalchemy(drivers[make_url(url).get_backend_name()], AsyncSession)
-
-
-# -- connections of drivers ----------------------------------------------------------------------------------
+    return OfSqlalchemy(drivers[make_url(url).get_backend_name()], aio.AsyncSession)
 
 
 class DriverCaller(Caller):
@@ -231,18 +210,6 @@ class DriverCaller(Caller):
     def executing(self, statement: str) -> Any:
         on = self.session if hasattr(self.session, "execute") else self.session.cursor()
         return on.execute(statement)
-
-    def commit(self) -> None:
-        if self.begins:
-            self.execute("COMMIT")
-        else:
-            super().commit()
-
-    def rollback(self) -> None:
-        if self.begins:
-            self.execute("ROLLBACK")
-        else:
-            super().rollback()
 
 
 @dataclass(frozen=True)
@@ -267,14 +234,7 @@ def file_of(url: str) -> str:
 
 
 def _address(url: str) -> dict[str, Any]:
-    where = make_url(url)
-    return {
-        "host": where.host,
-        "port": where.port,
-        "user": where.username,
-        "password": where.password or "",
-        "database": where.database,
-    }
+    return {"password": "", **make_url(url).translate_connect_args(username="user")}
 
 
 def _mysqlclient(url: str, cursor: str = "Cursor", **options: Any) -> Any:
@@ -297,36 +257,34 @@ def _dict(cursor: Any, row: Any) -> dict[str, Any]:
     return dict(zip([column[0] for column in cursor.description], row, strict=True))
 
 
+def _by(connect: Any, address: Callable[[str], str] = dsn, **options: Any) -> Callable[[str], Any]:
+    return lambda url: connect(address(url), **options)
+
+
 MODES: dict[str, dict[str, Mode]] = {
     "postgresql": {
-        "psycopg": Mode(lambda url: psycopg.connect(dsn(url))),
-        "psycopg-dicts": Mode(lambda url: psycopg.connect(dsn(url), row_factory=rows.dict_row)),
-        "psycopg-scalars": Mode(lambda url: psycopg.connect(dsn(url), row_factory=rows.scalar_row)),
-        "psycopg-raw": Mode(lambda url: psycopg.connect(dsn(url), cursor_factory=psycopg.RawCursor)),
-        "psycopg-client": Mode(lambda url: psycopg.connect(dsn(url), cursor_factory=psycopg.ClientCursor)),
-        "psycopg-autocommit": Mode(lambda url: psycopg.connect(dsn(url), autocommit=True), "BEGIN"),
-        "psycopg2": Mode(lambda url: psycopg2.connect(dsn(url))),
-        "psycopg2-dicts": Mode(
-            lambda url: psycopg2.connect(dsn(url), cursor_factory=psycopg2.extras.RealDictCursor)
-        ),
+        "psycopg": Mode(_by(psycopg.connect)),
+        "psycopg-dicts": Mode(_by(psycopg.connect, row_factory=rows.dict_row)),
+        "psycopg-scalars": Mode(_by(psycopg.connect, row_factory=rows.scalar_row)),
+        "psycopg-raw": Mode(_by(psycopg.connect, cursor_factory=psycopg.RawCursor)),
+        "psycopg-client": Mode(_by(psycopg.connect, cursor_factory=psycopg.ClientCursor)),
+        "psycopg-autocommit": Mode(_by(psycopg.connect, autocommit=True), "BEGIN"),
+        "psycopg2": Mode(_by(psycopg2.connect)),
+        "psycopg2-dicts": Mode(_by(psycopg2.connect, cursor_factory=psycopg2.extras.RealDictCursor)),
         "psycopg2-autocommit": Mode(lambda url: _automatic(psycopg2.connect(dsn(url))), "BEGIN"),
-        "psycopg-async": Mode(
-            lambda url: psycopg.AsyncConnection.connect(dsn(url), row_factory=rows.dict_row), is_async=True
-        ),
+        "psycopg-async": Mode(_by(psycopg.AsyncConnection.connect, row_factory=rows.dict_row), is_async=True),
         "psycopg-async-autocommit": Mode(
-            lambda url: psycopg.AsyncConnection.connect(dsn(url), autocommit=True), "BEGIN", is_async=True
+            _by(psycopg.AsyncConnection.connect, autocommit=True), "BEGIN", is_async=True
         ),
-        "asyncpg": Mode(lambda url: asyncpg.connect(dsn(url)), "BEGIN", is_async=True),
-        "asyncpg-no-cache": Mode(
-            lambda url: asyncpg.connect(dsn(url), statement_cache_size=0), "BEGIN", is_async=True
-        ),
+        "asyncpg": Mode(_by(asyncpg.connect), "BEGIN", is_async=True),
+        "asyncpg-no-cache": Mode(_by(asyncpg.connect, statement_cache_size=0), "BEGIN", is_async=True),
     },
     "sqlite": {
-        "sqlite3": Mode(lambda url: sqlite3.connect(file_of(url))),
+        "sqlite3": Mode(_by(sqlite3.connect, file_of)),
         "sqlite3-rows": Mode(lambda url: _with_rows(sqlite3.connect(file_of(url)), sqlite3.Row, bytes)),
         "sqlite3-dicts": Mode(lambda url: _with_rows(sqlite3.connect(file_of(url)), _dict)),
-        "sqlite3-immediate": Mode(lambda url: sqlite3.connect(file_of(url), isolation_level="IMMEDIATE")),
-        "sqlite3-none": Mode(lambda url: sqlite3.connect(file_of(url), isolation_level=None), "BEGIN"),
+        "sqlite3-immediate": Mode(_by(sqlite3.connect, file_of, isolation_level="IMMEDIATE")),
+        "sqlite3-none": Mode(_by(sqlite3.connect, file_of, isolation_level=None), "BEGIN"),
     },
     "mariadb": {
         "pymysql": Mode(lambda url: pymysql.connect(**_address(url))),
@@ -342,12 +300,9 @@ MODES: dict[str, dict[str, Mode]] = {
 }
 if sys.version_info >= (3, 12):
     MODES["sqlite"] |= {
-        "sqlite3-autocommit": Mode(lambda url: sqlite3.connect(file_of(url), autocommit=True), "BEGIN"),
-        "sqlite3-pep249": Mode(lambda url: sqlite3.connect(file_of(url), autocommit=False)),
+        "sqlite3-autocommit": Mode(_by(sqlite3.connect, file_of, autocommit=True), "BEGIN"),
+        "sqlite3-pep249": Mode(_by(sqlite3.connect, file_of, autocommit=False)),
     }
-
-
-# -- Django --------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -360,21 +315,15 @@ def django_connection(url: str) -> Iterator[Any]:
     engine = {"sqlite": "sqlite3", "mariadb": "mysql"}.get(parsed.get_backend_name(), "postgresql")
     if importlib.util.find_spec("MySQLdb") is None:
         pymysql.install_as_MySQLdb()
-    settings = {
-        "ENGINE": f"django.db.backends.{engine}",
-        "NAME": parsed.database,
-        "HOST": parsed.host or "",
-        "PORT": parsed.port or "",
-        "USER": parsed.username or "",
-    }
-    alias = f"shop_{abs(hash(url))}"
-    django.db.connections.settings[alias] = django.db.connections.configure_settings(
-        {"default": {}, alias: settings}
-    )[alias]
-    yield django.db.connections[alias]
-    django.db.connections[alias].close()
-    del django.db.connections[alias]
-    del django.db.connections.settings[alias]
+    place = {"NAME": parsed.database, "HOST": parsed.host, "PORT": parsed.port, "USER": parsed.username}
+    settings = {"ENGINE": f"django.db.backends.{engine}", **{key: place[key] or "" for key in place}}
+    alias, connections = f"shop_{abs(hash(url))}", django.db.connections
+    known = connections.configure_settings({"default": {}, alias: settings})
+    connections.settings[alias] = known[alias]
+    yield connections[alias]
+    connections[alias].close()
+    del connections[alias]
+    del connections.settings[alias]
 
 
 class DjangoCaller(Caller):
@@ -389,8 +338,6 @@ class DjangoCaller(Caller):
         with self.session.cursor() as cursor:
             cursor.execute(statement)
 
-
-# -- the ways ------------------------------------------------------------------------------------------------
 
 COMMON = (
     *("psycopg-Session", "psycopg2-Connection", "pysqlite-scoped_session"),
@@ -407,10 +354,7 @@ without_mysqlclient = pytest.mark.skipif(
 def _each(
     ways: Iterable[tuple[str, str, Way]], is_alike: Callable[[str], bool] = lambda name: name not in COMMON
 ) -> pytest.MarkDecorator:
-    """Give a test each of these ways as `way`, or as an open `caller`, with the database that goes with it.
-
-    One of those that are alike runs by default.
-    """
+    """Give a test each of these ways, with its database; one of those that are alike runs by default."""
     return pytest.mark.parametrize(
         ("database_url", "way"),
         [
@@ -459,6 +403,7 @@ every_way = _each(_ALL, lambda name: name in _ALIKE)
 common_ways = _each(_ALL)
 common_sessions = _each(_of(SESSIONS, DATABASES))
 common_modes = modes()
+of_django = pytest.mark.parametrize("way", [DjangoCaller])
 automatic = modes(lambda name, mode: mode.begins is not None)
 """Where each statement outside a transaction is a transaction by itself."""
 

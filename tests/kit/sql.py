@@ -32,19 +32,22 @@ def span(engine: Engine | Connection, seconds: float) -> str:
     }[engine.dialect.name]
 
 
-def refuse(engine: Engine, event: str, when: str = "1 = 1", says: str = "refused") -> None:
-    """Have the database refuse rows by a trigger of the host's own; `event` is as "INSERT ON jobs"."""
+def refuse(engine: Engine, event: str, when: str = "1 = 1", says: str = "refused", first: str = "") -> None:
+    """Have the database refuse rows by a trigger of the host's own; `event` is as "INSERT ON jobs".
+
+    Where it has a server, `first` comes before, in the trigger's language.
+    """
     statements = {
         "sqlite": [
             f"CREATE TRIGGER refuse BEFORE {event} WHEN {when} BEGIN SELECT RAISE(ABORT, '{says}'); END"
         ],
         "postgresql": [
             "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
-            f"$$ BEGIN RAISE EXCEPTION '{says}'; END $$",
+            f"$$ BEGIN {first}RAISE EXCEPTION '{says}'; END $$",
             f"CREATE TRIGGER refuse BEFORE {event} FOR EACH ROW WHEN ({when}) EXECUTE FUNCTION refuse()",
         ],
         "mariadb": [
-            f"CREATE TRIGGER refuse BEFORE {event} FOR EACH ROW IF {when} THEN "
+            f"CREATE TRIGGER refuse BEFORE {event} FOR EACH ROW IF {when} THEN {first}"
             f"SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = '{says}'; END IF"
         ],
     }[engine.dialect.name]
