@@ -425,10 +425,6 @@ def test_failed_jobs_of_a_batch_are_counted_and_stay_in_it_when_run_again(app: s
     assert app.jobs.get(mine.id).batch_key == IMPORT
 
 
-def replays(hand: Hand, jobs: dict[int, int]) -> list[sqlq.JobDetails]:
-    return [hand.app.jobs.get(id) for id in jobs.values()]
-
-
 def test_a_replay_is_a_new_job_that_names_its_origin(hand: Hand, engine: Engine) -> None:
     options: dict[str, Any] = {"queue": "mail", "priority": 7, "timeout": "30s", "max_attempts": 2}
     options |= {"label": "blue", "headers": {"tenant": "blue"}, "backoff": "5m", "retention": "9d"}
@@ -474,7 +470,7 @@ def test_a_replay_has_no_cursor_and_waits_under_a_limit(hand: Hand, engine: Engi
         conn.execute(update(jobs).values(cursor="7", payload="{not json"), execution_options=options)
         conn.execute(text("UPDATE jobs SET progress = 3, progress_of = 4"))
     hand.end()
-    (job,) = replays(hand, hand.app.jobs.replay(id))
+    job = hand.app.jobs.get(hand.app.jobs.replay(id)[id])
     assert (job.cursor, job.progress, job.start_by) == (None, None, None)
     assert job.payload == "{not json", "it is copied as it is"
     assert (job.schedule, job.scheduled_for) == ("nightly", hand.app.jobs.get(id).scheduled_for)
@@ -483,7 +479,7 @@ def test_a_replay_has_no_cursor_and_waits_under_a_limit(hand: Hand, engine: Engi
     ids = [app.enqueue(charge.new()).id for _ in range(2)]
     drain(app)
     execute(engine, "DELETE FROM sqlq_wakes")
-    done = replays(hand, app.jobs.replay(ids))
+    done = [app.jobs.get(id) for id in app.jobs.replay(ids).values()]
     looked_at = committed(engine, "sqlq_wakes", "limit_key")
     assert set(map(str, looked_at)) == {"stripe"}, "a worker looks at the line at once, not at its next sweep"
     assert [(job.state, job.limit_key) for job in done] == [("blocked", "stripe")] * 2
@@ -608,8 +604,7 @@ def test_cancel_of_a_running_job_is_a_request_and_leaves_its_owner(hand: Hand) -
     assert hand.app.jobs.cancel([id]) == {id: "requested"}
     assert requested(hand) == first, "the first request counts"
     assert hand.states([id]) == ["running"]
-    told = "the owner is fenced by nothing, and told at its heartbeat"
-    assert extend(hand, owner) == {(id, owner.lease_token): True}, told
+    assert extend(hand, owner) == {(id, owner.lease_token): True}, "fenced by nothing, and told so"
     assert hand.settle(owner, Finished("1")) == {id}
     assert hand.states([id]) == ["finished"]
     (id,) = hand.enqueue()

@@ -467,7 +467,6 @@ def test_counts_end_sooner_with_many_priorities(hand: Hand, monkeypatch: pytest.
     hand.enqueue(1, queue="other")
     monkeypatch.setattr(health, "ROW_LIMIT", 9)
     monkeypatch.setattr(health, "COUNT_MINIMUM", 1)
-    # three rows of each queue and priority, and what the priorities of a queue have is added up
     assert status(hand) == {"mail": (4, 0, 0, 0, ("available",)), "other": (1, 0, 0, 0, ())}
 
 
