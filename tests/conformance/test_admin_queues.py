@@ -547,8 +547,8 @@ def crowded(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> sqlq.App:
             for table in ("jobs", "finished_jobs", "failed_jobs"):
                 conn.execute(text(f"ALTER TABLE {table} SET (autovacuum_enabled = off)"))
         into = "jobs (queue, task, priority, available_at)"
-        insert_many(conn, 40_000, into, f"'mail', 't', 5, {later}")
-        insert_many(conn, 40_000, into, f"'mail', 't', 0, {soon}")
+        insert_many(conn, 60_000, into, f"'mail', 't', 5, {later}")
+        insert_many(conn, 60_000, into, f"'mail', 't', 0, {soon}")
         insert_many(conn, 10, into, f"'rare', 't', 0, {soon}")
         for ended, column, value in (("finished", "outcome", "finished"), ("failed", "reason", "error")):
             conn.exec_driver_sql(
