@@ -1,4 +1,5 @@
-"""The command: `python -m benchmarks` measures everything, `--quick` only that everything can be measured."""
+"""The command: `python -m benchmarks` measures everything, `--quick` what has goals, in some minutes, and
+`--smoke` only that everything can be measured."""
 
 from __future__ import annotations
 
@@ -12,13 +13,18 @@ from pathlib import Path
 import click
 
 from benchmarks import measures as rooms
-from benchmarks.bench import PATIENCE_SECONDS, QUICK, Bench, Size
+from benchmarks.bench import PATIENCE_SECONDS, QUICK, SMOKE, Bench, Size
 from benchmarks.environments import Environments
 from benchmarks.measures import Measure
 from benchmarks.peers import OURS, PEERS, find
 from benchmarks.plots import draw
 from benchmarks.report import Report, Sample
 from benchmarks.servers import Servers, why_no_mariadb
+
+MEASURED_QUICKLY = (
+    *("enqueue-one", "enqueue-session", "enqueue-many", "drain", "drain-lines", "drain-two"),
+    *("drain-together", "latency", "latency-lone", "slots", "memory", "status"),
+)
 
 
 def _peers(names: str) -> tuple[str, ...]:
@@ -34,10 +40,11 @@ def _peers(names: str) -> tuple[str, ...]:
 
 
 @click.command()
+@click.option("--quick", is_flag=True, help="Measure what has goals: one round, no peers, eight minutes.")
 @click.option(
-    "--quick",
+    "--smoke",
     is_flag=True,
-    help="The smoke version: small sizes, one round, no peers, nothing but Python and pip's wheels.",
+    help="Measure nothing of worth: small sizes, one round, no peers, nothing but Python and pip's wheels.",
 )
 @click.option("--only", multiple=True, metavar="MEASURE", help="Measure only this; may be given again.")
 @click.option(
@@ -58,13 +65,13 @@ def _peers(names: str) -> tuple[str, ...]:
     "--peers",
     default=None,
     metavar="all|none|NAME,NAME",
-    help="The peers to measure beside sqlq  [default: all, or none with --quick]",
+    help="The peers to measure beside sqlq  [default: all, or none with --quick or --smoke]",
 )
 @click.option(
     "--rounds",
     type=int,
     default=None,
-    help="How often each case is run, all cases in turn  [default: 3; with --quick 1]",
+    help="How often each case is run, all cases in turn  [default: 3; with --quick or --smoke 1]",
 )
 @click.option("--jobs", type=int, default=None, help="How many jobs are drained.")
 @click.option("--growth", type=float, default=None, help="A factor for the rows of the growth measure.")
@@ -93,6 +100,7 @@ def _peers(names: str) -> tuple[str, ...]:
 )
 def main(
     quick: bool,
+    smoke: bool,
     only: tuple[str, ...],
     only_cases: tuple[str, ...],
     only_databases: tuple[str, ...],
@@ -112,27 +120,28 @@ def main(
     Exits with 1 when a measure of sqlq or of the limit broke; a broken peer is reported, and a missed target
     is, too.
     """
-    asked = _peers(peers or ("none" if quick else "all"))
-    rounds = rounds or (1 if quick else 3)
-    size: Size = QUICK if quick else Size()
+    asked = _peers(peers or ("none" if quick or smoke else "all"))
+    rounds = rounds or (1 if quick or smoke else 3)
+    size = SMOKE if smoke else QUICK if quick else Size()
     size = replace(size, jobs=jobs or size.jobs, growth=growth if growth is not None else size.growth)
     known = rooms.load()
     if unknown := set(only) - {measure.name for measure in known}:
         raise click.BadParameter(
             f"there is no measure {', '.join(sorted(unknown))}; see --list", param_hint="--only"
         )
+    only = only or (MEASURED_QUICKLY if quick else ())
     wanted = [measure for measure in known if not only or measure.name in only]
     begun, samples = time.monotonic(), list[Sample]()
     with Servers(database_url, redis_url) as servers:
         absent = why_no_mariadb()
         if absent and "mariadb" in (only_databases or ("mariadb",)):
             click.secho(f"NOTHING IS MEASURED ON MARIADB: {absent}", err=True, bold=True)
-        bench = Bench(servers, Environments(environments), size, patience=60.0 if quick else PATIENCE_SECONDS)
+        bench = Bench(servers, Environments(environments), size, patience=60.0 if smoke else PATIENCE_SECONDS)
         for measure in wanted:
             cases = [
                 (database, case)
                 for database, case in measure.cases(bench, asked)
-                if (not quick or only or case in asked or measure.smoke(database, case))
+                if (not smoke or only or case in asked or measure.smoke(database, case))
                 and (not only_cases or any(part in case for part in only_cases))
                 and (not only_databases or database in only_databases)
                 and not (absent and database == "mariadb")

@@ -5,7 +5,7 @@ transaction, calls the handler for each, and moves the 100 to a history in anoth
 
 The limit "lean" works on tables of its own, as small as a queue can have them. A team without sqlq would
 write it. The limit "limit" works on sqlq's tables. The rows of sqlq cost the difference between the two, and
-its Python costs the difference between "limit" and sqlq. MariaDB has only "limit".
+its Python costs the difference between "limit" and sqlq.
 """
 
 from __future__ import annotations
@@ -80,7 +80,6 @@ class Limit(Sqlq):
 
 class Lean(Limit):
     name = "lean"
-    databases = ("postgresql", "sqlite")
     settings = "tables of its own, as small as can be; claims 100, moves 100 to history, one thread"
     given = ("queue", "payload")
     settled = "SELECT count(*) FROM history"
@@ -97,6 +96,12 @@ class Lean(Limit):
                         big="INTEGER",
                     )
                 )
+        elif url.startswith("mariadb"):
+            from benchmarks.servers import mariadb_connection
+
+            with mariadb_connection(url) as mariadb, mariadb.cursor() as cursor:
+                for statement in filter(str.strip, _LEAN_MARIADB.split(";")):
+                    cursor.execute(statement)
         else:
             import psycopg
 
@@ -123,6 +128,19 @@ _LEAN = """
     CREATE TABLE history (
         id {big} PRIMARY KEY, queue text NOT NULL, payload text NOT NULL, attempts integer NOT NULL,
         finished_at {moment} NOT NULL DEFAULT {now});
+"""
+
+# without partial indexes, reserved_at is the first column of both
+_LEAN_MARIADB = """
+    CREATE TABLE jobs (
+        id bigint AUTO_INCREMENT PRIMARY KEY, queue varchar(100) NOT NULL, payload longtext NOT NULL,
+        priority smallint NOT NULL DEFAULT 0, attempts integer NOT NULL DEFAULT 0,
+        available_at datetime(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)), reserved_at datetime(6));
+    CREATE INDEX jobs_claim ON jobs (reserved_at, queue, priority, available_at, id);
+    CREATE INDEX jobs_reserved ON jobs (reserved_at);
+    CREATE TABLE history (
+        id bigint PRIMARY KEY, queue varchar(100) NOT NULL, payload longtext NOT NULL,
+        attempts integer NOT NULL, finished_at datetime(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)));
 """
 
 

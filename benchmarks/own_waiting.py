@@ -38,12 +38,12 @@ class Waiting:
             for _ in range(number):
                 app.enqueue(sqlq.chain(*map(noop.new, range(steps))))
 
-    def of_one_key(self, url: str, jobs: int, ms: int) -> None:
-        """Enqueue jobs of one key, of which ten may run at a time, each of so many milliseconds."""
+    def of_one_key(self, url: str, jobs: int, ms: int, running: int = RUNNING) -> None:
+        """Enqueue jobs of one key, of which so many may run at a time, each of so many milliseconds."""
         import sqlq
         from benchmarks import tasks
 
-        limit = sqlq.Limit(ONE_KEY, running=RUNNING)
+        limit = sqlq.Limit(ONE_KEY, running=running)
         with _app(url) as (app, noop):
             new = [tasks.nap.new(n, ms) if ms else noop.new(n) for n in range(jobs)]
             app.enqueue_many([job.set(limit=limit) for job in new])

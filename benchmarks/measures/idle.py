@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import subprocess
 import sys
 import tempfile
@@ -17,7 +18,7 @@ from benchmarks.servers import Place
 from benchmarks.subject import NOOP
 
 SETTLING_SECONDS = 10.0
-JOBS_BEFORE = 200
+JOBS_BEFORE, TRIES = 200, 5
 SENT = {"postgresql": "transactions", "sqlite": "statements"}
 """The requests for the worker: on PostgreSQL the supervisor looks, and does most maintenance."""
 
@@ -69,6 +70,40 @@ def command_line(bench: Bench, database: str, name: str) -> dict[str, float]:
     begin = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=TREE, env=variables({}))
     return {"seconds": time.perf_counter() - begin}
+
+
+def memory(bench: Bench, database: str, name: str) -> dict[str, float]:
+    """Return the memory of one worker process with its supervisor, and of each further process."""
+    subject = find(name)
+    held: dict[int, float] = {}
+    for number in (1, 4):
+        with (
+            bench.place(subject, database) as place,
+            bench.workers(subject, place, options=("-p", str(number))) as workers,
+        ):
+            entered = "SELECT count(*) FROM sqlq_workers"
+            workers.wait_for(lambda: place.number(entered) == number, "up")  # noqa: B023 - called at once
+            time.sleep(bench.size.warm_seconds)
+            held[number] = sum(process.memory_full_info().pss for process in workers.family()) / 2**20
+    return {"one": held[1], "further": (held[4] - held[1]) / 3}
+
+
+def status(bench: Bench, database: str, name: str) -> dict[str, float]:
+    """Return the processor time of `sqlq status`, and how many imports of SQLAlchemy it is worth."""
+    subject = find(name)
+    with bench.place(subject, database) as place:
+        bench.inside(subject, "fill", place.url, NOOP, JOBS_BEFORE)
+        program = str(Path(sys.executable).parent / "sqlq")
+        seconds = min(_processor([program, "-d", place.url, "status"]) for _ in range(TRIES))
+        imports = min(_processor([sys.executable, "-c", "import sqlalchemy"]) for _ in range(TRIES))
+    return {"imports": seconds / imports, "seconds": seconds}
+
+
+def _processor(command: list[str]) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=TREE, env=variables({}))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def _own(measure: str, database: str, figure: str) -> Callable[[Medians], float | None]:
@@ -123,5 +158,39 @@ MEASURES = [
         command_line,
         lambda bench, asked: [("none", "sqlq")],
         [Target("none", "sqlq", "seconds", _own("command", "none", "seconds"), most=0.4)],
+    ),
+    Measure(
+        "memory",
+        "Memory of idle workers",
+        "The memory of all processes of `sqlq work` (PSS: shared pages are counted once), and of each "
+        "further worker process.",
+        {
+            "one": Figure("MB", more_is_better=False, decimals=1),
+            "further": Figure("MB a further process", more_is_better=False, decimals=1),
+        },
+        memory,
+        subjects(ours=("sqlq",), peers=False),
+        [
+            Target(database, "sqlq", text, _own("memory", database, figure), most=most)
+            for database in ("postgresql", "sqlite")
+            for figure, text, most in (("one", "MB", 55.0), ("further", "MB a further process", 18.0))
+        ],
+        smoke=lambda database, case: False,
+    ),
+    Measure(
+        "status",
+        "sqlq status",
+        "The least processor time of five runs, and that of `import sqlalchemy` in the same minute.",
+        {
+            "imports": Figure("imports of SQLAlchemy", more_is_better=False, decimals=2),
+            "seconds": Figure("s", more_is_better=False, decimals=2),
+        },
+        status,
+        subjects(ours=("sqlq",), peers=False),
+        [
+            Target(d, "sqlq", "imports of SQLAlchemy", _own("status", d, "imports"), most=0.6)
+            for d in ("postgresql", "sqlite")
+        ],
+        smoke=lambda database, case: False,
     ),
 ]

@@ -12,19 +12,28 @@ from collections.abc import Callable
 from statistics import quantiles
 
 from benchmarks.bench import Bench, Workers
-from benchmarks.measures import EVERY_DATABASE, Figure, Measure, Medians, Target, subjects
+from benchmarks.measures import EVERY_DATABASE, Figure, Measure, Medians, Target, ratio, subjects
 from benchmarks.peers import find
 from benchmarks.subject import NOOP
 
 EVERY_MS = 20
+LONE, LONE_MS = 20, 1_700
 
 
 def latency(bench: Bench, database: str, name: str) -> dict[str, float]:
+    return _picked_up(bench, database, name, bench.size.ticks, EVERY_MS)
+
+
+def lone(bench: Bench, database: str, name: str) -> dict[str, float]:
+    """Jobs that each meet a worker at rest."""
+    return _picked_up(bench, database, name, min(LONE, bench.size.ticks), LONE_MS)
+
+
+def _picked_up(bench: Bench, database: str, name: str, ticks: int, every_ms: int) -> dict[str, float]:
     subject = find(name)
-    ticks = bench.size.ticks
     with bench.place(subject, database) as place, bench.workers(subject, place, starts=ticks) as workers:
         warmed = warm_up(bench, name, place.url, workers)
-        moments = bench.inside(subject, "tick", place.url, NOOP, ticks, EVERY_MS)
+        moments = bench.inside(subject, "tick", place.url, NOOP, ticks, every_ms)
         workers.wait_for(lambda: workers.calls.count() >= ticks + warmed, "called for each job")
         workers.wait_for(lambda: place.number(subject.left) == 0, "settled")
         bench.check(subject, place, workers, ticks + warmed)
@@ -76,6 +85,12 @@ def _own(measure: str, database: str, figure: str) -> Callable[[Medians], float 
     return lambda medians: medians.get(measure, database, "sqlq", figure)
 
 
+def _of_limit(database: str, figure: str) -> Callable[[Medians], float | None]:
+    return lambda medians: ratio(
+        medians.get("latency", database, "sqlq", figure), medians.get("latency", database, "limit", figure)
+    )
+
+
 FIGURES = {
     "p50": Figure("ms", more_is_better=False, decimals=2),
     "p99": Figure("ms", more_is_better=False, decimals=2),
@@ -93,13 +108,32 @@ MEASURES = [
         latency,
         subjects(databases=EVERY_DATABASE),
         [
-            Target("postgresql", "sqlq", "ms p50", _own("latency", "postgresql", "p50"), most=1.5),
-            Target("postgresql", "sqlq", "ms p99", _own("latency", "postgresql", "p99"), most=3.0),
+            *(
+                Target(
+                    "postgresql",
+                    "sqlq",
+                    f"of the limit's {figure}",
+                    _of_limit("postgresql", figure),
+                    most=most,
+                )
+                for figure, most in (("p50", 1.2), ("p99", 1.3))
+            ),
             Target("sqlite", "sqlq", "ms p50", _own("latency", "sqlite", "p50"), most=2.0),
-            # without notifications: a look about once a second
-            Target("mariadb", "sqlq", "ms p50", _own("latency", "mariadb", "p50"), most=1_250),
         ],
         smoke=lambda database, case: case == "sqlq" or (database, case) == ("postgresql", "limit"),
+    ),
+    Measure(
+        "latency-lone",
+        "Pick-up latency of lone jobs",
+        f"{LONE} jobs, one each {LONE_MS / 1000:g} s, which another process of the machine enqueues.",
+        FIGURES,
+        lone,
+        subjects(databases=EVERY_DATABASE, ours=("sqlq",), peers=False),
+        [
+            Target("mariadb", "sqlq", f"ms {figure}", _own("latency-lone", "mariadb", figure), most=most)
+            for figure, most in (("p50", 20.0), ("p99", 60.0))
+        ],
+        smoke=lambda database, case: False,
     ),
     Measure(
         "latency-late",

@@ -21,6 +21,8 @@ from benchmarks.work import TICKS
 
 SLOTS = 20
 LOOK = 0.002
+HELD, HELD_MS = 5, 20
+"""The slots of a limit, and how long each job holds one."""
 LIMITED = {"SQLQ_BENCHMARK_LIMITS": "1"}
 """The App of the workers declares a limit, as one that enqueues limited jobs does."""
 TENANTS, RATE, TICKED = 100, 1_000, 20
@@ -70,6 +72,20 @@ def limits(bench: Bench, database: str, case: str) -> dict[str, float]:
     if case == "serial keys":
         return _worked(bench, database, jobs * 4, "in_order", jobs * 2, 2)
     return _worked(bench, database, jobs, "of_one_key", jobs, 10 if case.endswith("10 ms") else 0)
+
+
+def slots(bench: Bench, database: str, case: str) -> dict[str, float]:
+    """How busy three workers keep the slots of a limit."""
+    subject, jobs = find("sqlq"), bench.size.jobs // 50
+    with bench.place(subject, database) as place:
+        bench.inside(subject, "of_one_key", place.url, jobs, HELD_MS, HELD)
+        with bench.workers(subject, place, processes=3, more=LIMITED) as workers:
+            workers.wait_for(lambda: workers.calls.count() >= HELD, "at work", look=LOOK)
+            ended = workers.wait_for(lambda: workers.calls.count() >= jobs, "started", look=LOOK)
+            seconds = ended - workers.calls.first()
+            workers.wait_for(lambda: place.number(subject.left) == 0, "done")
+            bench.check(subject, place, workers, jobs)
+    return {"busy": (jobs - HELD) * HELD_MS / 1000 / HELD / seconds}
 
 
 def rates(bench: Bench, database: str, case: str) -> dict[str, float]:
@@ -225,6 +241,23 @@ MEASURES = [
         _cases("ten of a key, 0 ms", "ten of a key, 10 ms", "serial keys"),
         subjects=False,
         smoke=lambda database, case: case == "ten of a key, 0 ms",
+    ),
+    Measure(
+        "slots",
+        "Limits: busy slots",
+        f"Jobs of one key that take {HELD_MS} ms, of which {HELD} may run, and three worker processes: the "
+        "share of the time in which a slot has a job.",
+        {"busy": Figure("of the time", decimals=2)},
+        slots,
+        _cases("five of a key"),
+        [
+            Target(
+                database, "five of a key", "busy", _of("slots", database, "five of a key", "busy"), least=0.9
+            )
+            for database in DATABASES
+        ],
+        subjects=False,
+        smoke=lambda database, case: False,
     ),
     Measure(
         "rates",
