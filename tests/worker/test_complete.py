@@ -348,7 +348,7 @@ def test_a_zombie_saves_nothing(app: sqlq.App, shop: Engine, running: sqlq.JobCo
 def test_the_last_checkpoint_of_a_transaction_counts(
     app: sqlq.App, shop: Engine, running: sqlq.JobContext
 ) -> None:
-    for cursors in ([1, {"after": [2]}], [None]):
+    for cursors in ([1, {"after": [2]}], [None], [3]):
         save(shop, running, *cursors)
         assert app.jobs.get(running.id).cursor == cursors[-1]
 

@@ -426,8 +426,7 @@ class JobContext:
         ...         job.checkpoint(session, ids[-1])
         """
         text = encode_cursor(cursor)
-        last = self._attempt.claimed.cursor
-        if last is not None and steps_in(last) is not None:
+        if steps_in(self._attempt.claimed.cursor):
             raise ConfigurationError(
                 f"job {self.id} has steps: write step.checkpoint(session, cursor) in one of them"
             )
