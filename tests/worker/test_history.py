@@ -214,7 +214,11 @@ def test_the_last_progress_is_in_the_row_however_the_job_ends(
 def test_progress_that_is_no_number_is_ignored_with_a_warning(
     app: sqlq.App, caplog: pytest.LogCaptureFixture, said: Any, warning: str
 ) -> None:
-    done = run_one(app, lambda: [sqlq.current_job().progress(*said) for _ in range(2)])
+    def report() -> None:
+        for _ in range(2):
+            sqlq.current_job().progress(*said)
+
+    done = run_one(app, report)
     assert (done.state, done.progress) == ("finished", None)
     (line,) = (record for record in caplog.records if "progress" in record.getMessage())
     assert warning in line.getMessage()
