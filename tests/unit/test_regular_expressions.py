@@ -112,7 +112,9 @@ def uses() -> list[Use]:
 
 def _uses() -> Iterator[Use]:
     for file in sorted(FOLDER.rglob("*.py")):
-        tree = ast.parse(file.read_text())
+        if "import re\n" not in (source := file.read_text()):
+            continue
+        tree = ast.parse(source)
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_of_re(node)]
         if not calls:
             continue
@@ -120,12 +122,12 @@ def _uses() -> Iterator[Use]:
         module = vars(importlib.import_module(name))
         for call in calls:
             assert isinstance(call.func, ast.Attribute)
-            method, source = call.func.attr, ast.unparse(call.args[0])
+            method, argument = call.func.attr, ast.unparse(call.args[0])
             flags = [ast.unparse(each) for each in (*call.args, *(word.value for word in call.keywords))]
             flag = sum(eval(each, module) for each in flags if re.fullmatch(r"re\.[A-Z |re.]+", each))
             methods = frozenset(_methods(tree, call) if method == "compile" else [method]) or {"search"}
-            for names in LOCALS.get(source, [{}]):
-                pattern: str | bytes = eval(source, module, names)
+            for names in LOCALS.get(argument, [{}]):
+                pattern: str | bytes = eval(argument, module, names)
                 text = pattern if isinstance(pattern, str) else pattern.decode()
                 yield Use(f"{name}:{call.lineno}", text, text != pattern, flag, methods)
 
