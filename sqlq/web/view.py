@@ -162,10 +162,11 @@ def templates() -> Environment:
 
 
 def _steerless(value: Any) -> Any:
-    """Bound a text, and escape what turns the direction of a line or steers a terminal it is pasted into."""
+    """Bound a text, and escape what turns the direction of a line or steers a terminal it is pasted into. The
+    markup of a macro has such texts already."""
     if isinstance(value, Markup):
-        return Markup(escaped_lines(value))  # guard: pages-steer-nothing
-    return shortened(escaped_lines(str(value)), TEXT_LIMIT)  # guard: pages-are-bounded
+        return value
+    return shortened(escaped_lines(str(value)), TEXT_LIMIT)  # guard: pages-bound-and-escape-texts
 
 
 def as_json(value: Any) -> str:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -282,6 +282,13 @@ def test_workers_wait_for_the_promotion_of_a_standby(
         assert text.count("takes no writes") == 1, told
         assert max(resumed) < RESUME_SECONDS
         account.record("a standby is waited out", cases=len(load.acknowledged), resume_seconds=resumed)
+
+
+@needs("listen")
+def test_an_empty_look_at_a_server_that_takes_no_writes_is_refused(database_url: str) -> None:
+    url = make_url(database_url).update_query_dict({"options": "-c default_transaction_read_only=on"})
+    with closing(sqlq.App(url)) as app, pytest.raises(DBAPIError, match="the server is read-only"):
+        look.due_in(app.database, look.KnownQueues())
 
 
 @needs("mariadb")

@@ -77,19 +77,21 @@ def test_a_draining_worker_awaits_jobs_that_a_service_unblocks(
 
 def test_a_draining_worker_awaits_the_steps_it_unblocks(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where that takes longer than a claim that finds nothing."""
-    unblock_after, claimed = unblock.after, threading.Event()
+    unblock_after, claims, ended = unblock.after, list[object](), threading.Event()
 
     def slowly(*args: Any) -> unblock.Unblocked:
-        claimed.clear()
-        claimed.wait(1.0)
+        claims.clear()
+        ended.clear()
+        ended.wait(1.0)
         return unblock_after(*args)
 
     claim = Claimer.claim
 
     def claim_and_say(*args: Any, **options: Any) -> Any:
         found = claim(*args, **options)
-        if not found:
-            claimed.set()
+        claims.append(found)
+        if claims[-2:] == [[], []]:  # a drain ends after the second one
+            ended.set()
         return found
 
     monkeypatch.setattr(unblock, "after", slowly)
