@@ -344,8 +344,11 @@ def files_of(call: Callable[[], object]) -> set[str]:
     return min(found, key=len)
 
 
-def test_an_enqueue_runs_through_few_files(app: sqlq.App, engine: Engine, database_url: str) -> None:
+def test_an_enqueue_runs_through_few_files(
+    app: sqlq.App, engine: Engine, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A reader who follows it opens few files, also for an asyncio session."""
+    monkeypatch.setattr(notify, "QUIET_SECONDS", 3600.0)  # only the first sends a notification along
     job = app.task(name="t")(print).new()
     with engine.connect() as conn:
         found = [files_of(lambda: app.enqueue(job)), files_of(lambda: app.enqueue(job, session=conn))]
