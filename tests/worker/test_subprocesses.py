@@ -53,7 +53,7 @@ def drained(folder: Path, url: str, *options: str) -> str:
     return worker.log.read_text()
 
 
-@pytest.mark.parametrize(("end", "timeout"), [("late", "2s"), ("gone", "1h")])
+@pytest.mark.parametrize(("end", "timeout"), [("late", "5s"), ("gone", "1h")])
 @needs("cheap")
 def test_a_job_that_completed_itself_is_finished_however_its_attempt_ends(
     app: sqlq.App, tmp_path: Path, database_url: str, end: str, timeout: str
