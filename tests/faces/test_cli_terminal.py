@@ -17,6 +17,8 @@ from sqlq.store.jobs import lookup
 from tests.kit import end, failed, needs, wait_until
 from tests.kit.command import Command
 
+pytestmark = pytest.mark.integration
+
 APP = """
 import logging, os, signal, time, sqlq
 app = sqlq.App()

@@ -23,6 +23,8 @@ from tests.kit import needs
 from tests.kit.pages import Desk
 from tests.kit.postgresql import PostgreSQL
 
+pytestmark = pytest.mark.integration
+
 DEPLOY = Path(__file__).parents[2] / "examples" / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 GRACE_SECONDS = 25

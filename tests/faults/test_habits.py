@@ -19,7 +19,7 @@ from tests.kit import needs, wait_until
 from tests.kit.command import Command
 from tests.kit.processes import ROOT, WorkerProcess, worker_process
 
-pytestmark = needs("cheap")
+pytestmark = [needs("cheap"), pytest.mark.integration]
 
 STOPS_WITHIN_SECONDS = 15
 """A stop takes a tenth of a second, and five where a thread goes on. A busy machine takes longer."""
