@@ -829,6 +829,7 @@ def run(
         "PYTHONPATH": str(copy),  # before the installed sqlq
         "PYTHONDONTWRITEBYTECODE": "1",
         "SQLQ_TEST_DATABASES": "sqlite,postgresql" + ",mariadb" * any(map(OF_MARIADB.search, tests)),
+        "SQLQ_TEST_LONGEST_WAIT": "25",
         "PGOPTIONS": "-c lock_timeout=10s",  # a guard against waiting is missed by waiting
     }
     options = ("-q", "-x", "-p", "no:cacheprovider", "-n", processes, "-m", "")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+LONGEST_WAIT = float(os.environ.get("SQLQ_TEST_LONGEST_WAIT", "inf"))
+"""The most seconds of any wait. Without a guard a test mostly waits in vain, and should fail soon."""
 
 
 def wait_until(condition: Callable[[], T], timeout: float = 120, what: str = "the condition") -> T:
@@ -15,7 +18,7 @@ def wait_until(condition: Callable[[], T], timeout: float = 120, what: str = "th
     After `timeout` seconds the test fails and the message names `what` and the last value seen, since that is
     usually the answer. A condition that raises fails the test at once.
     """
-    deadline = time.monotonic() + timeout
+    deadline = time.monotonic() + min(timeout, LONGEST_WAIT)
     pause = 0.001
     while True:
         value = condition()
