@@ -40,7 +40,7 @@ def _peers(names: str) -> tuple[str, ...]:
 
 
 @click.command()
-@click.option("--quick", is_flag=True, help="Measure what has goals: one round, no peers, eight minutes.")
+@click.option("--quick", is_flag=True, help="Measure what has goals: one round, no peers.")
 @click.option(
     "--smoke",
     is_flag=True,

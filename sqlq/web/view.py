@@ -162,10 +162,9 @@ def templates() -> Environment:
 
 
 def _steerless(value: Any) -> Any:
-    """Bound a text, and escape what turns the direction of a line or steers a terminal it is pasted into. The
-    markup of a macro has such texts already."""
+    """Bound a text, and escape what turns the direction of a line or steers a terminal it is pasted into."""
     if isinstance(value, Markup):
-        return value
+        return Markup(escaped_lines(value))  # guard: joined-texts-steer-nothing
     return shortened(escaped_lines(str(value)), TEXT_LIMIT)  # guard: pages-bound-and-escape-texts
 
 

@@ -680,6 +680,7 @@ GUARDS = [
     Guard("a-filter-is-counted-before-it-acts", 'form.get("matching") or ', "", "test_a_filter_is_counted_even_in_a_confirmed_form[sqlite]"),
     Guard("lists-read-no-large-field", "null().label(c.name) if c.name in left_out else c", "c", "test_lists_of_jobs_read_no_large_field[sqlite]"),
     Guard("kept-answers-are-bounded", "-KEPT_LIMIT", "0", "test_kept_answers_are_bounded[sqlite]"),
+    Guard("joined-texts-steer-nothing", "escaped_lines(value)", "value", "test_a_text_that_is_joined_to_markup_steers_nothing"),
     *by("test_no_row_injects_markup_into_a_page[sqlite]", ("rows-are-hostile", "True", "False"), ("pages-bound-and-escape-texts", "escaped_lines(str(value))", "str(value)"), ("pages-bound-and-escape-texts", "shortened(escaped_lines(str(value)), TEXT_LIMIT)", "escaped_lines(str(value))")),
     # signed and encrypted payloads
     Guard("jobs-are-protected", None, "pass", "test_signed_and_encrypted_jobs_run_and_so_are_their_results[sqlite-sign]"),

@@ -57,7 +57,9 @@ class WorkerProcess:
         return text in self.log.read_text()
 
     def wait_ready(self) -> None:
-        has_begun = lambda: self.said("working on") or self.process.poll() is not None  # noqa: E731
+        def has_begun() -> bool:
+            return self.said("working on") or self.process.poll() is not None
+
         wait_until(has_begun, timeout=60, what="the worker starting")
         assert self.process.poll() is None, self.log.read_text()
 

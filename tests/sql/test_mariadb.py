@@ -58,7 +58,10 @@ def some(conn: Connection, table: str) -> list[int]:
 
 def on(conn: Connection) -> Any:
     """Return a database whose transactions are this one."""
-    within: Any = lambda: nullcontext(conn)  # noqa: E731
+
+    def within() -> Any:
+        return nullcontext(conn)
+
     return SimpleNamespace(begin=within, read=within, run=lambda work: work(conn), encryption=None)
 
 

@@ -17,6 +17,7 @@ import sqlq
 from sqlq.config.command_hint import STEERS
 from sqlq.model.outcome import Finished
 from sqlq.schema.tables import metadata
+from sqlq.web.view import templates
 from tests.kit import claim_on, end, failed
 from tests.kit.visitor import Visitor
 
@@ -164,3 +165,10 @@ def test_no_row_injects_markup_into_a_page(hostile: sqlq.App, engine: Engine, va
         answer = visitor.get(f"/api/v1/{path}")
         assert (answer.status_code, answer.mimetype) == (200, "application/json"), (path, answer.text[:2000])
         assert not re.search(f"[{STEERS}]", answer.text)
+
+
+def test_a_text_that_is_joined_to_markup_steers_nothing() -> None:
+    joined = templates().from_string("{% macro bold() %}<b>{% endmacro %}{{ bold() ~ said }}")
+    page = joined.render(said=CANARY)
+    assert page.startswith("<b>")
+    check(page, "a joined text")
