@@ -35,6 +35,7 @@ from sqlq.database.pool import (
 )
 from sqlq.database.schemas import ENCRYPTION, execute_on, named
 from sqlq.database.sqlite.driver import READ_ONLY, mind_the_file
+from sqlq.database.sqlite.forks import FileUse, gate, is_open
 from sqlq.database.timeouts import (
     ANY,
     CLAIMS,
@@ -111,7 +112,8 @@ class Database:
         beside = None if callers is None else engine_beside(callers, url)
         self.engine = engine = beside or engine_at(url, use)
         self._use = use
-        self.answer_timeout = AnswerTimeout(use.answer_seconds, use.max_answer_seconds)
+        timeout = FileUse if self.dialect.in_a_file else AnswerTimeout
+        self.answer_timeout = timeout(use.answer_seconds, use.max_answer_seconds)
         """The timeout of an answer: in `begin`, `read` and `run`, and for callers that connect within it."""
         self.address: Address | None = None
         self.encryption: Encryption | None = None
@@ -119,6 +121,7 @@ class Database:
         """The requested schema; None means the connection's default one."""
         self._create = create
         self._file_seen: tuple[int, int] | None = None
+        self._was_open_at_fork = False
         self.on_another_file: Callable[[], None] = lambda: None
         """Called when the file of the URL is another one than before."""
         _FORKABLE.add(self)
@@ -268,6 +271,11 @@ class Database:
                 f"a test database is open, and this worker or connection, made before, leads to "
                 f"{masked(self.engine.url)}: take it from the App again while the test database is open"
             )
+        if self._was_open_at_fork:  # guard: inherited-file-is-not-used
+            raise ConfigurationError(
+                f"this process was forked while {self._file} was open, and SQLite could lose its writes: "
+                "close connections to the file before a fork, as by engine.dispose(), or spawn processes"
+            )
         # a pool beside the caller's connects by the caller's engine, without our own events
         if self.dialect.in_a_file:
             self.mind_the_file()
@@ -377,7 +385,7 @@ class Database:
                 execute("COMMIT", ())
             return result
 
-        with nullcontext() if reads else self._turn:
+        with self.answer_timeout, nullcontext() if reads else self._turn:
             return self._on_driver(transaction, reads=reads)
 
     def naming(self) -> Callable[[Execute], Execute]:
@@ -426,6 +434,7 @@ class Database:
     def forget_connections(self) -> None:
         """Leave the connections open, to the parent process of a fork: shared, they would mix two
         conversations."""
+        self._was_open_at_fork |= self.dialect.in_a_file and is_open(self._file)
         self._raw.forget()  # guard: forked-child-leaves-resting-connections
         self.engine.dispose(close=False)  # guard: forked-child-leaves-the-pool
 
@@ -453,11 +462,19 @@ _turns = cache(lambda file: threading.RLock())
 """The lock of this process for each file."""
 
 
+def _before_fork() -> None:
+    gate.begin_fork()
+    for database in list(_FORKABLE):
+        if database.dialect.in_a_file:
+            database.close()  # guard: files-are-closed-before-a-fork
+
+
 def _forked() -> None:
     _turns.cache_clear()  # a thread that is not in this process may hold a lock
     for database in _FORKABLE:
         database.forget_connections()
+    gate.end_fork()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(before=_before_fork, after_in_parent=gate.end_fork, after_in_child=_forked)

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from tests.faults import account
-from tests.kit import execute
+from tests.kit import execute, needs
 from tests.kit.processes import run_program
 from tests.kit.scenario import Scenario
 
@@ -128,3 +128,24 @@ def test_a_forking_server_shares_no_connection(app: sqlq.App, database_url: str)
     account.record("G2: enqueueing beside forks", cases=len(expected), lost=len(expected - set(there)))
     assert len(there) == len(expected)
     assert set(there) == expected
+
+
+@pytest.mark.parametrize(
+    ("program", "jobs", "output"),
+    [
+        ("closes_first", ["parent", "child", "child again"], ""),
+        ("reads_meanwhile", ["parent", "child"], ""),
+        ("keeps_open", ["parent"], "this process was forked while {file} was open"),
+    ],
+    ids=["closes_first", "reads_meanwhile", "keeps_open"],
+)
+@needs("file")
+def test_a_program_forks_and_loses_nothing_while_a_file_is_open(
+    app: sqlq.App, database_url: str, program: str, jobs: list[str], output: str
+) -> None:
+    words = ("-W", "ignore::DeprecationWarning", "-m", "tests.programs.forked_file", program, database_url)
+    done = run_program(*words)
+    file = app.database.engine.url.database
+    expected = (0, output.format(file=file), "")
+    assert (done.returncode, done.stdout.partition(", and SQLite")[0], done.stderr) == expected
+    assert [job.payload["args"] for job in reversed(app.jobs.list())] == [[job] for job in jobs]

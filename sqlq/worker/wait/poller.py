@@ -215,7 +215,10 @@ class Poller(Loop):
         # made here: the schema to listen for may need a query
         self._listening = listening = self._listening or self._database.for_listening()
         self._looking = looking = self._looking or self._database.for_looking(listening)
-        with listening.answer_timeout, looking.answer_timeout, ExitStack() as open_:
+        with ExitStack() as open_:
+            if not listening.dialect.in_a_file:  # a fork waits for the end of such blocks
+                open_.enter_context(listening.answer_timeout)
+                open_.enter_context(looking.answer_timeout)
             listening_conn = looking_conn = open_.enter_context(
                 listening.connect(isolation_level="AUTOCOMMIT")
             )
