@@ -28,6 +28,7 @@ def closes_first(app: sqlq.App, task: Who) -> None:
         os.read(waits, 1)
         app.enqueue(task.new("child again"))
         os._exit(0)
+    os.close(says)  # the child may have ended
     os.read(answers, 1)
     app.close()
     os.write(goes_on, b".")
@@ -48,7 +49,7 @@ def reads_meanwhile(app: sqlq.App, task: Who) -> None:
         nap(0.2)
         threading.Timer(0.1, ends.set).start()
         with app.database.read():
-            nap(5)
+            nap(30)
 
     thread = threading.Thread(target=read)
     thread.start()

@@ -32,7 +32,7 @@ class Gate:
         depth = getattr(self._thread, "depth", 0)
         if not depth:
             with self._changed:
-                while self._forks:  # guard: no-file-opens-during-a-fork
+                while self._forks:  # guard: users-let-a-fork-through
                     self._changed.wait()
                 self._users += 1
         self._thread.depth = depth + 1
