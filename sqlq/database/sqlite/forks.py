@@ -1,7 +1,7 @@
 """Forks of a process that uses SQLite files.
 
 SQLite counts its locks by process. A child that inherits an open file takes the locks of its parent for its
-own, and the parent may remove the log with what the child commits. A mutex that another thread held stays
+own. Then the parent may remove the log to which the child writes. A mutex that another thread held stays
 locked in the child, which then waits for ever. So files are closed before a fork.
 https://www.sqlite.org/howtocorrupt.html#_carrying_an_open_database_across_a_fork_
 """
