@@ -34,17 +34,18 @@ from sqlq.database.pool import (
     raise_sqlalchemys_errors,
 )
 from sqlq.database.schemas import ENCRYPTION, execute_on, named
-from sqlq.database.sqlite.driver import READ_ONLY, mind_the_file
-from sqlq.database.sqlite.forks import FileUse, gate, is_open
+from sqlq.database.sqlite.driver import READ_ONLY, is_open, mind_the_file
 from sqlq.database.timeouts import (
     ANY,
     CLAIMS,
     LISTENING,
     LOOPS,
     AnswerTimeout,
+    FileUse,
     T,
     Use,
     answers,
+    gate,
     is_over,
     turn,
 )

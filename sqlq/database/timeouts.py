@@ -149,6 +149,66 @@ def turn(lock: threading.RLock) -> Iterator[None]:
         lock.release()
 
 
+FORK_SECONDS = 10.0
+"""How long a fork waits for transactions of other threads. SQLite waits as long for a lock."""
+
+
+class Gate:
+    """Lets threads use SQLite files, or one thread fork. No file is open at the fork, see `sqlite.driver`."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._users = 0
+        self._forks = False
+        self._thread = threading.local()
+
+    def enter(self) -> None:
+        """Wait for the end of a fork, unless the thread is inside already: the fork waits for that."""
+        depth = getattr(self._thread, "depth", 0)
+        if not depth:
+            with self._changed:
+                while self._forks:  # guard: users-let-a-fork-through
+                    self._changed.wait()
+                self._users += 1
+        self._thread.depth = depth + 1
+
+    def leave(self) -> None:
+        self._thread.depth -= 1
+        if not self._thread.depth:
+            with self._changed:
+                self._users -= 1
+                self._changed.notify_all()
+
+    def begin_fork(self) -> None:
+        """Wait until no other thread is inside, and hold the lock."""
+        self._changed.acquire()
+        self._forks = True
+        here = min(getattr(self._thread, "depth", 0), 1)
+        # guard: fork-waits-for-transactions
+        self._changed.wait_for(lambda: self._users <= here, FORK_SECONDS)
+
+    def end_fork(self) -> None:
+        """Let the threads in again, in the parent or, where this thread is the only one, in the child."""
+        self._forks = False
+        self._changed.notify_all()
+        self._changed.release()
+
+
+gate = Gate()
+
+
+class FileUse(AnswerTimeout):
+    """The block in which a thread uses a file."""
+
+    def __enter__(self) -> None:
+        gate.enter()
+        super().__enter__()
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        gate.leave()
+
+
 def bound(driver: Any, timeout: AnswerTimeout) -> None:
     """Bound all waits of a connection of psycopg or PyMySQL. Another driver's connection keeps only TCP's own
     timeouts."""

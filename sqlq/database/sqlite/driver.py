@@ -42,6 +42,23 @@ def may_only_be_read(url: URL) -> bool:
     return os.path.exists(name) and not os.access(name, os.W_OK)  # noqa: PTH110 - the Path of "" exists
 
 
+def is_open(file: str) -> bool:
+    """Whether this process has a file open; False where the system does not show it.
+
+    SQLite counts its locks by process. A child that inherits an open file takes the locks of its parent for
+    its own. Then the parent may remove the log to which the child writes. A mutex that another thread held
+    stays locked in the child, which then waits for ever. The rule is one of
+    https://www.sqlite.org/howtocorrupt.html#_carrying_an_open_database_across_a_fork_
+    """
+    with suppress(OSError):
+        here = os.stat(file)  # noqa: PTH116 - beside fstat
+        for fd in os.listdir("/dev/fd"):  # noqa: PTH208 - numbers, not paths
+            with suppress(OSError):  # that of the directory itself is closed by now
+                if os.path.samestat(os.fstat(int(fd)), here):
+                    return True
+    return False
+
+
 class SQLiteDriver(Driver):
     sqlalchemy = sqlite.dialect
     begins = "BEGIN IMMEDIATE"
