@@ -15,6 +15,7 @@ run to run, and two blanks for several. SQLQ_TEST_WRITE_GOLDEN=1 writes the outp
 from __future__ import annotations
 
 import contextlib
+import difflib
 import io
 import os
 import re
@@ -58,7 +59,10 @@ class Transcript:
         if os.environ.get("SQLQ_TEST_WRITE_GOLDEN"):
             self.file.write_text(text)
         else:
-            assert text == before, f"{self.file.name}: SQLQ_TEST_WRITE_GOLDEN=1 writes it again"
+            changes = "\n".join(
+                difflib.unified_diff(before.splitlines(), text.splitlines(), n=1, lineterm="")
+            )
+            assert not changes, f"{self.file.name}, which SQLQ_TEST_WRITE_GOLDEN=1 writes again:\n{changes}"
 
     def _lines(self, lines: Iterator[str], sqlq_: Command, names: dict[str, Any]) -> Iterator[str]:
         """Yield the lines of the file as they should stand there."""
