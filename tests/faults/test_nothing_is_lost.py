@@ -130,22 +130,22 @@ def test_a_forking_server_shares_no_connection(app: sqlq.App, database_url: str)
     assert set(there) == expected
 
 
-@pytest.mark.parametrize(
-    ("program", "jobs", "output"),
-    [
-        ("closes_first", ["parent", "child", "child again"], ""),
-        ("reads_meanwhile", ["parent", "child"], ""),
-        ("keeps_open", ["parent"], "this process was forked while {file} was open"),
-    ],
-    ids=["closes_first", "reads_meanwhile", "keeps_open"],
-)
+FORKS = {
+    "closes_first": (["parent", "child", "child again"], ""),
+    "reads_meanwhile": (["parent", "child"], ""),
+    "keeps_open": (["parent"], "this process was forked while {file} was open"),
+}
+"""The jobs that each program leaves, and what it prints."""
+
+
 @needs("file")
+@pytest.mark.parametrize("program", FORKS)
 def test_a_program_forks_and_loses_nothing_while_a_file_is_open(
-    app: sqlq.App, database_url: str, program: str, jobs: list[str], output: str
+    app: sqlq.App, database_url: str, program: str
 ) -> None:
-    words = ("-W", "ignore::DeprecationWarning", "-m", "tests.programs.forked_file", program, database_url)
+    jobs, output = FORKS[program]
+    words = ("-W", "ignore::DeprecationWarning", "-m", "tests.programs.forking", program, database_url)
     done = run_program(*words)
-    file = app.database.engine.url.database
-    expected = (0, output.format(file=file), "")
+    expected = (0, output.format(file=app.database.engine.url.database), "")
     assert (done.returncode, done.stdout.partition(", and SQLite")[0], done.stderr) == expected
     assert [job.payload["args"] for job in reversed(app.jobs.list())] == [[job] for job in jobs]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +22,7 @@ from tests.kit import execute, needs, received, wait_until, working
 from tests.kit.flows import Shop
 from tests.kit.mariadb import OwnMariaDB
 from tests.kit.postgresql import OwnPostgreSQL
-from tests.kit.processes import ROOT
+from tests.kit.processes import run_program
 
 ID = UUID(int=7)
 
@@ -288,9 +286,8 @@ def test_waiters_wait_through_a_restart_of_the_database(
 
 
 def test_a_forked_process_waits_for_itself(app: sqlq.App, database_url: str) -> None:
-    app.task(name="t")(lambda n: n)
-    options = ["-W", "ignore::DeprecationWarning", "-m", "tests.programs.waits"]
-    command = [sys.executable, *options, database_url]
+    app.task(name="t")(lambda who: None)
     with working(app):
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+        words = ("-W", "ignore::DeprecationWarning", "-m", "tests.programs.forking", "waits", database_url)
+        done = run_program(*words)
     assert (done.returncode, done.stderr) == (0, "")

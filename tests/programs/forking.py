@@ -1,10 +1,11 @@
-"""Programs that fork while a SQLite file is open, each by its name."""
+"""Programs that fork, each by its name."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
+from contextlib import suppress
 from typing import TypeAlias
 
 from sqlalchemy import create_engine
@@ -16,13 +17,15 @@ from tests.programs.notes import nap
 Who: TypeAlias = sqlq.Task[[str], None]
 
 
-def closes_first(app: sqlq.App, task: Who) -> None:
+def ended(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def closes_first(app: sqlq.App, task: Who) -> int:
     """The parent closes the file, as its last process would, between two commits of the child."""
-    app.enqueue(task.new("parent"))
     answers, says = os.pipe()
     waits, goes_on = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+    if (pid := os.fork()) == 0:
         app.enqueue(task.new("child"))
         os.write(says, b".")
         os.read(waits, 1)
@@ -32,51 +35,59 @@ def closes_first(app: sqlq.App, task: Who) -> None:
     os.read(answers, 1)
     app.close()
     os.write(goes_on, b".")
-    sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    return ended(pid)
 
 
-def reads_meanwhile(app: sqlq.App, task: Who) -> None:
+def reads_meanwhile(app: sqlq.App, task: Who) -> int:
     """A thread reads at the time of the fork; another begins to read while the fork waits."""
-    app.enqueue(task.new("parent"))
     reads, ends = threading.Event(), threading.Event()
 
-    def read() -> None:
+    def read(seconds: float) -> None:
         with app.database.read():
             reads.set()
-            ends.wait(60)
+            nap(seconds) if seconds else ends.wait(60)
 
     def read_later() -> None:
-        nap(0.2)
         threading.Timer(0.1, ends.set).start()
-        with app.database.read():
-            nap(30)
+        read(30)
 
-    thread = threading.Thread(target=read)
-    thread.start()
+    threading.Thread(target=read, args=(0,)).start()
     reads.wait(60)
-    threading.Thread(target=read_later, daemon=True).start()
-    pid = os.fork()
-    if pid == 0:
+    later = threading.Timer(0.2, read_later)
+    later.daemon = True
+    later.start()
+    if (pid := os.fork()) == 0:
         app.enqueue(task.new("child"))
         os._exit(0)
-    sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    return ended(pid)
 
 
-def keeps_open(app: sqlq.App, task: Who) -> None:
+def keeps_open(app: sqlq.App, task: Who) -> int:
     """The program has a connection of its own to the file at the time of the fork."""
-    app.enqueue(task.new("parent"))
     with create_engine(app.url).connect() as conn:
         conn.exec_driver_sql("SELECT 1")
-        pid = os.fork()
-        if pid == 0:
+        if (pid := os.fork()) == 0:
             try:
                 app.enqueue(task.new("child"))
             except ConfigurationError as error:
                 print(error, flush=True)
             os._exit(0)
-        os.waitpid(pid, 0)
+        return ended(pid)
+
+
+def waits(app: sqlq.App, task: Who) -> int:
+    """Each of the two processes waits for a job of its own, after the parent has waited before."""
+    with suppress(sqlq.WaitTimeoutError):
+        app.result(app.enqueue(task.new("nobody").set(delay="1h")), timeout="50ms")
+    assert any(thread.name == "sqlq-results" for thread in threading.enumerate())
+    pid = os.fork()
+    app.result(app.enqueue(task.new(str(pid))), timeout="50s")
+    app.close()
+    return ended(pid) if pid else 0
 
 
 if __name__ == "__main__":
     opened = sqlq.App(sys.argv[2])
-    globals()[sys.argv[1]](opened, opened.task(name="t")(lambda who: None))
+    who = opened.task(name="t")(lambda who: None)
+    opened.enqueue(who.new("parent"))
+    sys.exit(globals()[sys.argv[1]](opened, who))
