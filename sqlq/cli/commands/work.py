@@ -155,7 +155,7 @@ def _start_fork_server(context: Context) -> None:
     if tuple(context.program) == Context.program:
         imported = ["sqlq.app.app", "sqlq.cli.worker_process", "sqlq.worker.worker"]
         if find_spec("psycopg"):
-            imported.append("psycopg")
+            imported += ["psycopg", "sqlq.database.postgresql.dialect"]
         forkserver.start(_as_module, context.program, imported=imported)
 
 
