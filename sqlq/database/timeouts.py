@@ -18,6 +18,7 @@ import select
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -158,34 +159,33 @@ class Gate:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._users = 0
+        self._users: Counter[int] = Counter()
+        """The threads inside, and within how many blocks each of them is."""
         self._forks = False
-        self._thread = threading.local()
 
     def enter(self) -> None:
         """Wait for the end of a fork, unless the thread is inside already: the fork waits for that."""
-        depth = getattr(self._thread, "depth", 0)
-        if not depth:
-            with self._changed:
-                while self._forks:  # guard: users-let-a-fork-through
-                    self._changed.wait()
-                self._users += 1
-        self._thread.depth = depth + 1
+        thread = threading.get_ident()
+        with self._changed:
+            while self._forks and not self._users[thread]:  # guard: users-let-a-fork-through
+                self._changed.wait()
+            self._users[thread] += 1
 
     def leave(self) -> None:
-        self._thread.depth -= 1
-        if not self._thread.depth:
-            with self._changed:
-                self._users -= 1
+        thread = threading.get_ident()
+        with self._changed:
+            self._users[thread] -= 1
+            if not self._users[thread]:
+                del self._users[thread]
                 self._changed.notify_all()
 
     def begin_fork(self) -> None:
         """Wait until no other thread is inside, and hold the lock."""
         self._changed.acquire()
         self._forks = True
-        here = min(getattr(self._thread, "depth", 0), 1)
+        this = {threading.get_ident()}
         # guard: fork-waits-for-transactions
-        self._changed.wait_for(lambda: self._users <= here, FORK_SECONDS)
+        self._changed.wait_for(lambda: self._users.keys() <= this, FORK_SECONDS)
 
     def end_fork(self) -> None:
         """Let the threads in again, in the parent or, where this thread is the only one, in the child."""

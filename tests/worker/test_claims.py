@@ -381,19 +381,3 @@ def test_a_released_and_reclaimed_job_does_not_count_as_lost(
     first.ended = False
     leases.beat()
     assert "lease lost" in caplog.text, "what has not ended is"
-
-
-@pytest.mark.parametrize(("seconds", "ahead"), [(0.0005, 100), (0.002, 10)])
-def test_claims_of_short_jobs_are_large_when_they_come_back_full(
-    app: sqlq.App, noop: Any, clock: SimpleNamespace, seconds: float, ahead: int
-) -> None:
-    app.enqueue_many([noop.new() for _ in range(3)])
-    claimer = Claimer(app.database, "me", WorkerOptions(None, 10, 60_000))
-    ended = 0
-    for _ in range(30):
-        clock.now += 0.1
-        ended += 10
-        claimer.ahead(ended, ended * seconds)
-    assert claimer.ahead(ended, ended * seconds) == 10, "the last claim was not full"
-    assert len(claimer.claim(2)) == 2
-    assert claimer.ahead(ended, ended * seconds) == ahead

@@ -36,10 +36,6 @@ MEASURE_SECONDS = 0.01
 REST_SECONDS = 0.25
 RECENT_JOBS = 50
 """The duration of a job is measured over about this number of the last ones."""
-SHORT_SECONDS, LEAST_AHEAD = 0.001, 100
-"""Where jobs end within this time and claims come back full, a worker claims at least this number. A claim
-costs as much as some ten of them. With many processes on few cores the pace would fall with each smaller
-claim."""
 QUEUES_KNOWN_SECONDS = 1.0
 DEAR_SECONDS, DEAR_SECONDS_A_JOB = 0.008, 0.000_05
 """A claim takes some milliseconds, most of them to flush it to disk, and up to this time for each job. A
@@ -88,10 +84,6 @@ class Pace:
             self._per_second = min(self._per_second, bound)  # guard: long-jobs-bound-the-pace
             self._ended, self._busy_seconds, self._at = ended, busy_seconds, now
         return self._per_second
-
-    def jobs_are_short(self) -> bool:
-        """Whether the last jobs ended within a millisecond, on average."""
-        return 0.0 < self._recent_seconds < SHORT_SECONDS * self._recent
 
 
 class ScanCursor:
@@ -173,10 +165,7 @@ class Claimer:
     def ahead(self, ended: int, busy_seconds: float) -> int:
         """Return how many jobs start within the time of the option `ahead`. The pace goes by the number of
         jobs ended so far, and how long they ran together."""
-        ahead = int(self._pace.measure(ended, busy_seconds) * self._options.ahead_ms / 1000)
-        # guard: claims-of-short-jobs-are-large
-        full = ahead > 0 and not self._short and self._pace.jobs_are_short()
-        return max(ahead, LEAST_AHEAD) if full else ahead
+        return int(self._pace.measure(ended, busy_seconds) * self._options.ahead_ms / 1000)
 
     def claim(self, limit: int, *, quiet: bool = False) -> list[ClaimedJob]:
         """Claim at most `limit` jobs, in a transaction that is committed when this returns.
