@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tests.words import KINDS, ROOT, counts, room_of
 
-BOUNDS = {"lines": 28_365, "statements": 21_520, "tokens": 245_990}
+BOUNDS = {"lines": 28_365, "statements": 21_500, "tokens": 245_790}
 """The sizes of sqlq/ to which its ceilings are to fall."""
 CEILINGS = Path(__file__).with_suffix(".json")
 MAX_LINES = 500

@@ -21,6 +21,7 @@ from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool
 
+from sqlq.config.background import FORKABLE
 from sqlq.config.constants import ANSWER_SECONDS
 from sqlq.config.urls import masked, search_path_of
 from sqlq.database.dialect import Dialect
@@ -125,7 +126,7 @@ class Database:
         self._was_open_at_fork = False
         self.on_another_file: Callable[[], None] = lambda: None
         """Called when the file of the URL is another one than before."""
-        _FORKABLE.add(self)
+        FORKABLE.add(self)
         # its threads may have opened connections after `close`; guard: collected-database-closes-its-pool
         weakref.finalize(self, dispose, engine).atexit = False
         dialect = self.dialect
@@ -432,7 +433,7 @@ class Database:
             if pool.checkedin() > more_than and not pool.checkedout():  # guard: idle-connections-are-closed
                 dispose(self.engine)
 
-    def forget_connections(self) -> None:
+    def begin_anew(self) -> None:
         """Leave the connections open, to the parent process of a fork: shared, they would mix two
         conversations."""
         self._was_open_at_fork |= self.dialect.in_a_file and is_open(self._file)
@@ -456,24 +457,21 @@ class Database:
                 derived.close()
 
 
-_FORKABLE: weakref.WeakSet[Database] = weakref.WeakSet()
-
-
 _turns = cache(lambda file: threading.RLock())
 """The lock of this process for each file."""
 
 
 def _before_fork() -> None:
     gate.begin_fork()
-    for database in list(_FORKABLE):
-        if database.dialect.in_a_file:
-            database.close()  # guard: files-are-closed-before-a-fork
+    for part in list(FORKABLE):
+        if isinstance(part, Database) and part.dialect.in_a_file:
+            part.close()  # guard: files-are-closed-before-a-fork
 
 
 def _forked() -> None:
     _turns.cache_clear()  # a thread that is not in this process may hold a lock
-    for database in _FORKABLE:
-        database.forget_connections()
+    for part in FORKABLE:
+        part.begin_anew()
     gate.end_fork()
 
 

@@ -39,7 +39,6 @@ WATCH_SECONDS, FIRST_WATCH_SECONDS, MAX_WATCH_SECONDS = 1.0, 0.001, 0.02
 After that the workers' own looks have to do, which are as far apart."""
 LAST_WORDS_SECONDS = 0.5
 """How long a process that ends waits for its last notification to leave."""
-CLOSE_SECONDS = 5.0
 
 
 class Notifier(Background):
@@ -67,7 +66,6 @@ class Notifier(Background):
         self._watched: dict[int, tuple[Any, float]] = {}
         """The connections of drivers on which a job waits for the commit, and until when to look at them."""
         self._pause = FIRST_WATCH_SECONDS
-        self._closing = False
         self._last_at = float("-inf")
 
     def connect(self) -> None:
@@ -143,16 +141,6 @@ class Notifier(Background):
                 del self._watched[key]
                 self._requests += over
         self._pause = min(self._pause * 1.5, MAX_WATCH_SECONDS)
-
-    def close(self, seconds: float = CLOSE_SECONDS) -> None:
-        """Let the last notification leave and end the thread, waiting at most that time. A notification after
-        this starts another one."""
-        with self._changed:
-            thread, self._closing = self._thread, True
-            self._changed.notify_all()
-        if thread is not None:
-            thread.join(seconds)
-        self._closing = False
 
 
 def _finish(reference: weakref.ref[Notifier]) -> None:

@@ -229,7 +229,7 @@ class Results:
     def close(self) -> None:
         """Stop looking."""
         if "waiter" in self.__dict__:
-            self.waiter.close()
+            self.waiter.close(2.0)
 
     def job_here(self, job: Handle | int) -> Any:
         """Return a job that ran in this process, or is to; None for one that is a row."""

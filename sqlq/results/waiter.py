@@ -7,7 +7,6 @@ waiter has come, then at growing intervals.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
@@ -51,7 +50,7 @@ class Watch:
 
 
 class Waiting(Background):
-    """Polls for all waiters of a process."""
+    """Polls for all waiters of a process. Those that are left at its close get a `SqlqError`."""
 
     thread_name = "sqlq-results"
 
@@ -63,15 +62,12 @@ class Waiting(Background):
         super().begin_anew()
         self._watches: set[Watch] = set()
         self._interval = FIRST_SECONDS
-        self._closing = False
         self.is_away = False
         """Whether the database did not answer the last poll."""
 
     def watch(self, watch: Watch) -> None:
         """Begin to poll for the jobs of a watch; returns at once."""
         with self._changed:
-            if self._thread is None:
-                self._closing = False
             self._begin()
             self._watches.add(watch)
             self._interval = FIRST_SECONDS
@@ -81,14 +77,6 @@ class Waiting(Background):
         """Poll no more for the jobs that a watch still waits for."""
         with self._changed:
             self._watches.discard(watch)
-
-    def close(self) -> None:
-        """End the thread; the waiters that are left get a `SqlqError`."""
-        with self._changed:
-            thread, self._closing = self._thread, True
-            self._changed.notify()
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(2.0)
 
     def may_mend(self, error: Exception) -> bool:
         """Whether an error of the database may pass."""

@@ -51,10 +51,9 @@ def is_open(file: str) -> bool:
     https://www.sqlite.org/howtocorrupt.html#_carrying_an_open_database_across_a_fork_
     """
     with suppress(OSError):
-        here = os.stat(file)  # noqa: PTH116 - beside fstat
-        for fd in os.listdir("/dev/fd"):  # noqa: PTH208 - numbers, not paths
+        for fd in Path("/dev/fd").iterdir():
             with suppress(OSError):  # that of the directory itself is closed by now
-                if os.path.samestat(os.fstat(int(fd)), here):
+                if fd.samefile(file):
                     return True
     return False
 
