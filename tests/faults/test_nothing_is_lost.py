@@ -138,8 +138,8 @@ FORKS = {
 """The jobs that each program leaves, and what it prints."""
 
 
-@needs("file")
 @pytest.mark.parametrize("program", FORKS)
+@needs("file")
 def test_a_program_forks_and_loses_nothing_while_a_file_is_open(
     app: sqlq.App, database_url: str, program: str
 ) -> None:
