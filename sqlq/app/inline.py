@@ -294,10 +294,11 @@ class Here:
         new = None if outcome is None else follow_up(job.claimed(), outcome)
         return None if new is None else self._next(new)
 
-    def _saved(self, job: InlineJob, joined: CallersTransaction, cursor: str) -> None:
+    def _saved(self, job: InlineJob, joined: CallersTransaction | None, cursor: str) -> None:
         """Let the next attempt begin at a cursor if the transaction that saved it commits."""
         keep = partial(setattr, job, "cursor", cursor)
-        if not joined.at_the_end(committed=keep):  # this driver does not report commits
+        # some drivers report no commits
+        if joined is None or not joined.at_the_end(committed=keep):
             keep()
 
 

@@ -40,6 +40,8 @@ NOTES_BYTES = 16 * 1024
 """The longest history of a job, in characters, to which an attempt that did not count still adds a line."""
 HEADERS_BYTES = 16 * 1024
 CURSOR_BYTES = 64 * 1024
+STEPS_BYTES = 8 * 1024 * 1024
+"""The values of all steps of a job; each claim reads them. Servers take packets of 16 MiB."""
 NOTE_CHARACTERS = 255
 """The longest note beside a job's progress; a longer one is cut."""
 PRIORITIES = range(-100, 101)

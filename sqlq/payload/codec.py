@@ -201,8 +201,9 @@ class HasArguments:
 
 _PARTS = frozenset({"args", "kwargs"})
 _DEEPEST = 100
-_DEEPEST_IN_ROWS = _DEEPEST + 3
-"""With the payload's own object, its list, and the list of the results that an argument of a step may be."""
+_DEEPEST_IN_ROWS = _DEEPEST + 4
+"""With the payload's own object, its list, and the list of the results that an argument of a step may be. A
+signed value stands four levels deep among the steps of a job."""
 _LARGEST_INT = 10**4000
 """Python itself refuses to read integers of more than 4,300 digits from text."""
 

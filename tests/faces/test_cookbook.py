@@ -23,8 +23,9 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.testing import drain
-from tests.kit import wait_until, working
+from tests.kit import for_each, wait_until, working
 from tests.kit.pages import BLOCKS, COOKBOOK, PAGES, Desk, Order, block, commands, run_python
+from tests.kit.processes import reasons, worker_process
 from tests.kit.service import Service
 
 
@@ -49,7 +50,7 @@ def drain_now(app: sqlq.App) -> None:
 
 def test_a_recipe_is_short_and_explains_its_safety() -> None:
     parts = PAGES[COOKBOOK].split("\n## ")[1:]
-    assert len(parts) == 13
+    assert len(parts) == 14
     for part in parts:
         assert "**Why it is safe.**" in part
         assert ".md#" in part or ".md)" in part
@@ -86,6 +87,56 @@ def test_a_recipe_signs_each_attempt_of_a_webhook(names: dict[str, Any], app: sq
         gone = app.enqueue(recipe.deliver.new(customer.url, {}))
         drain(app)
         assert app.jobs.get(gone.id).state == "cancelled"
+
+
+AGENT = """
+import json, os, signal
+from pathlib import Path
+from types import SimpleNamespace
+import sqlq
+app = sqlq.App()
+
+def service(name, value):
+    def call(*args, idempotency_key):
+        dies("before", idempotency_key)
+        with open("calls", "a") as calls:
+            print(idempotency_key, file=calls)
+        dies("after", idempotency_key)
+        return value
+    return call
+
+def dies(*moment):
+    mark = Path(" ".join(moment))
+    if mark.name.startswith(os.environ["DIES"]) and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+model = SimpleNamespace(ask=service("ask", {"id": 7}))
+shop = SimpleNamespace(find_parcel=service("find", ["P1"]))
+carrier = SimpleNamespace(track=service("track", "Kyoto"))
+mail = SimpleNamespace(send=service("mail", None))
+desk = SimpleNamespace(is_approved=lambda *_: Path("approved").exists() or Path("approved").touch())
+"""
+
+
+@pytest.mark.integration
+@for_each("moment", ["before", "after"])
+def test_an_agent_killed_at_each_step_calls_each_once_more_at_most(
+    app: sqlq.App, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    folder = tmp_path / moment
+    folder.mkdir()
+    (folder / "agent.py").write_text(AGENT + block("recipe", "agent").replace("1m", "0s"))
+    monkeypatch.setenv("DIES", moment)
+    job = app.enqueue(app.named("agent.answer").new("a ticket").set(queue="agents"))
+    with worker_process(folder, "agent:app", database_url):
+        wait_until(lambda: app.jobs.get(job.id).state == "finished", 60, what="the agent finished")
+    done = app.jobs.get(job.id)
+    assert done.result == "Your order {'id': 7} is in Kyoto."
+    assert (done.attempts, reasons(done)) == (5, ["worker_lost"] * 4)
+    names = [f"job-{job.id} {name}" for name in ("ask", "find the parcel", "track it", "mail")]
+    times = 1 if moment == "before" else 2
+    assert (folder / "calls").read_text().splitlines() == [name for name in names for _ in range(times)]
 
 
 def test_a_recipe_shows_progress_and_cancels(names: dict[str, Any], app: sqlq.App) -> None:

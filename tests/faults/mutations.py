@@ -281,7 +281,7 @@ GUARDS = [
     Guard("completion-is-verified-by-token", "Finished() if right in settled else otherwise", "Finished()", "test_a_rollback_after_complete_is_a_failed_attempt_with_the_reason[postgresql]"),
     Guard("completion-is-verified-by-token", "Finished() if right in settled else otherwise", "otherwise", "test_an_exception_after_the_commit_changes_nothing[sqlite-is pruned]"),
     # checkpoints of a long job, and its steps
-    Guard("checkpoint-by-the-owner", "last, text)", "last, text) or False", "test_a_zombie_saves_nothing[sqlite]"),
+    Guard("checkpoint-by-the-owner", "cursor, text)", "cursor, text) or False", "test_a_zombie_saves_nothing[sqlite]"),
     Guard("checkpoints-follow-each-other", "jobs.c.cursor.is_not_distinct_from(mine.selected_columns.before)", "jobs.c.id.is_not(None)", "test_a_checkpoint_after_a_rolled_back_one_is_refused[sqlite]"),
     Guard("checkpoint-waits", ", waits=True", "", "test_an_owners_write_waits_for_a_heartbeat_and_a_heartbeat_skips_it[checkpoint-postgresql]"),
     Guard("only-who-gets-on-is-patient", "jobs.c.cursor.is_distinct_from(mine.c.after)", "mine.c.after.is_not(None)", "test_only_a_moved_cursor_resets_the_counts[sqlite-1-expected0]"),
@@ -291,7 +291,12 @@ GUARDS = [
     Guard("cursors-are-read-first", None, "pass", "test_a_cursor_that_is_not_json_fails_its_job_alone[sqlite]"),
     *by("test_a_bad_cursor_is_refused_before_anything_is_written[sqlite]", ("cursors-are-bounded", "CURSOR_BYTES", "10**9"), ("steps-are-no-cursor", "STEPS in cursor", "False")),
     Guard("a-cursor-is-no-step", "steps is None", "False", "test_a_job_has_steps_or_checkpoints[sqlite]"),
-    Guard("a-step-is-finished-once", "steps.get(self.name) is _DONE", "False", "test_a_job_has_steps_or_checkpoints[postgresql]"),
+    Guard("a-name-is-of-one-step", "is not step", "is None", "test_a_job_has_steps_or_checkpoints[postgresql]"),
+    Guard("a-done-step-calls-nothing", "self._is_done()", "False", "test_each_step_is_done_once_and_remembers_its_value[sqlite]"),
+    Guard("values-of-steps-are-bounded", "RESULT_BYTES", "10**9", "test_a_value_that_no_step_can_keep_is_refused[sqlite]"),
+    Guard("steps-are-bounded", "STEPS_BYTES", "10**9", "test_steps_keep_eight_large_values[sqlite]"),
+    Guard("values-of-steps-are-protected", None, "pass", "test_a_value_is_encrypted_as_results_are[sqlite]"),
+    Guard("steps-side-by-side-are-saved", "self._saving", "Lock()", "test_steps_of_async_handlers_run_once_and_side_by_side[sqlite]"),
     # jobs that have to be started in time
     Guard("too-late-is-not-started", "late_ms >= 0", "False", "test_a_job_may_expire_while_it_waits_for_a_slot[sqlite]"),
     Guard("what-was-started-does-not-expire", " and job.attempts <= 1", "", "test_a_job_started_in_time_goes_on_after_snooze_and_retry[sqlite-failed]"),

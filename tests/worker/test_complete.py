@@ -3,6 +3,7 @@ it has come."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -29,11 +30,12 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 import sqlq
-from sqlq.config.constants import CURSOR_BYTES, MAX_RELEASES
+from sqlq.config.constants import CURSOR_BYTES, MAX_RELEASES, RESULT_BYTES
 from sqlq.database.batch import Right
 from sqlq.database.schemas import in_schema
 from sqlq.errors import ConfigurationError, EnqueueError
 from sqlq.model.outcome import ErrorText, Finished, Outcome, Released, Retried, Settlement
+from sqlq.payload.encryption import new_key
 from sqlq.store.jobs import lease, settle
 from sqlq.testing import inline
 from sqlq.worker.attempt.attempt import Attempt, Target
@@ -342,6 +344,8 @@ def test_a_zombie_saves_nothing(app: sqlq.App, shop: Engine, running: sqlq.JobCo
         session.execute(insert(payments).values(n=1))
         with pytest.raises(sqlq.LeaseLostError, match="belongs to another owner"):
             running.checkpoint(session, 1)
+    with pytest.raises(sqlq.LeaseLostError, match="belongs to another owner"):
+        running.step("one").once(lambda: 1)
     assert (paid(shop), app.jobs.get(running.id).cursor, running.cursor) == ([], None, None)
 
 
@@ -382,6 +386,8 @@ def test_the_last_slice_and_the_end_may_be_one_transaction(app: sqlq.App, shop: 
             job.complete(session, "result")
             with pytest.raises(ConfigurationError, match="a checkpoint comes before complete"):
                 job.checkpoint(session, 1)
+            with pytest.raises(ConfigurationError, match="a checkpoint comes before complete"):
+                job.step("one")
             session.execute(insert(payments).values(n=1))
 
     done = run_one(app, give)
@@ -508,58 +514,76 @@ def test_a_handler_in_a_thread_sees_at_a_checkpoint_that_an_operator_cancels(
     assert paid(shop) == [0, 1]
 
 
-def test_each_step_is_done_once(app: sqlq.App, shop: Engine) -> None:
-    seen: list[Any] = []
+def test_each_step_is_done_once_and_remembers_its_value(app: sqlq.App, shop: Engine) -> None:
+    calls: list[str] = []
 
-    def handler() -> None:
+    def handler() -> Any:
         job = sqlq.current_job()
-        first = job.step("first")
-        if not first.done:
-            with first.finishing(shop) as session:
-                session.execute(insert(payments).values(n=job.attempt))
-                if job.attempt == 1:
-                    raise RuntimeError("it rolls the step back")
-        slices = job.step("slices")
-        while not slices.done:
-            with Session(shop) as session, session.begin():
-                n = slices.cursor or 10
-                session.execute(insert(payments).values(n=n))
-                if n == 12:
-                    slices.finish(session)
-                else:
-                    slices.checkpoint(session, n + 1)
-            seen.append((job.attempt, n))
-            if n == 8 + job.attempt and job.attempt < 4:
-                raise RuntimeError("no")
-        last = job.step("last")
-        assert (first.done, slices.done, last.done, last.cursor) == (True, True, False, None)
-        with last.finishing(sessionmaker(shop)) as session:
-            session.execute(insert(payments).values(n=20))
+        pay, tidy, ask = map(job.step, ("pay", "tidy", "ask"))
+
+        def write(session: Any) -> str:
+            calls.append("pay")
+            session.execute(insert(payments).values(n=job.attempt))
+            if job.attempt == 1:
+                raise RuntimeError("it rolls the step back")
+            return "paid"
+
+        def work() -> None:
+            while (n := tidy.cursor or 10) < 12:
+                with Session(shop) as session, session.begin():
+                    session.execute(insert(payments).values(n=n))
+                    tidy.checkpoint(session, n + 1)
+                if job.attempt == 2:
+                    raise RuntimeError("the next attempt goes on behind this slice")
+
+        def answer() -> Any:
+            calls.append("ask")
+            if job.attempt == 3:
+                raise RuntimeError("it saves nothing")
+            return [("a", None)]
+
+        values = [pay.once(write, sessionmaker(shop)), tidy.once(work), ask.once(answer), ask.once(answer)]
+        if calls[-1] != "snooze":
+            calls.append("snooze")
+            raise sqlq.Snooze("0s")
+        return values
 
     done = run_one(app, handler)
-    assert done.state == "finished", done.traceback
-    assert paid(shop) == [2, 10, 11, 12, 20]
-    assert seen == [(2, 10), (3, 11), (4, 12)]
-    assert done.cursor == {"sqlq.steps": {"first": True, "slices": True, "last": True}}
+    assert (done.state, done.result) == ("finished", ["paid", None, [["a", None]], [["a", None]]])
+    assert (paid(shop), calls) == ([2, 10, 11], ["pay", "pay", "ask", "ask", "snooze"])
+    values = {"pay": "paid", "tidy": None, "ask": [["a", None]]}
+    assert done.cursor == {"sqlq.steps": {name: {"value": value} for name, value in values.items()}}
 
 
-def test_steps_of_async_handlers_run_once(app: sqlq.App, shop: Engine, database_url: str) -> None:
-    async def handler() -> None:
+def test_steps_of_async_handlers_run_once_and_side_by_side(
+    app: sqlq.App, shop: Engine, database_url: str
+) -> None:
+    calls: list[int] = []
+
+    async def handler() -> Any:
         job = sqlq.current_job()
         engine = create_async_engine(async_database_url(database_url), poolclass=NullPool)
-        for n, step in enumerate(map(job.step, ("one", "two"))):
-            if step.done:
-                continue
-            async with AsyncSession(engine) as session, session.begin():
-                await session.execute(insert(payments).values(n=n))
-                await step.acheckpoint(session, "half")
-            async with step.afinishing(engine) as session:
-                await session.execute(insert(payments).values(n=n + 10))
+        together = asyncio.Barrier(8)
+
+        async def ask(n: int) -> int:
+            calls.append(n)
             if job.attempt == 1:
-                raise RuntimeError("no")
+                await together.wait()
+            return n
+
+        async def pay(session: AsyncSession) -> None:
+            await session.execute(insert(payments).values(n=job.attempt))
+
+        asked = [job.step(f"ask {n}").once_async(lambda n=n: ask(n)) for n in range(8)]  # type: ignore[misc]
+        values = await asyncio.gather(*asked)
+        await job.step("pay").once_async(pay, engine)
+        if job.attempt == 1:
+            raise RuntimeError("no")
+        return values
 
     done = run_one(app, handler)
-    assert (done.state, paid(shop)) == ("finished", [0, 1, 10, 11]), done.traceback
+    assert (done.state, done.result) == ("finished", list(range(8))), done.traceback
+    assert (sorted(calls), paid(shop)) == (list(range(8)), [1])
 
 
 def test_a_job_has_steps_or_checkpoints(app: sqlq.App, shop: Engine, running: sqlq.JobContext) -> None:
@@ -567,10 +591,8 @@ def test_a_job_has_steps_or_checkpoints(app: sqlq.App, shop: Engine, running: sq
         running.step("one").checkpoint(session, 1)
         with pytest.raises(ConfigurationError, match=r"has steps: write step.checkpoint\(session"):
             running.checkpoint(session, 2)
-        running.step("one").finish(session)
-        with pytest.raises(ConfigurationError, match=r"the step 'one' of job \d+ is done: ask step.done"):
-            running.step("one").finish(session)
-    assert app.jobs.get(running.id).cursor == {"sqlq.steps": {"one": True}}
+    with pytest.raises(ConfigurationError, match=r"two steps named 'one' in this attempt"):
+        running.step("one")
     attempt = attempt_of(running)
     with app.database.begin() as conn:
         assert lease.save(conn, attempt.right, attempt.claimed.cursor, "7") is False
@@ -582,11 +604,78 @@ def test_a_job_has_steps_or_checkpoints(app: sqlq.App, shop: Engine, running: sq
         with pytest.raises(ConfigurationError, match="the name of a step"):
             running.step(name)  # type: ignore[arg-type]
     engine: Any = create_async_engine("sqlite+aiosqlite://")
-    for block in (running.completing, running.step("bill").finishing):
-        with pytest.raises(ConfigurationError, match="given an AsyncEngine: write async with"), block(engine):
-            pass
+    given = "given an AsyncEngine: write async with"
+    with pytest.raises(ConfigurationError, match=given), running.completing(engine):
+        pass
+    with pytest.raises(ConfigurationError, match=r"or await step.once_async\("):
+        running.step("bill").once(lambda _: None, engine)
     with pytest.raises(EnqueueError, match="await the call of the same name with an a before it"):
         running.complete(AsyncSession(engine))  # type: ignore[arg-type]
+
+
+@for_each(
+    ("value", "says"),
+    [
+        (object, "the value of the step 's' is <class 'object'>"),
+        (float("nan"), "the value of the step 's' is nan"),
+        ("\0", "holds a NUL"),
+        ("x" * RESULT_BYTES, "the step 's' takes 1,048,578 bytes as JSON, more than the 1,048,576 allowed"),
+    ],
+)
+def test_a_value_that_no_step_can_keep_is_refused(running: sqlq.JobContext, value: Any, says: str) -> None:
+    with pytest.raises(sqlq.errors.ArgumentsError, match=says):
+        JobContext(attempt_of(running)).step("s").once(lambda: value)
+    assert running.cursor is None
+
+
+def test_steps_keep_eight_large_values(app: sqlq.App, running: sqlq.JobContext) -> None:
+    for n in range(7):
+        running.step(f"{n}").once(lambda: "x" * (RESULT_BYTES - 2))
+    with pytest.raises(sqlq.errors.ArgumentsError, match=r"the steps of job \d+ take .* than the 8,388,608"):
+        running.step("more").once(lambda: "x" * (RESULT_BYTES - 2))
+    assert app.jobs.get(running.id).cursor == running.cursor
+
+
+def test_a_value_is_encrypted_as_results_are(app: sqlq.App, database_url: str) -> None:
+    key, calls = new_key(), list[int]()
+    with closing(sqlq.App(database_url, keys=[key], encryption="encrypt")) as sealed:
+
+        def answer() -> str:
+            calls.append(1)
+            return "a secret"
+
+        def handler() -> str:
+            job = sqlq.current_job()
+            value = job.step("ask").once(answer)
+            if job.attempt == 1:
+                raise RuntimeError("no")
+            return value
+
+        done = run_one(sealed, handler)
+    assert (done.state, done.result, calls) == ("finished", "a secret", [1])
+    assert "secret" not in json.dumps(done.cursor)
+    assert done.cursor["sqlq.steps"]["ask"]["value"]["signature"].startswith("e1.")
+
+
+def test_a_step_remembers_its_value_inline() -> None:
+    calls: list[int] = []
+    app = sqlq.App("postgresql://nobody@127.0.0.1:1/nothing")
+
+    @app.task(name="t", max_attempts=2)
+    async def handler() -> int:
+        job = sqlq.current_job()
+        value = await job.step("ask").once_async(lambda: ask(job.attempt))
+        if job.attempt == 1:
+            raise sqlq.Retry
+        return value + job.step("and").once(lambda: 10)
+
+    async def ask(n: int) -> int:
+        calls.append(n)
+        return n
+
+    with closing(app), inline(app):
+        assert app.result(app.enqueue(handler.new())) == 11
+    assert calls == [1]
 
 
 def test_a_rolled_back_savepoint_undoes_its_checkpoint_inline(app: sqlq.App, shop: Engine) -> None:

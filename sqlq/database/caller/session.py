@@ -296,7 +296,7 @@ def transaction_of(driver: DriverConnection) -> Any:
     if driver.has_started():
         raise EnqueueError(
             "a transaction is open on this connection, and this block makes one of its own: end that one "
-            "before, or write complete(connection), or finish(connection) for a step, in it"
+            "before, or write complete(connection) in it"
         )
     return driver.transaction()
 
@@ -311,8 +311,8 @@ def transaction_in(sessions: Any) -> Iterator[Any]:
     kind = getattr(sessions, "class_", sessions)
     if hasattr(kind, "run_sync") or hasattr(kind, "sync_engine"):
         raise ConfigurationError(
-            f"this block is given {_named(sessions)}: write async with acompleting(…), or afinishing(…) of a "
-            "step"
+            f"this block is given {_named(sessions)}: write async with acompleting(…), or await "
+            "step.once_async(…)"
         )
     if (driver := driver_of(sessions)) is not None:
         with transaction_of(driver):

@@ -87,8 +87,8 @@ class Attempt:
     """The steps before it, where they are known without a query."""
     on_progress: Callable[[Attempt], None] | None = None
     """Called when there is progress to write."""
-    on_saved: Callable[[CallersTransaction, str], None] | None = None
-    """Called with each new cursor, as JSON, and the transaction that has written it."""
+    on_saved: Callable[[CallersTransaction | None, str], None] | None = None
+    """Called with each new cursor, as JSON, and the transaction of the handler that has it, if any."""
     context: Any = None
     """The `JobContext` of the handler; made when the handler needs it."""
     isolate: Any = None

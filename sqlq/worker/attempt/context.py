@@ -15,6 +15,7 @@ from contextlib import (
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import cached_property
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 
 from sqlq.config.constants import NOTE_CHARACTERS
@@ -135,6 +136,8 @@ class JobContext:
         claimed = attempt.claimed
         self.id, self.queue = claimed.id, claimed.queue
         self.max_attempts, self.lease_token = claimed.max_attempts, claimed.lease_token
+        self._steps: dict[str, Step] = {}
+        self._saving = Lock()
 
     @property
     def task(self) -> str:
@@ -439,13 +442,17 @@ class JobContext:
     def step(self, name: str) -> Step:
         """Return a part of this job by its name. It is done once, however many attempts the job takes.
 
-        Its effects and its completion commit together, by `step.finish(session)` or `step.finishing(engine)`.
-        A long step saves its cursor by `step.checkpoint(session, cursor)`. A job has steps or checkpoints,
-        not both; raises `ConfigurationError` for both.
+        `step.once(call)` calls a function and remembers its value; with an engine, the writes of the call
+        commit together with it. A long step saves its cursor by `step.checkpoint(session, cursor)`. Steps are
+        known by their names alone, so their order may change between deploys. Raises `ConfigurationError` for
+        a second step of the name in this attempt, and for a job with checkpoints of its own.
 
-        >>> bill = sqlq.current_job().step("bill")  # doctest: +SKIP
-        >>> if not bill.done:  # doctest: +SKIP
-        ...     with bill.finishing(engine) as session:
-        ...         session.add(Bill(order_id=order_id))
+        >>> text = sqlq.current_job().step("ask").once(lambda: client.ask(prompt))  # doctest: +SKIP
         """
-        return Step(self._attempt, name)
+        step = Step(self._attempt, name, self._saving)
+        if self._steps.setdefault(step.name, step) is not step:  # guard: a-name-is-of-one-step
+            raise ConfigurationError(
+                f"job {self.id} has two steps named {name!r} in this attempt, which would share one value: "
+                'give each a name of its own, as in f"page {number}"'
+            )
+        return step

@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    asynccontextmanager,
-    contextmanager,
-)
+from asyncio import to_thread
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from sqlq.config.constants import CURSOR_BYTES, RESULT_BYTES
+from sqlq.config.constants import CURSOR_BYTES, RESULT_BYTES, STEPS_BYTES
 from sqlq.database.caller.session import (
     AnyAsyncDriverConnection,
     AnyAsyncSession,
@@ -32,7 +29,7 @@ from sqlq.database.caller.session import (
     transaction_in,
     transaction_to_complete,
 )
-from sqlq.database.dialects import refuses_newer_rows
+from sqlq.database.dialects import dialect_of, refuses_newer_rows
 from sqlq.database.schemas import in_schema
 from sqlq.errors import ArgumentsError, ConfigurationError, ExecutionError, LeaseLostError
 from sqlq.model.checks import checked_name
@@ -42,6 +39,7 @@ from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import NO_RESULT, Finished, follow_up
 from sqlq.model.retry import scrubbed
 from sqlq.payload.codec import as_text, check_json, json_within, read_json
+from sqlq.payload.encryption import NO_KEYS
 from sqlq.store.flows import flows
 from sqlq.store.jobs import lease as leases
 from sqlq.store.jobs import settle
@@ -55,13 +53,13 @@ if TYPE_CHECKING:
 
     from sqlq.model.task import Task
 
+T = TypeVar("T")
 D = TypeVar("D", bound=AnyDriverConnection)
 AD = TypeVar("AD", bound=AnyAsyncDriverConnection)
 
 STEPS = "sqlq.steps"
 """The one name in the cursor of a job with steps. It maps the name of each step to its state. A done step has
-true, one under way a list of its cursor."""
-_DONE = True
+its value, as `{"value": …}`, one under way a list of its cursor."""
 _NULS = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 """A NUL in JSON, with the escaped backslashes before it."""
 
@@ -72,10 +70,6 @@ def encode_cursor(cursor: Any) -> str:
     check_json(cursor, "the cursor", "save its text, or what it is made of")
     if isinstance(cursor, dict) and STEPS in cursor:  # guard: steps-are-no-cursor
         raise ArgumentsError(f"the cursor has the name {STEPS!r}, which is sqlq's own: choose another")
-    return _text(cursor)
-
-
-def _text(cursor: Any) -> str:
     # guard: cursors-are-bounded
     return json_within(
         CURSOR_BYTES, cursor, "the cursor takes", "save where the next slice begins, and not what is done"
@@ -132,35 +126,46 @@ def complete(attempt: Attempt, session: SyncSession, result: Any) -> None:
 
 def save(attempt: Attempt, session: SyncSession, text: str) -> None:
     """Save a cursor, as JSON, in the transaction of a session; see `JobContext.checkpoint`."""
+    _refuse_completed(attempt)
+    joined = transaction_to_complete(session)
+    if attempt.has_row:
+        with _own_row(joined, attempt, "checkpoint()") as conn:
+            _write(conn, attempt, text)
+    _note_saved(attempt, text, joined)
+    note_write(joined.session)
+
+
+def _refuse_completed(attempt: Attempt) -> None:
     if attempt.completed:  # guard: no-checkpoint-after-complete
         raise ConfigurationError(
             f"job {attempt.id} was completed in this attempt: a checkpoint comes before complete()"
         )
-    joined = transaction_to_complete(session)
-    last = attempt.claimed.cursor
-    if attempt.has_row:
-        with _own_row(joined, attempt, "checkpoint()") as conn:
-            joined.dialect.sql.lock_key(conn, attempt.id)
-            # guard: checkpoint-by-the-owner
-            cancels = leases.save(conn, attempt.right, last, text)
-            if cancels is None:
-                if not leases.is_valid(conn, attempt.right):
-                    raise _lost(attempt)
-                raise ExecutionError(
-                    f"the transaction of an earlier checkpoint of job {attempt.id} was rolled back, so that "
-                    "this one would leave a slice out: let this error through, and the next attempt goes on "
-                    "from what is saved"
-                )
-            # A handler in a thread sees at the end of its slice that an operator cancels the job. The next
-            # heartbeat cancels a coroutine: a cancel now would undo the slice.
-            if cancels and attempt.cancelled_at is None and not attempt.is_async:
-                attempt.cancel_requested = True
-                attempt.cancelled_at = monotonic()  # guard: a-checkpoint-tells-of-a-cancel
-    if text != last:
+
+
+def _write(conn: Connection, attempt: Attempt, text: str) -> None:
+    dialect_of(conn).sql.lock_key(conn, attempt.id)
+    # guard: checkpoint-by-the-owner
+    cancels = leases.save(conn, attempt.right, attempt.claimed.cursor, text)
+    if cancels is None:
+        if not leases.is_valid(conn, attempt.right):
+            raise _lost(attempt)
+        raise ExecutionError(
+            f"the transaction of an earlier checkpoint of job {attempt.id} was rolled back, so that "
+            "this one would leave a slice out: let this error through, and the next attempt goes on "
+            "from what is saved"
+        )
+    # A handler in a thread sees at the end of its slice that an operator cancels the job. The next
+    # heartbeat cancels a coroutine: a cancel now would undo the slice.
+    if cancels and attempt.cancelled_at is None and not attempt.is_async:
+        attempt.cancel_requested = True
+        attempt.cancelled_at = monotonic()  # guard: a-checkpoint-tells-of-a-cancel
+
+
+def _note_saved(attempt: Attempt, text: str, joined: CallersTransaction | None) -> None:
+    if text != attempt.claimed.cursor:
         attempt.claimed = attempt.claimed._replace(cursor=text, releases=0)  # guard: cursor-resets-count
     if attempt.on_saved is not None:
         attempt.on_saved(joined, text)
-    note_write(joined.session)
 
 
 @contextmanager
@@ -240,13 +245,13 @@ def completion(result: Any, job: ClaimedJob, task: Task[..., Any] | None) -> Fin
 class Step:
     """A part of a job that is done once: made by `current_job().step(name)`.
 
-    `done` is true once it has been finished, in this attempt or an earlier one. `cursor` is the cursor of its
-    last checkpoint, None before the first.
+    `cursor` is the cursor of its last checkpoint, None before the first.
     """
 
-    def __init__(self, attempt: Attempt, name: str) -> None:
-        self._attempt = attempt
+    def __init__(self, attempt: Attempt, name: str, saving: Lock) -> None:
+        self._attempt, self._saving = attempt, saving
         self.name = checked_name(name, "the name of a step")
+        _refuse_completed(attempt)
         self._states()
 
     def _states(self) -> dict[str, Any]:
@@ -258,10 +263,6 @@ class Step:
         return steps
 
     @property
-    def done(self) -> bool:
-        return self._states().get(self.name) is _DONE
-
-    @property
     def cursor(self) -> Any:
         state = self._states().get(self.name)
         return state[0] if isinstance(state, list) and state else None
@@ -269,60 +270,114 @@ class Step:
     def checkpoint(self, session: SyncSession, cursor: Any) -> None:
         """Save the cursor of the step in the transaction of a slice. As `JobContext.checkpoint`."""
         encode_cursor(cursor)
-        self._save(session, [cursor])
+        save(self._attempt, session, self._text([cursor]))
 
     async def acheckpoint(self, session: AnyAsyncSession, cursor: Any) -> None:
         """`checkpoint` with an AsyncSession, an AsyncConnection or an asynchronous driver's connection."""
         await asynchronous(session).run_sync(lambda sync: self.checkpoint(sync, cursor))
 
-    def finish(self, session: SyncSession) -> None:
-        """Mark the step as done, in the transaction of its last write. From that commit on it is done for
-        every attempt of the job. As `JobContext.checkpoint`."""
-        self._save(session, _DONE)
-
-    async def afinish(self, session: AnyAsyncSession) -> None:
-        """`finish` with an AsyncSession, an AsyncConnection or an asynchronous driver's connection."""
-        await asynchronous(session).run_sync(self.finish)
-
-    def _save(self, session: SyncSession, state: Any) -> None:
-        steps = self._states()
-        if steps.get(self.name) is _DONE:  # guard: a-step-is-finished-once
-            raise ConfigurationError(
-                f"the step {self.name!r} of job {self._attempt.id} is done: ask step.done before its work"
-            )
-        save(self._attempt, session, _text({STEPS: {**steps, self.name: state}}))
+    def _text(self, state: Any) -> str:
+        """Return the states of all steps, as JSON, with this one's."""
+        # guard: steps-are-bounded
+        return json_within(
+            STEPS_BYTES,
+            {STEPS: {**self._states(), self.name: state}},
+            f"the steps of job {self._attempt.id} take",
+            "store large values elsewhere, and let the steps return their keys",
+        )
 
     @overload
-    def finishing(self, sessions: Engine | sessionmaker[Session]) -> AbstractContextManager[Session]: ...
+    def once(self, call: Callable[[], T]) -> T: ...
 
     @overload
-    def finishing(self, sessions: D) -> AbstractContextManager[D]: ...
+    def once(self, call: Callable[[Session], T], sessions: Engine | sessionmaker[Session]) -> T: ...
 
-    @contextmanager
-    def finishing(self, sessions: Any) -> Iterator[Any]:
-        """Open a session, run the block in its transaction, finish the step and commit; an exception rolls
-        all of it back. With a driver's connection, in a transaction of its own on that.
+    @overload
+    def once(self, call: Callable[[D], T], sessions: D) -> T: ...
 
-        >>> step = sqlq.current_job().step("bill")  # doctest: +SKIP
-        >>> if not step.done:  # doctest: +SKIP
-        ...     with step.finishing(engine) as session:
-        ...         session.add(Bill(order_id=order_id))
+    def once(self, call: Callable[..., Any], sessions: Any = None) -> Any:
+        """Call a function, save its value and return it. Once that has succeeded, each later attempt of the
+        job returns the saved value, and calls nothing.
+
+        The value is saved in a transaction of its own, right after the call. A process that dies between the
+        two calls again in the next attempt: give another service an idempotency key, such as
+        `f"{job.id} {step.name}"`. `sessions` is an engine, a `sessionmaker` or a driver's connection. The
+        call then gets a session, and its writes commit together with the value, exactly once.
+
+        The value is JSON of at most 1 MiB, and is returned as JSON has it: a tuple is a list. It is signed or
+        encrypted as results are. An exception of the call saves nothing.
+
+        Raises `ArgumentsError` for a value that is not JSON or too large, and `LeaseLostError` when the job
+        belongs to another owner by now. Raises `PayloadKeyError` for a saved value that cannot be decrypted.
+
+        >>> text = job.step("ask").once(lambda: client.ask(prompt))  # doctest: +SKIP
+        >>> job.step("bill").once(lambda session: session.add(Bill(text)), engine)  # doctest: +SKIP
         """
-        with transaction_in(sessions) as session:
-            yield session
-            self.finish(session)
+        if self._is_done():  # guard: a-done-step-calls-nothing
+            return self._value()
+        if sessions is None:
+            self._remember(call())
+        else:
+            with transaction_in(sessions) as session:
+                save(self._attempt, session, self._done(call(session)))
+        return self._value()
 
     @overload
-    def afinishing(
-        self, sessions: AsyncEngine | async_sessionmaker[AsyncSession]
-    ) -> AbstractAsyncContextManager[AsyncSession]: ...
+    async def once_async(self, call: Callable[[], Awaitable[T]]) -> T: ...
 
     @overload
-    def afinishing(self, sessions: AD) -> AbstractAsyncContextManager[AD]: ...
+    async def once_async(
+        self,
+        call: Callable[[AsyncSession], Awaitable[T]],
+        sessions: AsyncEngine | async_sessionmaker[AsyncSession],
+    ) -> T: ...
 
-    @asynccontextmanager
-    async def afinishing(self, sessions: Any) -> AsyncIterator[Any]:
-        """`finishing` with an AsyncEngine, async_sessionmaker or asynchronous driver's connection."""
-        async with atransaction_in(sessions) as session:
-            yield session
-            await self.afinish(session)
+    @overload
+    async def once_async(self, call: Callable[[AD], Awaitable[T]], sessions: AD) -> T: ...
+
+    async def once_async(self, call: Callable[..., Awaitable[Any]], sessions: Any = None) -> Any:
+        """`once` for a call that is awaited. `sessions` is then an AsyncEngine, an async_sessionmaker or an
+        asynchronous driver's connection. Steps without sessions may run side by side.
+
+        >>> text = await job.step("ask").once_async(lambda: client.ask(prompt))  # doctest: +SKIP
+        """
+        if self._is_done():
+            return self._value()
+        if sessions is None:
+            await to_thread(self._remember, await call())
+        else:
+            async with atransaction_in(sessions) as session:
+                value = await call(session)
+                await asynchronous(session).run_sync(
+                    lambda sync: save(self._attempt, sync, self._done(value))
+                )
+        return self._value()
+
+    def _is_done(self) -> bool:
+        return isinstance(self._states().get(self.name), dict)
+
+    def _value(self) -> Any:
+        attempt, value = self._attempt, self._states()[self.name]["value"]
+        text = json.dumps(value, ensure_ascii=False)
+        encryption = attempt.target.encryption or NO_KEYS
+        return json.loads(encryption.opened("result", attempt.task, attempt.queue, text))
+
+    def _done(self, value: Any) -> str:
+        """Return the states of all steps, as JSON, with the value of this one."""
+        attempt, subject = self._attempt, f"the value of the step {self.name!r}"
+        check_json(value, subject, "return text, numbers, lists or dicts; once_async awaits a coroutine")
+        # guard: values-of-steps-are-bounded
+        text = json_within(RESULT_BYTES, value, f"{subject} takes", "store it elsewhere, and return its key")
+        encryption = attempt.target.encryption or NO_KEYS
+        # guard: values-of-steps-are-protected
+        text = encryption.protect("result", attempt.task, attempt.queue, text)
+        return self._text({"value": json.loads(text)})
+
+    def _remember(self, value: Any) -> None:
+        """Save the value of this step in a transaction of its own."""
+        attempt = self._attempt
+        with self._saving:  # each adds to what the one before has saved; guard: steps-side-by-side-are-saved
+            text = self._done(value)
+            if attempt.target.open_database is not None:
+                attempt.target.open_database().run(lambda conn: _write(conn, attempt, text), tries=10)
+            _note_saved(attempt, text, None)
