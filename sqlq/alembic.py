@@ -5,7 +5,7 @@ In a migration of the host:
     import sqlq.alembic
 
     def upgrade() -> None:
-        sqlq.alembic.upgrade(op, "0001")
+        sqlq.alembic.upgrade(op, "0002")
 
     def downgrade() -> None:
         sqlq.alembic.downgrade(op, "base")

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Callable
+from datetime import datetime
 from functools import partial
 
-from sqlq.admin.facet import Facet, audited
+from sqlalchemy import Connection
+
+from sqlq.admin.facet import Facet, audited, for_asyncio
 from sqlq.config.command_hint import command
+from sqlq.config.durations import Duration
 from sqlq.database.database import Database
 from sqlq.errors import ConfigurationError
 from sqlq.model.checks import Rows
 from sqlq.model.limit import DeclaredLimits, Limit, LimitStatus, rule_of
+from sqlq.model.retry import wait_of
 from sqlq.store.limits import admit
+from sqlq.store.limits.grant import Wake
 
 
 class Limits(Facet):
@@ -43,10 +50,38 @@ class Limits(Facet):
     def clear(self, key: str) -> LimitStatus:
         """Have tasks define again what a key allows. Raises `ConfigurationError` for a key that is not
         known."""
-        self._declared.check_key(key)
-        status = self._query(admit.status, key) and self._database.run(
-            partial(admit.unpin, key=key, rule=self._declared.declared(key))
+        return self._change(
+            key, partial(admit.reset, key=key, column="pinned_at", rule=self._declared.declared(key))
         )
+
+    @audited("limits close")
+    def close(self, key: str, *, until: datetime | Duration) -> LimitStatus:
+        """Start no job of a key until a time, or for a duration such as "10m", on any worker. The
+        later one of two ends counts; `open` ends it at once.
+
+        Running jobs go on, and what a worker has claimed starts within a second, or waits, too. Raises
+        `ConfigurationError` for a key that neither a job nor the App has.
+
+        >>> app.limits.close("stripe", until="30s")  # doctest: +SKIP
+        """
+        delay_ms, at = wait_of(until, "until")
+        end = Wake(key, delay_ms=delay_ms, moment=at)
+        return self._change(key, partial(admit.shut, end=end, rule=self._declared.declared(key)))
+
+    aclose = for_asyncio(close)
+
+    @audited("limits open")
+    def open(self, key: str) -> LimitStatus:
+        """Let jobs of a closed key start again, at its ordinary rate. Raises `ConfigurationError` as `close`
+        does."""
+        return self._change(key, partial(admit.reset, key=key, column="closed_until"))
+
+    aopen = for_asyncio(open)  # noqa: A003 - the method above
+
+    def _change(self, key: str, change: Callable[[Connection], LimitStatus | None]) -> LimitStatus:
+        self._declared.check_key(key)
+        is_known = self._declared.declared(key) is not None or self._query(admit.status, key) is not None
+        status = self._database.run(change) if is_known else None
         if status is None:
             raise ConfigurationError(
                 f"there is no limit of the key {key!r}: {command('limits', self._database.engine.url)} shows "

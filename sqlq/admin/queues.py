@@ -22,6 +22,7 @@ from sqlq.store.health import QUEUE_LIMIT, QueueStatus
 from sqlq.store.jobs import lookup, operate
 from sqlq.store.jobs.failed import groups
 from sqlq.store.jobs.lookup import Selection, Waiting
+from sqlq.store.limits import admit
 from sqlq.store.workers import workers as worker_rows
 from sqlq.store.workers.workers import ALL_QUEUES, Pause, Pauses, queues_of
 
@@ -67,13 +68,14 @@ class Queues(Facet):
         statuses.others = others + len(rows) - len(statuses)
         return statuses
 
-    def _vitals(self) -> tuple[dict[str, int], Burden, int]:
+    def _vitals(self) -> tuple[dict[str, int], Burden, int, int]:
         """Return what a scrape of metrics needs beside `list` and `workers`."""
         with self._read(within_ms=health.STATEMENT_TIMEOUT_MS) as conn:
             reasons = Counter[str]()
             for group in groups(conn, Selection())[0].values():
                 reasons[group.newest.reason] += group.number
-            return reasons, self._database.dialect.health.burden(conn), len(schedules.late(conn))
+            burden = self._database.dialect.health.burden(conn)
+            return reasons, burden, len(schedules.late(conn)), admit.closed(conn)
 
     def _unknown(self, names: Collection[str], *, but_for_twins: bool = False) -> builtins.list[str]:
         """Return the queues that neither the App's code nor a job, a pause or an alive worker names. With

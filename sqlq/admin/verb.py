@@ -36,7 +36,7 @@ class Option:
     name: str
     help: str
     kind: Literal["text", "flag", "number", "duration", "time", "age"] = "text"
-    """An age is a time, or how long ago."""
+    """An age is a time, or a duration before or after now."""
     metavar: str | None = None
     example: str = ""
     """A value, for an empty field of a form."""

@@ -36,6 +36,8 @@ ERROR = Option("error", "Jobs with this error, by its id in sqlq failed.", metav
 ALL_FAILED = Option("all", "All failed jobs.", "flag")
 ALL_WORKERS = Option("all", "All workers, on all hosts.", "flag")
 LASTING = Option("duration", "Resume automatically after this time, as in 10m.", "duration", example="no end")
+AT = Option("available_at", "New due time.", "time")
+UNTIL = Option("until", "Time at which it opens, or a duration from now.", "age", example="10m")
 DELAY = Option("delay", "New due time, counted from now, as in 10m.", "duration")
 
 
@@ -177,7 +179,7 @@ def cancel(app: Any, ids: Sequence[int], *, flow: int | None = None, **options: 
 @verb(
     "reschedule",
     selectors=(*SEARCH, STATE, Option("all", "All waiting jobs.", "flag")),
-    options=(Option("available_at", "New due time.", "time"), DELAY),
+    options=(AT, DELAY),
     states=WAITING,
     button="Run now",
 )
@@ -195,12 +197,7 @@ def reschedule(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
 
 @verb(
     "change",
-    options=(
-        OTHER_QUEUE,
-        PRIORITY,
-        Option("available_at", "New due time.", "time"),
-        DELAY,
-    ),
+    options=(OTHER_QUEUE, PRIORITY, AT, DELAY),
     states=WAITING,
 )
 def change(app: Any, ids: Sequence[int], **options: Any) -> Outcome:
@@ -468,6 +465,23 @@ def clear_limit(app: Any, names: Sequence[str]) -> Outcome:
     return Outcome(
         limit.as_json(), [f"{key}: {limit.says}, until a job is enqueued that says something else"]
     )
+
+
+@verb("limits close", options=(UNTIL,), button="Close")
+def close_limit(app: Any, names: Sequence[str], **options: Any) -> Outcome:
+    """Start no job of KEY until a time.
+
+    Running jobs go on. A job that a worker has claimed starts within a second, or waits, too.
+    """
+    limit = app.limits.close(*names, **options)
+    return Outcome(limit.as_json(), [f"{limit.key}: closed; it opens {limit.opens or 'now'}"])
+
+
+@verb("limits open", states=("closed",), button="Open")
+def open_limit(app: Any, names: Sequence[str]) -> Outcome:
+    """Let jobs of KEY start again before it opens by itself."""
+    limit = app.limits.open(*names)
+    return Outcome(limit.as_json(), [f"{limit.key}: open, {limit.says}"])
 
 
 # -- the audit -----------------------------------------------------------------------------------------------

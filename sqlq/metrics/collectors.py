@@ -112,6 +112,7 @@ OF_THE_DATABASE = (
     ),
     Described("sqlq_worker_slots", "How many jobs live workers run at a time"),
     Described("sqlq_schedules_overdue", "Schedules that have been due for more than 60 s"),
+    Described("sqlq_limits_closed", "Keys of limits that are closed, by a SlowDown or an operator"),
     Described(
         "sqlq_failed_jobs", "Rows of failed_jobs by reason; estimated beyond 100,000 of an error", ("reason",)
     ),
@@ -232,7 +233,7 @@ class DatabaseCollector(Collector):
 
     def _query(self) -> list[Any]:
         queues, workers = self._app.queues.list(), self._app.workers.list(silent=True)
-        failed, burden, overdue = self._app.queues._vitals()
+        failed, burden, overdue, closed = self._app.queues._vitals()
         alive = [worker for worker in workers if worker.alive]
         values: dict[str, float | Labelled | None] = {
             "database_up": 1,
@@ -246,6 +247,7 @@ class DatabaseCollector(Collector):
             "workers": [(("alive",), len(alive)), (("silent",), len(workers) - len(alive))],
             "worker_slots": sum(worker.concurrency for worker in alive),
             "schedules_overdue": overdue,
+            "limits_closed": closed,
             "failed_jobs": [
                 ((reason,), n) for reason, n in ({**dict.fromkeys(REASONS, 0), **failed}).items()
             ],

@@ -15,7 +15,7 @@ from datetime import datetime
 from string import Formatter
 from typing import Any, Literal
 
-from sqlq.config.durations import ago, compact, milliseconds, span
+from sqlq.config.durations import ago, compact, milliseconds, span, until
 from sqlq.config.json_text import AsJson
 from sqlq.errors import ArgumentsError, ConfigurationError, EnqueueError
 from sqlq.model.checks import Rule, checked_name, checked_whole, checked_word, refusing_by
@@ -272,8 +272,9 @@ def _fields(template: str) -> Iterator[str]:
 class LimitStatus(AsJson):
     """A key of a limit, and its rule. `running` jobs hold a slot. `waiting` jobs are in its line, and the
     oldest of them could run since `oldest_due_at`. With a rate, the next one may start in
-    `next_start_seconds`. `set_at` is when an operator overrode the limit. There may be more in line where it
-    `is_capped`. Its rule `is_known` once a worker has looked at the key."""
+    `next_start_seconds`. `set_at` is when an operator overrode the limit. No job starts before
+    `closed_until`. There may be more in line where it `is_capped`. Its rule `is_known` once a worker has
+    looked at the key."""
 
     COLUMNS = (
         "key",
@@ -283,6 +284,7 @@ class LimitStatus(AsJson):
         "oldest due=oldest_due_at",
         "next start=next_start",
         "set",
+        "opens",
     )
     key: str
     max_running: int | None
@@ -296,6 +298,7 @@ class LimitStatus(AsJson):
     oldest_due_at: datetime | None
     next_start_seconds: float | None
     set_at: datetime | None
+    closed_until: datetime | None = None
     is_known: bool = True
 
     @property
@@ -315,6 +318,10 @@ class LimitStatus(AsJson):
     @property
     def set(self) -> str | None:
         return None if self.set_at is None else f"by an operator {ago(self.set_at)}"
+
+    @property
+    def opens(self) -> str | None:
+        return None if self.closed_until is None else until(self.closed_until)
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "says": self.says}

@@ -99,6 +99,8 @@ class Released:
     """Why no worker could run it here, where that is why."""
     at: datetime | None = None
     """The time at which it is due again, in place of `delay_ms`."""
+    closes: bool = False
+    """Whether the key of its limit is closed until then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,12 @@ import logging
 import re
 import time
 import traceback as tracebacks
-from collections.abc import Callable
+from calendar import timegm
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_tz
 from typing import Literal
 
 from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES, UNKNOWN_TASK_MS
@@ -56,7 +59,7 @@ class Retry(Signal):
         self.delay_ms: int | None = None
         self.at: datetime | None = None
         if delay is not None:
-            self.delay_ms, self.at = _wait(delay, "Retry(delay)")
+            self.delay_ms, self.at = wait_of(delay, "Retry(delay)")
         self.priority = None if priority is None else checked_priority(priority)
         self.queue = None if queue is None else checked_queue(queue)
         super().__init__("the handler asked for a retry" + ("" if delay is None else f" in {delay}"))
@@ -73,11 +76,39 @@ class Snooze(Signal):
     priority = queue = None
 
     def __init__(self, delay: Duration | datetime) -> None:
-        self.delay_ms, self.at = _wait(delay, "Snooze(delay)")
+        self.delay_ms, self.at = wait_of(delay, f"{type(self).__name__}(delay)")
         super().__init__(f"the handler asked to be run again in {delay}")
 
 
-def _wait(delay: Duration | datetime, name: str) -> tuple[int, datetime | None]:
+class SlowDown(Snooze):
+    """Raise in a handler when a service asks for fewer calls: a `Snooze` that also closes the job's limit.
+
+    No other job with the key of its limit starts before that time, on any worker. What runs goes on, and what
+    a worker has claimed starts within a second, or goes back to its place in the line. Then the key opens at
+    its ordinary rate. The later one of two ends counts. Without a limit it is a snooze.
+
+    >>> raise SlowDown("30s")  # doctest: +SKIP
+    """
+
+    @classmethod
+    def from_headers(cls, headers: Mapping[str, str], default: Duration = "1m") -> SlowDown:
+        """Return one until the time in the `Retry-After` of a response, in seconds or as a date. Where it is
+        missing or cannot be read, `default` counts.
+
+        >>> SlowDown.from_headers({"Retry-After": "120"}).delay_ms
+        120000
+        """
+        text = next((value for name, value in headers.items() if name.lower() == "retry-after"), "")
+        with suppress(ValueError, OverflowError):
+            if (date := parsedate_tz(text)) is None:
+                seconds = float(text)
+            else:
+                seconds = timegm(date[:6]) - (date[9] or 0) - time.time()
+            return cls(timedelta(milliseconds=min(max(seconds * 1000, 0), MAX_MS)))
+        return cls(default)
+
+
+def wait_of(delay: Duration | datetime, name: str) -> tuple[int, datetime | None]:
     """Return how long to wait, and until when where `delay` is a datetime. The database's clock decides when
     that time has come. The wait until then is for the log and for when to look."""
     if not isinstance(delay, datetime):
@@ -135,7 +166,8 @@ def decide(job: ClaimedJob, error: BaseException, policy: RetryPolicy = DEFAULT_
         case Cancel():
             return Cancelled(error.reason)
         case Snooze() if job.releases < MAX_RELEASES:  # guard: snoozes-are-bounded
-            return Released(error.delay_ms, snoozed=True, at=error.at)
+            closes = isinstance(error, SlowDown)
+            return Released(error.delay_ms, snoozed=True, at=error.at, closes=closes)
         case Snooze() | Retry():
             outcome = failed(job, describe(error.__cause__ or error), policy, delay_ms=error.delay_ms)
             if isinstance(outcome, Failed):

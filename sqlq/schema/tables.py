@@ -319,11 +319,12 @@ limits = Table(
         next_free_at=Moment,
         pinned_at=Moment,
         used_at=Moment,
+        closed_until=Moment,
     ),
 )
 """One row for each key of a limit in recent use; admissions of a key take turns by its lock. `pinned_at`: an
 operator has overridden the rule, and the task's does not count. `used_at`: the last look at it, to about a
-day."""
+day. `closed_until`: no job of the key starts before."""
 
 wakes = Table(
     "sqlq_wakes",

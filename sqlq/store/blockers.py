@@ -160,6 +160,11 @@ class LimitBlocker(Blocker):
             status = admit.status(conn, key)
             if not status:
                 return
+            if status.closed_until is not None:
+                yield Reason(
+                    f"its limit {key} is closed, and opens {status.opens}", f"limits open {word(key)}"
+                )
+                return
             if status.in_order and (id := admit.leader(conn, key, holds=status.holds)) not in (None, job.id):
                 leader = lookup.details(conn, id)
         if leader:

@@ -45,7 +45,8 @@ def inline(app: App, *, at: When = "enqueue", lifespan: Any = None) -> Iterator[
     and timeouts do not matter; a unique key holds while its job runs. The signals:
 
     - `Retry`: the next attempt follows at once; when it was the last, the Retry, or its cause, is raised.
-    - `Snooze`: the job is left alone, with state `scheduled`: what it waits for will not happen meanwhile.
+    - `Snooze`, `SlowDown`: the job is left alone, with state `scheduled`: what it waits for will not happen
+      meanwhile.
     - `Cancel`: the job ends with state `cancelled`.
 
     By default a job runs where it is enqueued, before the caller's transaction has ended. On another

@@ -87,7 +87,7 @@ def act(view: View) -> Response:
 
 def _options(verb: Verb) -> Mapping[str, Option]:
     """Return the options that a form may have. A filter has the fields of those that choose jobs."""
-    others = (*FIELDS, "error", *(["all"] if verb.is_of_jobs else []))
+    others = (*FIELDS, "error", "all") if verb.is_of_jobs else ()
     return {
         each.name: each
         for each in (*verb.selectors, *verb.options)

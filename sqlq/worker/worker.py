@@ -23,7 +23,7 @@ from typing import Any
 
 from sqlq.database.timeouts import waits_while
 from sqlq.errors import ConfigurationError, ExecutionError, MissingFileError, SchemaVersionError, SqlqError
-from sqlq.model.outcome import Outcome
+from sqlq.model.outcome import Outcome, Released
 from sqlq.model.retry import remote_error
 from sqlq.store import blockers
 from sqlq.store.workers.look import Look
@@ -461,6 +461,8 @@ class Worker(Background):
         self._deadlines.forget(job.right)
         if not self._has_left:
             self._settler.settle(job, outcome)
+        if isinstance(outcome, Released) and outcome.closes and (key := job.claimed.limit_key) is not None:
+            self._executors.release_ready(key)  # guard: a-slow-down-releases-what-its-worker-holds
 
     # -- the end ---------------------------------------------------------------------------------------------
 

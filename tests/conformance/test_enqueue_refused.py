@@ -21,6 +21,7 @@ from sqlalchemy.orm import Session, sessionmaker
 import sqlq
 from sqlq import EnqueueError
 from sqlq.errors import ArgumentsError, ConfigurationError, UnsupportedDatabaseError
+from sqlq.schema.version import HEAD
 from tests.kit import drain, for_each, needs
 from tests.kit.callers import dsn
 from tests.kit.command import Command
@@ -205,7 +206,7 @@ def test_a_url_without_a_database_needs_a_schema_which_migrate_creates(mariadb: 
                 first, second = (app.task(name=name)(lambda: 1).new() for name in "ab")
                 app.enqueue(sqlq.chain(first, second))
                 assert drain(app).finished == 2
-                assert app.migrate() == "0001"
+                assert app.migrate() == HEAD
             mariadb.drop_database(mariadb.url(name))
 
 

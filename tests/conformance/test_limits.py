@@ -79,7 +79,10 @@ def set_by_an_operator(app: sqlq.App) -> None:
 
 @pytest.mark.parametrize(
     "why",
-    ["in_line", "holding_a_slot", "failed", "a_step_that_waits", "set_by_an_operator", "at_a_slow_rate"],
+    [
+        *("in_line", "holding_a_slot", "failed", "a_step_that_waits", "set_by_an_operator"),
+        *("at_a_slow_rate", "closed"),
+    ],
 )
 def test_a_key_that_is_needed_is_kept(app: sqlq.App, engine: Engine, why: str) -> None:
     options: dict[str, Any] = {"in_line": {"running": 1}, "at_a_slow_rate": {"rate": "1/60d"}}
@@ -102,6 +105,9 @@ def test_a_key_that_is_needed_is_kept(app: sqlq.App, engine: Engine, why: str) -
         case "a_step_that_waits":
             drain(app)
             app.enqueue(sqlq.chain(app.named("first").new(), task.new()))
+        case "closed":
+            drain(app)
+            app.limits.close(KEY, until="60d")
         case "at_a_slow_rate":
             assert drain(app).finished == 1
     unuse(engine)

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from sqlalchemy.pool import StaticPool
 
 import sqlq
+from sqlq.schema.version import HEAD
 from sqlq.testing import assert_enqueued, assert_not_enqueued, create_tables, drain, inline, on_database
 from tests.kit import needs
 from tests.kit.flows import RealShop
@@ -113,7 +114,7 @@ class TestCreateTables:
         with empty.connect() as conn:
             assert tables(conn) == OURS
         app = sqlq.App(empty.url)
-        assert app.migrate() == "0001", "as after `sqlq migrate`"
+        assert app.migrate() == HEAD, "as after `sqlq migrate`"
         app.close()
 
     def test_create_tables_joins_a_test_that_is_rolled_back(self, empty: Engine) -> None:

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -45,9 +46,10 @@ from sqlq.store.jobs import insert, lease, lookup, operate
 from sqlq.store.jobs import settle as settling
 from sqlq.store.jobs.lease import LeaseState
 from sqlq.store.limits import admit as admission
+from sqlq.store.limits.grant import Wake
 from tests.faults import guard
 from tests.faults.account import record
-from tests.kit import claim_on, committed, count, execute
+from tests.kit import claim_on, committed, count, execute, span
 
 HOUR = 3_600_000
 LEASE = 2  # hours
@@ -102,6 +104,8 @@ class Model:
         self.model: dict[int, Modelled] = {}
         self.rights: list[ClaimedJob] = []
         """Everything anybody ever claimed; whoever claimed it may still believe to hold it."""
+        self.closed: dict[str, int] = {}
+        """Until when a key of a limit is closed."""
         self.followed: Counter[tuple[int, str]] = Counter()
         """How often each job was followed as finished, and as failed."""
 
@@ -153,6 +157,13 @@ class Model:
     def holders(self, key: str) -> int:
         return sum(job.limit == key and not job.in_line for job in self.live())
 
+    def close_in_model(self, key: str, until: int) -> None:
+        """Close a key, and take back what has been admitted and not claimed."""
+        self.closed[key] = max(until, self.closed.get(key, 0))
+        for job in self.live():
+            if job.limit == key and job.owner is None:
+                job.in_line = True
+
     # -- claims and their ends -------------------------------------------------------------------------------
 
     def waiting(self) -> list[Modelled]:
@@ -201,6 +212,8 @@ class Model:
                     known.due = self.clock + delay_ms // HOUR
                 known.attempts, known.releases = known.attempts - 1, known.releases + 1
                 known.in_line = known.limit is not None
+                if outcome.closes and known.limit is not None:
+                    self.close_in_model(known.limit, known.due)
 
     def moved_back(self, moved: list[int]) -> None:
         """Put failed jobs back, with all their attempts."""
@@ -442,6 +455,8 @@ class Contract(Model, RuleBasedStateMachine):
         free = set(committed(self.engine, "jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL"))
         for key, said in LIMITS.items():
             line, slots = self.line(key), (said.max_running or 0) - self.holders(key)
+            if self.clock < self.closed.get(key, 0):
+                slots = 0
             got = [job for job in line if job.id in free]
             due = [job for job in line if job.due <= self.clock]
             if crash or not self.is_known(key):  # a key without a row is for a sweep
@@ -459,6 +474,17 @@ class Contract(Model, RuleBasedStateMachine):
                 job.in_line, job.due = False, min(job.due, self.clock)
                 self.counts["admissions"] += 1
             self.counts["over_the_limit"] += max(0, self.holders(key) - (said.max_running or 0))
+
+    @precondition(lambda self: any(job.limit and not job.in_line and not job.owner for job in self.live()))
+    @rule(key=st.sampled_from([*LIMITS]), hours=st.integers(1, 2), crash=st.booleans())
+    def close(self, key: str, hours: int, crash: bool) -> None:
+        """An operator closes a key."""
+        if not self.is_known(key):
+            return
+        with self.transaction(crash) as conn:
+            admission.close(conn, [Wake(key, delay_ms=hours * HOUR)])
+        if not crash:
+            self.close_in_model(key, self.clock + hours)
 
     def is_known(self, key: str) -> bool:
         return count(self.engine, f"sqlq_limits WHERE limit_key = '{key}'") == 1
@@ -496,6 +522,7 @@ class Contract(Model, RuleBasedStateMachine):
         st.sampled_from([Finished("1"), Finished(None), Cancelled("no"), Failed("error", ERROR)]),
         st.builds(Retried, st.sampled_from([0, HOUR, 3 * HOUR]), st.just(ERROR)),
         st.builds(Released, st.sampled_from([None, 0, HOUR, 3 * HOUR])),
+        st.builds(partial(Released, closes=True), st.just(HOUR)),
     )
 
     @precondition(lambda self: self.rights)
@@ -612,6 +639,8 @@ class Contract(Model, RuleBasedStateMachine):
     @rule(hours=st.integers(1, LEASE + 1))
     def time_passes(self, hours: int) -> None:
         guard.advance(self.engine, hours * HOUR)
+        earlier = span(self.engine, hours * HOUR / 1000)
+        execute(self.engine, f"UPDATE sqlq_limits SET closed_until = closed_until - {earlier}")
         self.clock += hours
 
     @rule()

@@ -117,7 +117,7 @@ NULLABLE = {
     "sqlq_audit": "database_user ended_at number stopped_at",
     "sqlq_edges": "",
     "sqlq_flows": "name",
-    "sqlq_limits": "max_running next_free_at period_ms pinned_at rate",
+    "sqlq_limits": "closed_until max_running next_free_at period_ms pinned_at rate",
     "sqlq_queues": "paused_at paused_until",
     "sqlq_schedules": "declared_at error error_at next_at paused_at retired_at service",
     "sqlq_wakes": "max_running period_ms rate",

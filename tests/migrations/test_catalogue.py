@@ -118,7 +118,10 @@ def test_alembics_own_command_works_in_a_checkout(empty: Engine, empty_database_
     assert standing.check(empty, None).standing == "missing"
 
 
-PUBLISHED = {"0001": "8b31260d37bd8ec83cc2f3465d0680c5fc4323c91c1b5d8520e0467576d5b245"}
+PUBLISHED = {
+    "0001": "8b31260d37bd8ec83cc2f3465d0680c5fc4323c91c1b5d8520e0467576d5b245",
+    "0002": "aa81342d7f7f3f238551cc8d2815094ec54c0e8200a94dc2517910e102f32ca7",
+}
 """The SHA-256 of each published revision, with its scripts.
 
 Its tables exist in many databases, so it cannot change.

@@ -75,7 +75,7 @@ class Host:
         self,
         directory: Path,
         url: str,
-        up: str = '"0001"',
+        up: str = f'"{version.HEAD}"',
         down: str = '"base"',
         then: str = "pass",
         **options: Any,
@@ -183,7 +183,7 @@ def test_an_offline_downgrade_with_both_revisions_drops_the_tables(
     make_host: Callable[..., Host], engine: Engine
 ) -> None:
     offline = MigrationContext.configure(dialect_name=engine.dialect.name, opts={"as_sql": True})
-    with pytest.raises(ConfigurationError, match="give both revisions, as in '0001:base'"):
+    with pytest.raises(ConfigurationError, match=f"give both revisions, as in '{version.HEAD}:base'"):
         sqlq.alembic.downgrade(Operations(offline), "base")
     host = make_host(down=f'"{version.HEAD}:base"')
     command.upgrade(host.config, "head")

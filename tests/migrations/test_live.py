@@ -25,7 +25,7 @@ from tests.kit import count, execute, needs, wait_until, waiting_for_locks, work
 from tests.kit.preloaded import ROOT
 from tests.migrations import later_release
 from tests.migrations.catalogue import another_database, catalogue, run_script
-from tests.migrations.later_release import Migrator
+from tests.migrations.later_release import TODAY, Migrator
 
 pytestmark = pytest.mark.each_database
 
@@ -34,13 +34,13 @@ Builder = TypeVar("Builder")
 
 @pytest.fixture
 def history(tmp_path: Path) -> Path:
-    """The history of a later release, 0001 to 0003."""
+    """The history of a later release, two revisions longer than today's."""
     return later_release.write_history(tmp_path / "later")
 
 
 @pytest.fixture
 def migrated(empty: Engine) -> Engine:
-    """An engine on a database with the tables of 0001 and some jobs in them."""
+    """An engine on a database with today's tables and some jobs in them."""
     migrate.upgrade(empty, None)
     execute(empty, "INSERT INTO jobs (task) VALUES ('shop.a'), ('shop.b')")
     return empty
@@ -73,14 +73,14 @@ def start(empty_database_url: str, history: Path) -> Iterator[Callable[..., Migr
 def test_an_upgrade_keeps_jobs_and_views_and_rewrites_no_table(later: Engine) -> None:
     file = table_file(later)
     execute(later, "CREATE VIEW shop_jobs AS SELECT id, state FROM job_states WHERE task LIKE 'shop.%'")
-    assert migrate.upgrade(later, None) == "0001"
-    assert migrate.upgrade(later, None) == "0003"
+    assert migrate.upgrade(later, None) == TODAY
+    assert migrate.upgrade(later, None) == "0802"
     assert execute(later, "SELECT count(*) FROM job_states") == 2
     assert execute(later, "SELECT count(note) FROM jobs") == 0
     assert execute(later, "SELECT count(*) FROM shop_jobs WHERE state = 'available'") == 2
     assert "jobs_by_task" in str(catalogue(later))
     assert table_file(later) == file
-    migrate.downgrade(later, None, "0001", force=True)
+    migrate.downgrade(later, None, TODAY, force=True)
     assert execute(later, "SELECT count(*) FROM shop_jobs") == 2
     assert "jobs_by_task" not in str(catalogue(later))
 
@@ -91,7 +91,7 @@ def test_every_way_to_migrate_makes_the_same_tables(later: Engine, tmp_path: Pat
     beside_traffic = catalogue(later)
 
     def hosted(engine: Engine) -> None:
-        for revision in ("0001", "0003"):
+        for revision in (TODAY, "0802"):
             with engine.begin() as connection:
                 sqlq.alembic.upgrade(Operations(MigrationContext.configure(connection)), revision)
 
@@ -123,12 +123,12 @@ def test_one_of_three_migrators_migrates_and_workers_of_both_releases_run(
     (history / "shop.py").write_text(SHOP)
     execute(migrated, "DELETE FROM jobs")
     three = [start() for _ in range(3)]
-    first = [migrator.migrated_from("0001") for migrator in three]
+    first = [migrator.migrated_from(TODAY) for migrator in three]
     assert [migrator.process.wait(30) for migrator in three] == [0, 0, 0]
     assert first.count(True) == 1
-    assert (live_index(migrated), revision(migrated)) == (True, "0003")
+    assert (live_index(migrated), revision(migrated)) == (True, "0802")
     with closing(sqlq.App(empty_database_url)) as app:
-        assert app.migrate() == "0003"
+        assert app.migrate() == "0802"
         task = app.task(name="t")(lambda n: n)
         app.enqueue_many([task.new(n) for n in range(20)])
         app.worker(drain=True, max_jobs=10).run()
@@ -172,15 +172,15 @@ def test_traffic_goes_on_while_a_migration_cannot_get_its_lock(
                 assert migrator.says("waiting for a moment in which no session uses the tables in")
                 # behind a lock that it waited for without end nothing would get through
                 goes_on(50)
-                assert revision(migrated) == "0001"
-            assert migrator.migrated_from("0001")
+                assert revision(migrated) == TODAY
+            assert migrator.migrated_from(TODAY)
             goes_on(20)
         finally:
             ended.set()
             thread.join()
         wait_until(lambda: finished(migrated) == len(enqueued), what="all jobs done")
     app.close()
-    assert (revision(migrated), table_file(migrated), live_index(migrated)) == ("0003", file, True)
+    assert (revision(migrated), table_file(migrated), live_index(migrated)) == ("0802", file, True)
 
 
 @needs("server", empty=True)
@@ -210,7 +210,7 @@ def test_a_migrator_killed_while_it_waits_for_a_lock_leaves_nothing(
         killed = start(lock_timeout_ms=60_000)
         wait_until(lambda: waiting_for_locks(migrated), what="the migrator waiting")
         killed.kill()
-    assert start().migrated_from("0001")
+    assert start().migrated_from(TODAY)
     assert live_index(migrated) is True
 
 
@@ -272,7 +272,7 @@ def test_a_migration_killed_at_each_statement_goes_on(empty: Engine, when: str) 
 @contextmanager
 def building(engine: Engine, start: Callable[[], Builder]) -> Iterator[Builder]:
     """A builder in the middle of its build, which waits for a transaction that wrote to jobs before."""
-    execute(engine, "UPDATE sqlq_version SET version_num = '0002'")  # as if the step before had been made
+    execute(engine, "UPDATE sqlq_version SET version_num = '0801'")  # as if the step before had been made
     execute(engine, "ALTER TABLE jobs ADD COLUMN note TEXT")
     with engine.connect() as long_transaction:
         long_transaction.execute(text("INSERT INTO jobs (task) VALUES ('shop.c')"))
@@ -293,7 +293,7 @@ def test_an_index_build_blocks_no_job(
         app.enqueue(task.new().set(queue="q"))
         app.worker(["q"], drain=True).run()
         assert finished(migrated) == 1
-    assert migrator.migrated_from("0002")
+    assert migrator.migrated_from("0801")
     assert live_index(migrated) is True
     app.close()
 
@@ -307,11 +307,11 @@ def test_an_index_of_an_aborted_build_is_built_again(
         build = "datname = current_database() AND query LIKE 'CREATE INDEX CONCURRENTLY%'"
         execute(migrated, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {build}")
         assert migrator.process.wait(30) == 1
-        assert (live_index(migrated), revision(migrated)) == (False, "0002")
+        assert (live_index(migrated), revision(migrated)) == (False, "0801")
         broken = index_oid(migrated)
     again = start()
     assert again.says("dropping the index jobs_by_task, whose build was broken off")
-    assert again.migrated_from("0002")
+    assert again.migrated_from("0801")
     assert live_index(migrated) is True
     assert index_oid(migrated) != broken
 
@@ -323,8 +323,8 @@ def test_a_second_migrator_keeps_an_index_build(migrated: Engine, start: Callabl
         second = start()
         assert second.says("waiting for another migration")
         index = index_oid(migrated)
-    assert migrator.migrated_from("0002")
-    assert second.migrated_from("0003")
+    assert migrator.migrated_from("0801")
+    assert second.migrated_from("0802")
     assert (live_index(migrated), index_oid(migrated)) == (True, index)
 
 
@@ -342,9 +342,9 @@ def test_an_index_build_of_a_stranger_is_taken_over(migrated: Engine, start: Cal
         migrator = start()
         assert migrator.says("waiting for another build or a vacuum of public.jobs")
         index = index_oid(migrated)
-    assert migrator.migrated_from("0002")
+    assert migrator.migrated_from("0801")
     thread.join()
-    assert (live_index(migrated), index_oid(migrated), revision(migrated)) == (True, index, "0003")
+    assert (live_index(migrated), index_oid(migrated), revision(migrated)) == (True, index, "0802")
 
 
 @needs("sessions", empty=True)
@@ -353,13 +353,13 @@ def test_an_index_build_that_waits_too_long_is_reported_in_one_sentence(
 ) -> None:
     monkeypatch.setattr(online, "INDEX_TIMEOUT_MS", 100)
     monkeypatch.setattr(online, "LOCK_TIMEOUT_MS", 100)
-    execute(later, "UPDATE sqlq_version SET version_num = '0002'")
+    execute(later, "UPDATE sqlq_version SET version_num = '0801'")
     with later.connect() as long_transaction:
         long_transaction.execute(text("INSERT INTO jobs (task) VALUES ('shop.c')"))
         slow = r"index jobs_by_task in postgresql.* was not built.*end the oldest ones"
         with pytest.raises(ConfigurationError, match=slow):
             migrate.upgrade(later, None)
-    assert revision(later) == "0002"
+    assert revision(later) == "0801"
     migrate.upgrade(later, None)
     assert live_index(later) is True
 
@@ -395,14 +395,14 @@ def test_an_index_build_ignores_statement_timeouts(migrated: Engine, start: Call
                      AND statement_timestamp() - state_change > interval '700ms'
                     AND (state = 'idle in transaction' OR query LIKE 'CREATE INDEX CONCURRENTLY%')"""
         wait_until(lambda: execute(migrated, old), what="the build, its guard and ours being old")
-    assert migrator.migrated_from("0002")
+    assert migrator.migrated_from("0801")
     assert live_index(migrated) is True
 
 
 @needs("sessions", empty=True)
 def test_a_pool_of_one_connection_suffices(later: Engine) -> None:
     engine = create_engine(later.url, pool_size=1, max_overflow=0, pool_timeout=1)
-    assert migrate.upgrade(engine, None) == "0001"
+    assert migrate.upgrade(engine, None) == TODAY
     assert live_index(later) is True
     with engine.connect() as connection:
         assert connection.execute(text("SHOW lock_timeout")).scalar() == "0", "no setting is left in the pool"

@@ -32,6 +32,7 @@ CARRIED = """queue, task, payload, priority, attempts, max_attempts, available_a
     releases, created_at"""
 """The columns that an ended job must keep."""
 RULE = Rule(max_running=5)
+SLOWED = Released(1_000, snoozed=True, closes=True)
 
 
 def compare_with_golden(name: str, database: Database, got: list[tuple[str, Any]]) -> None:
@@ -131,6 +132,7 @@ STATEMENTS: dict[str, Callable[[Connection, list[Any]], Any]] = {
     "retry": settle_with(Retried(1_000, ERROR)),
     "release": settle_with(Released()),
     "insert_limited": lambda conn, held: inserting.insert(conn, [limited()]),
+    "slow_down": lambda conn, held: settle_with(SLOWED, limit_key="stripe")(conn, held[:1]),
     "retry_limited": settle_with(Retried(1_000, ERROR), limit_key="stripe"),
     "admit": lambda conn, held: admit(conn, Rule(5)),
     "admit_in_order": lambda conn, held: admit(conn, Rule(1, in_order=True)),

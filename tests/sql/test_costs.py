@@ -147,9 +147,9 @@ IN_LINE, ADMITTED = 30_000, 20_000
 PAGES = 400
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 GRANTS = [
-    Grant("full", Rule(10), NOW, None, 1_000),
-    Grant("rated", Rule(), NOW, None, 5),
-    Grant("serial", Rule(1, in_order=True, holds=True), NOW, None, 1_000),
+    Grant("full", Rule(10), NOW, None, 1_000, NOW),
+    Grant("rated", Rule(), NOW, None, 5, NOW),
+    Grant("serial", Rule(1, in_order=True, holds=True), NOW, None, 1_000, NOW),
 ]
 
 

@@ -147,7 +147,7 @@ def test_starts_are_never_closer_than_the_rate(rate: int, period_ms: int) -> Non
     starts: list[datetime] = []
     moment, next_free_at = MOMENT, None
     for _ in range(200):
-        lot = Grant("api", Rule(rate=rate, period_ms=period_ms), moment, next_free_at, 1000)
+        lot = Grant("api", Rule(rate=rate, period_ms=period_ms), moment, next_free_at, 1000, moment)
         lot.ids = list(range(lot.number))
         starts += [start for _, start in lot.starts() if start]
         next_free_at = lot.start(lot.number)
@@ -158,6 +158,8 @@ def test_starts_are_never_closer_than_the_rate(rate: int, period_ms: int) -> Non
     assert starts == sorted(starts)
     for first, later in zip(starts, starts[rate:], strict=False):
         assert later - first >= period
+    closed = Grant("api", Rule(rate=rate, period_ms=period_ms), MOMENT, None, 1000, MOMENT + 200 * MS)
+    assert (closed.number, closed.start(0)) == (0, MOMENT + 200 * MS), "a closed key opens at its rate"
     # and not much slower either: what is lost is less than a millisecond for each lot
     slowest = period * (len(starts) / rate) + MS * 200
     assert starts[-1] - starts[0] <= slowest

@@ -19,7 +19,7 @@ ERRORS = {name for name, kind in vars(errors).items() if inspect.isclass(kind)}
 PROMISED = """
     App AttemptRecord Cancel EnqueueError EnqueuedFlow Flow FlowDetails Job JobCancelledError JobContext
     JobDetails JobEvent JobFailedError JobNotFoundError JobOutcome JobTimeoutError LeaseLostError Limit
-    NewJob NoResultError Progress Retry Schedule Serial Snooze SqlqError State Step StepDetails Task
+    NewJob NoResultError Progress Retry Schedule Serial SlowDown Snooze SqlqError State Step StepDetails Task
     WaitTimeoutError chain configure_sqlite current_job exponential fibonacci fixed group linear
 """
 

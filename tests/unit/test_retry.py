@@ -6,7 +6,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import Any
 
 import pytest
@@ -19,7 +20,17 @@ from sqlq.errors import ConfigurationError, JobTimeoutError
 from sqlq.model.backoff import Backoff, backoff_from, exponential, fibonacci, fixed, linear, read, stored
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Cancelled, ErrorText, Failed, Line, Released, Retried, users_line
-from sqlq.model.retry import Cancel, Retry, RetryPolicy, Snooze, decide, describe, error_record, scrubbed
+from sqlq.model.retry import (
+    Cancel,
+    Retry,
+    RetryPolicy,
+    SlowDown,
+    Snooze,
+    decide,
+    describe,
+    error_record,
+    scrubbed,
+)
 from tests.kit import for_each
 
 JOB = ClaimedJob(
@@ -170,6 +181,19 @@ def test_groups_count_by_their_exceptions_and_a_signal_when_it_is_alone() -> Non
     assert decide(JOB, group(group(Cancel("order withdrawn")))) == Cancelled("order withdrawn")
     assert decide(JOB, group(Snooze("1h"))) == Released(HOUR, snoozed=True)
     assert isinstance(decide(JOB, group(Cancel(), ValueError())), Retried)
+
+
+def test_a_slow_down_has_the_time_of_retry_after_in_each_of_its_forms() -> None:
+    assert decide(JOB, SlowDown("1h")) == Released(HOUR, snoozed=True, closes=True)
+    in_an_hour = datetime.now(UTC) + timedelta(hours=1)
+    date, asctime = format_datetime(in_an_hour, usegmt=True), in_an_hour.strftime("%a %b %d %H:%M:%S %Y")
+    past, minute = "Sun, 06 Nov 1994 08:49:37 GMT", 60_000
+    waits = {"120": 120_000, " 1.5 ": 1_500, date: HOUR, asctime: HOUR, past: 0, "-5": 0, "9" * 400: MAX_MS}
+    waits |= dict.fromkeys(("", "soon", "nan", "Fri, 31 Dec 99999 23:59:59 GMT"), minute)
+    for value, expected in waits.items():
+        delay_ms = SlowDown.from_headers({"Server": "1", "retry-AFTER": value}).delay_ms
+        assert expected - 2_000 <= delay_ms <= expected, value
+    assert SlowDown.from_headers({}, "5s").delay_ms == 5_000
 
 
 def test_a_group_is_described_by_its_first_exception() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -14,13 +15,15 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import sqlq
-from sqlq.model.outcome import ErrorText, Retried
+from sqlq.errors import ConfigurationError
+from sqlq.model.outcome import ErrorText, Released, Retried
 from sqlq.store import schedules
 from sqlq.store.blockers import LimitBlocker
 from sqlq.store.jobs import settle as settling
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
 from sqlq.testing.database import write_declared
+from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.maintain.services import Unblock
 from sqlq.worker.settle.settle import Counts
 from tests.kit import (
@@ -323,6 +326,69 @@ def test_a_rate_leaves_one_wake_and_counts_from_the_last_start_when_it_changes(a
     assert lowered.next_start_seconds is not None
     assert lowered.next_start_seconds > timedelta(minutes=59).total_seconds()
     assert (lowered.running, look(app)) == (before.running, 0)
+
+
+SLOWED = Released(3_600_000, snoozed=True, closes=True)
+
+
+def an_hour_later(engine: Engine) -> None:
+    """Let an hour pass for limits, wakes and jobs in line."""
+    hour = span(engine, 3_600)
+    execute(engine, f"UPDATE sqlq_limits SET closed_until = closed_until - {hour}")
+    execute(engine, f"UPDATE sqlq_wakes SET at = at - {hour}")
+    execute(engine, f"UPDATE jobs SET due_at = due_at - {hour}")
+
+
+def test_a_slow_down_closes_the_key_for_all_until_its_time(app: sqlq.App, engine: Engine) -> None:
+    task = app.task(name="call", limit=sqlq.Limit("api", running=3))(lambda: None)
+    slowed, *others = [job.id for job in app.enqueue_many([task.new() for _ in range(5)])]
+    assert look(app) == 3
+    (held,) = claim(app, limit=1)
+    rescued = held._replace(lease_token=held.lease_token + 1)
+    assert settle(app, rescued, SLOWED) == set()
+    assert app.limits.list()[0].closed_until is None, "a job that was lost closes nothing"
+    assert settle(app, held, SLOWED) == {slowed}
+    app.enqueue(task.new())
+    admit.sweep(app.database, "")
+    assert (look(app), claim(app), blocked(app)) == (0, [], 6), "nothing is admitted, nor stays so"
+    assert (app.jobs.get(slowed).attempts, state(app, slowed)) == (0, "blocked")
+    assert "its limit api is closed, and opens in " in " ".join(app.jobs.why(others[0]))
+    (closed,) = app.limits.list()
+    assert app.limits.close("api", until="1m").closed_until == closed.closed_until, "the later end counts"
+    an_hour_later(engine)
+    assert look(app) == 3, "the wake of its end"
+    assert [job.id for job in claim(app)] == others[:3], "each in its place"
+
+
+def test_an_operator_closes_and_opens_a_key(app: sqlq.App, engine: Engine) -> None:
+    task = app.task(name="call", limit=sqlq.Limit("api", rate="100/1s"))(lambda: None)
+    with pytest.raises(ConfigurationError, match="there is no limit of the key 'apo'"):
+        app.limits.close("apo", until="1h")
+    before = app.limits.close("api", until=datetime.now(UTC) + timedelta(hours=1))
+    assert before.closed_until is not None
+    app.enqueue_many([task.new() for _ in range(50)])
+    assert look(app) == 0
+    assert asyncio.run(app.limits.aopen("api")).closed_until is None
+    (opened,) = app.limits.list()
+    assert 0 < opened.running <= 11, "at its rate, for the next tenth of a second"
+    asyncio.run(app.limits.aclose("api", until="1h"))
+    assert (blocked(app), look(app)) == (50, 0)
+    an_hour_later(engine)
+    assert look(app) > 0, "the wake of its end"
+
+
+def test_a_worker_releases_what_it_holds_of_a_key_that_its_job_closes(
+    gauge: Gauge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @gauge.app.task(name="call", limit=sqlq.Limit("api", running=9))
+    def call(n: int) -> None:
+        gauge.called.append(n)
+        raise sqlq.SlowDown("1h")
+
+    monkeypatch.setattr(Claimer, "ahead", lambda *_: 9)
+    gauge.app.enqueue_many([call.new(n) for n in range(9)])
+    assert gauge.work(concurrency=1).released == 9
+    assert (gauge.called, blocked(gauge.app)) == ([0], 9)
 
 
 def lose(app: sqlq.App, id: int) -> None:

@@ -41,13 +41,12 @@ def test_a_worker_ends_without_its_tables_unless_it_may_wait(
     app.close()
 
 
-NEWER = "UPDATE sqlq_version SET version_num = '0002'"
-TOO_NEW = "UPDATE sqlq_version SET version_num = '0003', oldest_code = '0002'"
+NEWER = "UPDATE sqlq_version SET version_num = '0701'"
+TOO_NEW = "UPDATE sqlq_version SET version_num = '0702', oldest_code = '0702'"
 
 
 @pytest.fixture
 def looking_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(version, "HEAD", "0001")
     version.log_newer.cache_clear()  # each test has a database of its own
     monkeypatch.setattr(services, "SCHEMA_SECONDS", 0.02)
     monkeypatch.setattr(services.SchemaWatch, "first_wait", 0.02)
@@ -58,7 +57,7 @@ def test_a_newer_revision_is_logged_once(
     app: sqlq.App, noop: Any, engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "sqlq")
-    said = "at revision 0002, newer than the 0001 of this sqlq, which works with them"
+    said = f"at revision 0701, newer than the {version.HEAD} of this sqlq, which works with them"
     with app.worker():
         execute(engine, NEWER)
         wait_until(lambda: said in caplog.text, timeout=30, what="the line")
@@ -74,8 +73,11 @@ TOO_OLD = "UPDATE sqlq_version SET version_num = '0000'"
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (TOO_NEW, "at revision 0003, newer than the 0001 this sqlq knows: install the newer sqlq here"),
-        (TOO_OLD, "older than the 0001 this sqlq needs: run"),
+        (
+            TOO_NEW,
+            f"at revision 0702, newer than the {version.HEAD} this sqlq knows: install the newer sqlq here",
+        ),
+        (TOO_OLD, f"older than the {version.HEAD} this sqlq needs: run"),
     ],
     ids=["too new", "too old"],
 )
@@ -101,7 +103,7 @@ def test_a_worker_left_behind_stops_in_good_order(
     with pytest.raises(SchemaVersionError, match=sentence):
         worker.join("20s")
     assert [r.__dict__.get("event") for r in caplog.records].count("schema_changed") == 1
-    execute(engine, "UPDATE sqlq_version SET version_num = '0001', oldest_code = '0001'")
+    execute(engine, f"UPDATE sqlq_version SET version_num = '{version.HEAD}', oldest_code = '0001'")
     assert app.jobs.get(job.id).result == "done all the same"
 
 

@@ -115,7 +115,7 @@ RIGHT = (
     *("available", "scheduled", "blocked", "running", "failed", "waiting", "oldest wait"),
 )
 """The names of columns that are aligned on the right."""
-OPTIONAL = frozenset({"progress", "label"})
+OPTIONAL = frozenset({"progress", "label", "opens"})
 """Those that are left out where no row has a value."""
 
 

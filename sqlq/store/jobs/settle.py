@@ -83,6 +83,7 @@ from sqlq.store.apart import REFUSED, apart, lately, noted
 from sqlq.store.jobs.insert import insert
 from sqlq.store.jobs.lease import HOLD, change_held
 from sqlq.store.jobs.lookup import records
+from sqlq.store.limits.admit import close
 from sqlq.store.limits.grant import Wake, wake, wake_lines
 
 # -- the door ------------------------------------------------------------------------------------------------
@@ -171,6 +172,14 @@ def settle(conn: Connection, settlements: Sequence[Settlement]) -> set[Right]:
         done |= _end(conn, batch, rows) if batch in _ENDED else _put_back(conn, batch, rows, keys)
     # guard: only-the-owner-is-followed
     _follow(conn, (s.follow_up for s in settlements if s.follow_up and (s.id, s.lease_token) in done))
+    ends = {
+        Wake(s.limit_key, delay_ms=s.outcome.delay_ms or 0, moment=s.outcome.at)
+        for s in settlements
+        if s.limit_key is not None and isinstance(s.outcome, Released) and s.outcome.closes
+        if (s.id, s.lease_token) in done  # guard: only-the-owner-closes
+    }
+    if ends:
+        close(conn, ends)  # guard: a-slow-down-closes-its-key
     return done
 
 

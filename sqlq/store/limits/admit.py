@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import (
     BigInteger,
@@ -20,6 +20,7 @@ from sqlalchemy import (
     Integer,
     Table,
     bindparam,
+    case,
     exists,
     func,
     null,
@@ -38,7 +39,7 @@ from sqlq.errors import ConfigurationError
 from sqlq.model.checks import Rule
 from sqlq.model.limit import LimitStatus
 from sqlq.schema.tables import IS_UNRESERVED, blocked_by, failed_jobs, jobs, limits, wakes
-from sqlq.schema.types import Moment, ago, far, now, since_ms
+from sqlq.schema.types import Moment, after, ago, far, now, since_ms
 from sqlq.store.apart import apart, noted
 from sqlq.store.limits.grant import (
     IN_LINE,
@@ -189,7 +190,9 @@ def _grants(conn: Connection, keys: Sequence[str], rules: Mapping[str, Rule], li
             rule = before
         next_free_at = next_free(row.next_free_at, row.moment, before, rule)
         is_unused = row.moment - row.used_at > timedelta(days=1)  # guard: a-key-in-use-is-not-forgotten
-        yield Grant(row.limit_key, rule, row.moment, next_free_at, limit, rule != before or is_unused)
+        opens_at = max(row.closed_until or row.moment, row.moment)
+        changed = rule != before or is_unused
+        yield Grant(row.limit_key, rule, row.moment, next_free_at, limit, opens_at, changed)
 
 
 def _add(conn: Connection, rules: Mapping[str, Rule]) -> None:
@@ -286,6 +289,41 @@ _BACK_INTO_LINE = Change(
 """Takes slots from jobs that wait for a worker in vain."""
 
 
+# -- closed keys ---------------------------------------------------------------------------------------------
+
+
+def close(conn: Connection, ends: Collection[Wake]) -> None:
+    """Close keys until the times of these wakes, or until later ends that they have. No job is admitted
+    before. Jobs that no worker has claimed go back to their places in the line.
+
+    The caller may have locked jobs: whoever has locked a key waits for no lock of a job.
+    """
+    keys, sql = {"keys": [end.key for end in ends]}, dialect_of(conn).sql
+    sql.lock(conn, _LOCK, keys, waits=True)
+    conn.execute(_CLOSE, [{"of": end.key, "ms": end.delay_ms, "at": end.moment} for end in ends])
+    sql.change(conn, _UNSTARTED, keys)  # guard: a-closed-key-takes-back-its-starts
+    wake(conn, ends)  # guard: a-closed-key-is-looked-at-when-it-opens
+
+
+_end: Any = func.coalesce(bindparam("at", type_=Moment), after(bindparam("ms", type_=BigInteger)))
+# guard: the-later-end-of-a-close-counts
+_closed_until = case((limits.c.closed_until > _end, limits.c.closed_until), else_=_end)
+_CLOSE = update(limits).where(_IS_KEY).values(closed_until=_closed_until)
+_UNSTARTED = Change(
+    select(jobs.c.id).where(_holds_a_slot, IS_UNRESERVED, jobs.c.limit_key.in_(_KEYS)).order_by(jobs.c.id),
+    _back,
+    returning=(jobs.c.id,),
+)
+
+
+def closed(conn: Connection) -> int:
+    """Return how many keys are closed."""
+    return conn.scalar(_CLOSED) or 0
+
+
+_CLOSED = select(func.count()).select_from(limits).where(limits.c.closed_until > now())
+
+
 # -- keys that nobody uses any more --------------------------------------------------------------------------
 
 
@@ -299,11 +337,12 @@ def forget_unused(conn: Connection, *, unused_ms: int, limit: int) -> int:
     steps_keys = select(jobs.c.limit_key).where(
         jobs.c.flow_id.is_not(None), blocked_by("flow"), jobs.c.limit_key.is_not(None)
     )
-    next_free_at = limits.c.next_free_at
+    next_free_at, closed_until = limits.c.next_free_at, limits.c.closed_until
     unused = select(limits.c.limit_key).where(
         limits.c.used_at < ago(unused_ms),
         limits.c.pinned_at.is_(None),  # guard: what-is-set-is-not-forgotten
         next_free_at.is_(None) | (next_free_at < now()),  # guard: rates-are-not-forgotten
+        closed_until.is_(None) | (closed_until < now()),  # guard: a-close-is-not-forgotten
         ~_has(jobs, jobs.c.blocked_by.is_(None)),  # guard: slots-are-not-forgotten
         ~_has(jobs, IN_LINE),  # guard: limit-key-with-waiting-jobs-is-kept
         ~_has(failed_jobs),  # guard: what-may-be-retried-is-not-forgotten
@@ -353,6 +392,7 @@ def status(conn: Connection, key: str) -> LimitStatus | None:
         oldest_due_at=oldest_due_at,
         next_start_seconds=max(0.0, (row.next_free_at - row.moment).total_seconds()) if starts else None,
         set_at=row and row.pinned_at,
+        closed_until=row.closed_until if row and row.closed_until and row.closed_until > row.moment else None,
         is_known=row is not None,
     )
 
@@ -373,22 +413,32 @@ _COUNTS = select(
 
 
 def pin(conn: Connection, key: str, rule: Rule) -> LimitStatus | None:
-    """Override the rule of a key until `unpin`, and admit jobs by it; return its status. Raises
+    """Override the rule of a key until its `reset`, and admit jobs by it; return its status. Raises
     `ConfigurationError` where the jobs run in order."""
     known = status(conn, key)
     if known and known.in_order:
         raise ConfigurationError(
             f"jobs of the key {key!r} run in order, one at a time, and take no other limit"
         )
-    unpin(conn, key, rule)
+    reset(conn, key, "pinned_at", rule)
     conn.execute(update(limits).where(_IS_KEY).values(pinned_at=now()), {"of": key})
     return status(conn, key)
 
 
-def unpin(conn: Connection, key: str, rule: Rule | None) -> LimitStatus | None:
-    """End the override of a key: the tasks' rule holds again, at once if `rule` is known. Return its
-    status."""
-    conn.execute(update(limits).where(_IS_KEY).values(pinned_at=null()), {"of": key})
+def shut(conn: Connection, end: Wake, rule: Rule | None) -> LimitStatus | None:
+    """Close a key until the time of this wake, also one without a row, and return its status. Its row has the
+    tasks' rule, or the strictest where that is not known."""
+    _add(conn, {end.key: rule or ONE_BY_ONE})
+    close(conn, [end])
+    return status(conn, end.key)
+
+
+def reset(
+    conn: Connection, key: str, column: Literal["pinned_at", "closed_until"], rule: Rule | None = None
+) -> LimitStatus | None:
+    """End the override of a key, or open it: the tasks' rule holds again, at once if `rule` is known. Return
+    its status."""
+    conn.execute(update(limits).where(_IS_KEY).values({column: null()}), {"of": key})
     _admit(conn, {key}, {} if rule is None else {key: rule})  # guard: a-limit-that-is-raised-is-looked-at
     notify.wake_others(conn)
     return status(conn, key)

@@ -125,6 +125,8 @@ class Grant:
     now: datetime
     next_free_at: datetime | None
     limit: int
+    opens_at: datetime
+    """When the key opens; not before now."""
     changed: bool = False
     """Whether its row is to be written, as where its rule has changed."""
     ids: list[int] = field(default_factory=list)
@@ -135,13 +137,14 @@ class Grant:
         """The number of starts that the rate allows by the end of the time granted ahead."""
         interval = _interval_ms(self.rule)
         if interval is None:
-            return self.limit
+            return self.limit if self.opens_at == self.now else 0  # guard: a-closed-key-grants-nothing
         ahead_ms = (self.now + AHEAD - self._first) // MS
         return min(self.limit, max(0, ahead_ms // interval + 1))
 
     @property
     def _first(self) -> datetime:
-        return max(self.next_free_at or self.now, self.now)
+        # guard: a-closed-key-opens-at-its-rate
+        return max(self.next_free_at or self.opens_at, self.opens_at)
 
     def start(self, position: int) -> datetime:
         """Return the time of the start at this position, counted from 0; never earlier than evenly spread

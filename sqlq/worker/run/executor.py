@@ -130,12 +130,15 @@ class Executor:
 
     # -- releases: the job runs again, here or elsewhere, and no attempt is counted --------------------------
 
-    def release_ready(self) -> None:
-        """Release the jobs that have not started."""
+    def release_ready(self, limit_key: str | None = None) -> None:
+        """Release the jobs that have not started; with a key those of its limit."""
+        jobs: list[Attempt] = []
         with self._lock:
-            jobs = [*self._ready, *self._for_isolates]
-            self._ready.clear()
-            self._for_isolates.clear()
+            for waiting in (self._ready, self._for_isolates):
+                some = list(waiting)
+                waiting.clear()
+                for job in some:
+                    (jobs if limit_key in (None, job.claimed.limit_key) else waiting).append(job)
         self._release(jobs)
 
     def release_unstarted(self) -> None:

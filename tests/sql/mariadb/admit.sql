@@ -17,7 +17,7 @@ SET STATEMENT innodb_lock_wait_timeout = 0 FOR DELETE FROM shop.sqlq_wakes USING
 
 INSERT INTO shop.sqlq_limits (limit_key, max_running, rate, period_ms, in_order, holds) VALUES (%(limit_key)s, %(max_running)s, %(rate)s, %(period_ms)s, %(in_order)s, %(holds)s) ON DUPLICATE KEY UPDATE max_running = shop.sqlq_limits.max_running;
 
-SELECT shop.sqlq_limits.limit_key, shop.sqlq_limits.max_running, shop.sqlq_limits.rate, shop.sqlq_limits.period_ms, shop.sqlq_limits.in_order, shop.sqlq_limits.holds, shop.sqlq_limits.next_free_at, shop.sqlq_limits.pinned_at, shop.sqlq_limits.used_at, UTC_TIMESTAMP(6) AS moment 
+SELECT shop.sqlq_limits.limit_key, shop.sqlq_limits.max_running, shop.sqlq_limits.rate, shop.sqlq_limits.period_ms, shop.sqlq_limits.in_order, shop.sqlq_limits.holds, shop.sqlq_limits.next_free_at, shop.sqlq_limits.pinned_at, shop.sqlq_limits.used_at, shop.sqlq_limits.closed_until, UTC_TIMESTAMP(6) AS moment 
 FROM shop.sqlq_limits FORCE INDEX (PRIMARY) 
 WHERE shop.sqlq_limits.limit_key IN (%(keys_1)s) ORDER BY shop.sqlq_limits.limit_key FOR UPDATE;
 

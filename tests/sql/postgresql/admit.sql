@@ -14,7 +14,7 @@ FROM held) RETURNING public.sqlq_wakes.id, public.sqlq_wakes.limit_key, public.s
 
 INSERT INTO public.sqlq_limits (limit_key, max_running, rate, period_ms, in_order, holds) VALUES (%(limit_key)s::VARCHAR, %(max_running)s::INTEGER, %(rate)s::INTEGER, %(period_ms)s::BIGINT, %(in_order)s, %(holds)s) ON CONFLICT (limit_key) DO NOTHING;
 
-SELECT public.sqlq_limits.limit_key, public.sqlq_limits.max_running, public.sqlq_limits.rate, public.sqlq_limits.period_ms, public.sqlq_limits.in_order, public.sqlq_limits.holds, public.sqlq_limits.next_free_at, public.sqlq_limits.pinned_at, public.sqlq_limits.used_at, pg_catalog.statement_timestamp() AS moment 
+SELECT public.sqlq_limits.limit_key, public.sqlq_limits.max_running, public.sqlq_limits.rate, public.sqlq_limits.period_ms, public.sqlq_limits.in_order, public.sqlq_limits.holds, public.sqlq_limits.next_free_at, public.sqlq_limits.pinned_at, public.sqlq_limits.used_at, public.sqlq_limits.closed_until, pg_catalog.statement_timestamp() AS moment 
 FROM public.sqlq_limits 
 WHERE public.sqlq_limits.limit_key OPERATOR(pg_catalog.=) ANY (ARRAY[%(keys_1)s::VARCHAR]::VARCHAR[]) ORDER BY public.sqlq_limits.limit_key FOR UPDATE OF sqlq_limits;
 

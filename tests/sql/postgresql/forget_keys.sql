@@ -1,7 +1,7 @@
 WITH held AS MATERIALIZED 
 (SELECT public.sqlq_limits.limit_key AS limit_key 
 FROM public.sqlq_limits 
-WHERE public.sqlq_limits.used_at OPERATOR(pg_catalog.<) (pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) (%(param_1)s::BIGINT OPERATOR(pg_catalog.*) interval '1 millisecond')) AND public.sqlq_limits.pinned_at IS NULL AND ((public.sqlq_limits.next_free_at IS NULL) OR (public.sqlq_limits.next_free_at OPERATOR(pg_catalog.<) pg_catalog.statement_timestamp())) AND NOT (EXISTS (SELECT * 
+WHERE public.sqlq_limits.used_at OPERATOR(pg_catalog.<) (pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) (%(param_1)s::BIGINT OPERATOR(pg_catalog.*) interval '1 millisecond')) AND public.sqlq_limits.pinned_at IS NULL AND ((public.sqlq_limits.next_free_at IS NULL) OR (public.sqlq_limits.next_free_at OPERATOR(pg_catalog.<) pg_catalog.statement_timestamp())) AND ((public.sqlq_limits.closed_until IS NULL) OR (public.sqlq_limits.closed_until OPERATOR(pg_catalog.<) pg_catalog.statement_timestamp())) AND NOT (EXISTS (SELECT * 
 FROM public.jobs 
 WHERE public.jobs.limit_key OPERATOR(pg_catalog.=) public.sqlq_limits.limit_key AND public.jobs.blocked_by IS NULL)) AND NOT (EXISTS (SELECT * 
 FROM public.jobs 

@@ -16,7 +16,7 @@ FROM held) RETURNING id, limit_key, max_running, rate, period_ms, in_order, hold
 
 INSERT INTO main.sqlq_limits (limit_key, max_running, rate, period_ms, in_order, holds) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (limit_key) DO NOTHING;
 
-SELECT main.sqlq_limits.limit_key, main.sqlq_limits.max_running, main.sqlq_limits.rate, main.sqlq_limits.period_ms, main.sqlq_limits.in_order, main.sqlq_limits.holds, main.sqlq_limits.next_free_at, main.sqlq_limits.pinned_at, main.sqlq_limits.used_at, (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) AS moment 
+SELECT main.sqlq_limits.limit_key, main.sqlq_limits.max_running, main.sqlq_limits.rate, main.sqlq_limits.period_ms, main.sqlq_limits.in_order, main.sqlq_limits.holds, main.sqlq_limits.next_free_at, main.sqlq_limits.pinned_at, main.sqlq_limits.used_at, main.sqlq_limits.closed_until, (CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER)) AS moment 
 FROM main.sqlq_limits 
 WHERE main.sqlq_limits.limit_key IN (?) ORDER BY main.sqlq_limits.limit_key;
 

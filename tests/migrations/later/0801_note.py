@@ -7,8 +7,8 @@ from pathlib import Path
 
 from alembic.operations import Operations
 
-revision = "0002"
-down_revision = "0001"
+revision = "0801"
+down_revision = "HEAD"  # the last one of today, which `write_history` names
 branch_labels = None
 depends_on = None
 

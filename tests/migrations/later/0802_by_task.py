@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from alembic.operations import Operations
 
-revision = "0003"
-down_revision = "0002"
+revision = "0802"
+down_revision = "0801"
 branch_labels = None
 depends_on = None
 concurrently = ("jobs", "jobs_by_task")
