@@ -276,6 +276,8 @@ def operate(engine: Engine) -> None:
     assert app.queues.resume(queue)
     assert app.limits.set("one", running=2).set_at is not None
     assert app.limits.clear("one").set_at is None
+    assert app.limits.close("one", until="1h").closed_until is not None
+    assert app.limits.open("one").closed_until is None
     (first, second) = sorted(job.id for job in app.jobs.list(state="failed"))
     assert app.jobs.retry([first]) == [first]
     assert app.jobs.delete([second]) == [second]
@@ -414,6 +416,7 @@ def commands(console: Console) -> list[list[str]]:
         *("status", "status --exact", "jobs", f"show {failed}", "workers", "jobs --state failed", "failed"),
         *("flows", f"flows show {step.id}", "limits", "schedules", "schedules show nightly", "metrics"),
         *("limits set stripe --running 1", "limits clear stripe"),
+        *("limits close stripe --until 1h", "limits open stripe"),
         *("queues pause mail", "queues resume mail", "queues pause --all", "queues resume --all"),
         "workers pause --all",
         *("schedules pause nightly", "schedules run nightly", "schedules remove nightly"),

@@ -299,6 +299,9 @@ def health(url: str) -> tuple[int, str]:
 
 def test_a_scrape_counts_overdue_schedules_and_bears_names_that_break_labels(app: sqlq.App) -> None:
     app.schedules.add("report", app.task(name="report")(lambda: None).new(), every="1h")
+    for key, until in {"open": "0s", "closed": "1h"}.items():
+        app.limits.set(key, running=1)
+        app.limits.close(key, until=until)
     with app.database.begin() as conn:
         conn.exec_driver_sql(f"UPDATE sqlq_schedules SET next_at = next_at - {span(conn, 3_700)}")
         insert = text("INSERT INTO jobs (queue, task, payload) VALUES (:queue, 't', '{}')")
@@ -308,6 +311,7 @@ def test_a_scrape_counts_overdue_schedules_and_bears_names_that_break_labels(app
     labels = {"queue": 'ma\\nil"\\', "state": "available"}
     assert registry.get_sample_value("sqlq_jobs", labels) == 1.0
     assert registry.get_sample_value("sqlq_schedules_overdue") == 1
+    assert registry.get_sample_value("sqlq_limits_closed") == 1
 
 
 PROMTOOL = os.environ.get("SQLQ_TEST_PROMTOOL") or shutil.which("promtool") or ""

@@ -39,6 +39,8 @@ FORMS: dict[str, tuple[dict[str, Any], str]] = {
     "schedules remove": ({"name": "nightly"}, "removed nightly."),
     "limits set": ({"name": "stripe", "running": "2"}, "2 running"),
     "limits clear": ({"name": "stripe"}, "until a job is enqueued"),
+    "limits close": ({"name": "stripe", "until": "10m"}, "stripe: closed; it opens in "),
+    "limits open": ({"name": "stripe"}, "stripe: open, "),
     "audit stop": ({"name": "1"}, "action 1 has ended, or stops already"),
 }
 """The form of each verb, and the sentence of the next page. The ids are those of jobs by these names."""
