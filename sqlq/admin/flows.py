@@ -13,7 +13,7 @@ from sqlq.admin.facet import Facet, audited, for_asyncio
 from sqlq.admin.selections import no_job
 from sqlq.errors import JobNotFoundError
 from sqlq.model.checks import Rows
-from sqlq.model.flow import FlowDetails, FlowStatus, StepDetails, When
+from sqlq.model.flow import FlowDetails, FlowStatus, OnOutcome, StepDetails
 from sqlq.model.flow_parts import EnqueuedFlow
 from sqlq.model.job import JobDetails, State
 from sqlq.payload.codec import decoded
@@ -49,7 +49,7 @@ class Flows(Facet):
         if flow is None:
             raise _no_flow(number)
         row, rows, edges = flow
-        after: dict[int, dict[int, When]] = {}
+        after: dict[int, dict[int, OnOutcome]] = {}
         for edge in edges:
             after.setdefault(edge.job_id, {})[edge.depends_on] = edge.on_outcome
         steps = tuple(_step(step, after.get(step.id, {}), self._database.encryption) for step in rows)
@@ -127,7 +127,7 @@ def _counted(counts: Mapping[str, int]) -> dict[State, int]:
     return {state: counts[state.value] for state in State if counts.get(state.value)}
 
 
-def _step(row: Any, after: Mapping[int, When], encryption: Encryption | None) -> StepDetails:
+def _step(row: Any, after: Mapping[int, OnOutcome], encryption: Encryption | None) -> StepDetails:
     error = row.reason if row.exception is None else f"{row.exception}: {row.message or ''}"
     result = None if row.result is None else lookup.result_shown(encryption, row.task, row.queue, row.result)
     return StepDetails(

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlq.model.flow import GROWN_FROM, Growth, Plan, When
+from sqlq.model.flow import GROWN_FROM, Growth, OnOutcome, Plan
 from sqlq.model.job import ClaimedJob, Job, JobDetails, NewJob, State
+from sqlq.model.outcome import NOT_NEEDED
 from sqlq.model.retry import describe
 from sqlq.model.task import AnyTask
 from sqlq.results.results import JobRunHere
@@ -33,6 +34,8 @@ class InlineJob:
     attempts: int = 0
     result: Any = None
     error: BaseException | None = None
+    reason: str | None = None
+    """Why it was cancelled."""
     cursor: str | None = None
     """The cursor of its last checkpoint, as JSON."""
     replaced = False
@@ -46,7 +49,7 @@ class InlineJob:
     attempted_at: list[datetime] = field(default_factory=list, repr=False)
     """When each of its attempts has begun."""
     ended_at: datetime | None = field(default=None, repr=False)
-    waits: list[tuple[InlineJob, When]] = field(default_factory=list, repr=False)
+    waits: list[tuple[InlineJob, OnOutcome]] = field(default_factory=list, repr=False)
     """The jobs for whose end it waits, and how they have to end."""
 
     def answer(self, *, created: bool) -> Job:
@@ -68,7 +71,7 @@ class InlineJob:
             error = describe(self.error)
             return Seen(*row, None, "error", error.exception, error.message, error.traceback)
         if self.state is not State.FINISHED:
-            return Seen(*row)
+            return Seen(*row, None, self.reason)
         done = completion(self.result, self.claimed(), self.task)
         return Seen(*row, done.result, done.note)
 
@@ -98,11 +101,13 @@ class InlineJob:
         )
         return is_live and (self.new.queue, self.new.unique_key) == (queue, key)
 
-    def as_before(self) -> Before:
+    def as_before(self, when: OnOutcome) -> Before:
         """Return the job as a step that comes after it knows it."""
         row = self.seen()
         if self.state is State.FINISHED:
             return Before(self.id, self.new.task, row.result, row.reason)
+        if when == "either" or self.reason == NOT_NEEDED:
+            return Before(self.id, self.new.task, None, None)
         return Before(self.id, self.new.task, None, f"job {self.id} ({self.new.task}) is {self.state}")
 
     def details(self) -> JobDetails:
@@ -146,13 +151,21 @@ def steps_of(
 
 def judged(job: InlineJob) -> State:
     """Return the state of a step whose turn it is, by how those before it ended."""
-    states = {_judged(before.state, when) for before, when in job.waits}
+    states = {_judged(before, when) for before, when in job.waits}
+    if states == {State.SCHEDULED}:
+        job.reason = NOT_NEEDED
+        return State.CANCELLED
     return next((state for state in (State.CANCELLED, State.BLOCKED) if state in states), State.AVAILABLE)
 
 
-def _judged(before: State, when: When) -> State:
+def _judged(job: InlineJob, when: OnOutcome) -> State:
+    """Return the state of a step after a job by this wait alone; scheduled stands for a skipped job."""
+    before = job.state
     if before not in (State.FINISHED, State.CANCELLED, State.FAILED):
         return State.BLOCKED
-    if when == "ended" or before is (State.FINISHED if when == "success" else State.FAILED):
+    if job.reason == NOT_NEEDED and when in ("success", "either"):
+        return State.SCHEDULED
+    holds = {"success": State.FINISHED, "failure": State.FAILED}.get(when, before)
+    if before is holds and not (when == "either" and before is State.CANCELLED):
         return State.AVAILABLE
     return State.BLOCKED if before is State.FAILED else State.CANCELLED

@@ -38,7 +38,7 @@ from sqlq.errors import ConfigurationError, NoResultError, SqlqError
 from sqlq.model.flow import Plan, plan_of
 from sqlq.model.flow_parts import EnqueuedFlow
 from sqlq.model.job import NewJob, State
-from sqlq.model.outcome import Cancelled, Failed, Finished, Outcome, Retried, follow_up
+from sqlq.model.outcome import NOT_NEEDED, Cancelled, Failed, Finished, Outcome, Retried, follow_up
 from sqlq.model.retry import Cancel, Retry, Snooze, decide, describe
 from sqlq.model.task import Registry
 from sqlq.store.flows.flows import with_results
@@ -105,7 +105,7 @@ class Here:
             jobs = steps_of(batch, self._next)
             await self._run_or_keep(jobs, joined, session, call)
             steps = tuple(job.answer(created=True) for job in jobs)
-            return EnqueuedFlow(jobs[0].id, batch.name, steps, batch.ends, batch.is_list)
+            return EnqueuedFlow(jobs[0].id, batch.name, steps, *batch[3:])
         answers = []
         for new in batch:
             job, created = self._take(new)
@@ -229,7 +229,7 @@ class Here:
             if job.flow_id is None:
                 yield job
             elif job.state is State.AVAILABLE:
-                job.before = [before.as_before() for before, _ in job.waits]
+                job.before = [before.as_before(when) for before, when in job.waits]
                 yield job
                 if job.grown is not None:
                     jobs += steps_of(plan_of(job.grown), self._next, job)
@@ -247,8 +247,8 @@ class Here:
                 job.grown = running.growth
             job.result, job.state = result, State.FINISHED
             return
-        except Cancel:
-            job.state = State.CANCELLED
+        except Cancel as cancel:
+            job.state, job.reason = State.CANCELLED, cancel.reason
             return
         except BaseException as error:
             if self.continues(job, error):
@@ -264,6 +264,8 @@ class Here:
         job.attempted_at.append(datetime.now(UTC))
         self._last.append(job)
         payload, why = with_results(job.new.payload, job.before or [])
+        if why == NOT_NEEDED:
+            raise Cancel(NOT_NEEDED)
         if why is not None:  # guard: an-unmet-step-fails-alone
             raise NoResultError(f"{job.task.name} takes a result that is not there: {why}")
         job.new = replace(job.new, payload=payload)

@@ -20,6 +20,8 @@ from sqlq.model.flow_parts import AnyFlow, Chain, Group, Result, Step, Steps, ki
 from sqlq.model.job import NewJob, Progress, R, State
 
 When = Literal["success", "failure", "ended"]
+OnOutcome: TypeAlias = When | Literal["either"]
+"""How a step has to end for another one. An optional step may finish or fail, but not be cancelled."""
 STEPS_LIMIT = 100_000
 EDGES_LIMIT = 1_000_000
 """A flow is written in one transaction, and read as a whole."""
@@ -33,7 +35,7 @@ class Edge(NamedTuple):
 
     step: int
     after: int
-    when: When
+    when: OnOutcome
     position: int
 
 
@@ -47,6 +49,8 @@ class Plan(NamedTuple):
     """The numbers of the steps whose results are the flow's."""
     is_list: bool = False
     """Whether its result is a list, whatever their number."""
+    optional: frozenset[int] = frozenset()
+    """The numbers of the steps that may fail."""
 
 
 class _Laid(NamedTuple):
@@ -85,21 +89,47 @@ class Flow(AnyFlow):
 
     @overload
     def add(
-        self, job: NewJob[Coroutine[Any, Any, R]], *, after: After = (), when: When = "success"
+        self,
+        job: NewJob[Coroutine[Any, Any, R]],
+        *,
+        after: After = (),
+        when: When = "success",
+        optional: bool = False,
+        only_if: Any = None,
     ) -> Step[R]: ...
 
     @overload
-    def add(self, job: NewJob[R], *, after: After = (), when: When = "success") -> Step[R]: ...
+    def add(
+        self,
+        job: NewJob[R],
+        *,
+        after: After = (),
+        when: When = "success",
+        optional: bool = False,
+        only_if: Any = None,
+    ) -> Step[R]: ...
 
     @overload
     def add(self, job: Chain[R] | Group[R], *, after: After = (), when: When = "success") -> Steps[R]: ...
 
-    def add(self, job: Any, *, after: Any = (), when: When = "success") -> Any:
+    def add(
+        self,
+        job: Any,
+        *,
+        after: Any = (),
+        when: When = "success",
+        optional: bool = False,
+        only_if: Any = None,
+    ) -> Any:
         """Add a job, a chain or a group, and return its step, or the steps at its end.
 
         - `job`: what `task.new(…)` returns, a chain or a group.
         - `after`: the steps for which it waits, or a mapping `{step: when}` to set `when` for each.
         - `when`: how they have to end: "success", "failure" (for good), or "ended" (in any way).
+        - `optional`: whether the steps after it go on where it fails for good. Its result is then None.
+        - `only_if`: the result of a step before it, such as `checked.result`. A falsy value skips this step,
+          and the steps that wait for skipped ones alone: they are cancelled with the reason `not_needed`.
+          A step that also waits for others runs, and gets None for the result of a skipped one.
 
         A step that can no longer run, since a step before it ended otherwise, is cancelled. A delay counts
         from the enqueue. A step whose result is an argument of the job is waited for, whether or not it is
@@ -109,7 +139,11 @@ class Flow(AnyFlow):
         """
         waits = self._waits(after, when)
         if isinstance(job, NewJob):
-            return self._put(job, waits)
+            return self._put(job, waits, optional=optional, only_if=only_if)
+        if optional or only_if is not None:
+            raise EnqueueError(
+                f"optional and only_if are of one job, not of {kind(job)}: add the jobs of it one by one"
+            )
         if isinstance(job, (Chain, Group)):
             return Steps(self._lay(job, waits, ()).ends)
         raise EnqueueError(
@@ -153,7 +187,7 @@ class Flow(AnyFlow):
             return tuple(step.number for step in self._of.ends), self._of.is_list
         upon_failure: set[int] = set()
         for edge in self._edges:  # in the order of the steps that wait
-            if edge.when == "failure" or (edge.when == "success" and edge.after in upon_failure):
+            if edge.when == "failure" or (edge.when != "ended" and edge.after in upon_failure):
                 upon_failure.add(edge.step)
         waited_for = {edge.after for edge in self._edges if edge.step not in upon_failure}
         ends = tuple(
@@ -166,7 +200,9 @@ class Flow(AnyFlow):
     def __repr__(self) -> str:
         return "a flow" if self.name is None else f"the flow {self.name!r}"
 
-    def _put(self, job: NewJob[R], waits: Mapping[int, When]) -> Step[R]:
+    def _put(
+        self, job: NewJob[R], waits: Mapping[int, When], *, optional: bool = False, only_if: Any = None
+    ) -> Step[R]:
         if self._is_closed:  # guard: an-enqueued-flow-takes-no-steps
             raise EnqueueError(
                 f"{job.task} is added to {self!r}, which takes no more steps: add it before the flow is "
@@ -189,7 +225,12 @@ class Flow(AnyFlow):
                 f"{self!r} has {STEPS_LIMIT:,} steps, which is the most: let a step enqueue flows of its own"
             )
         all_waits = dict(waits)
-        results = [(where, self._sources(job, result), result.is_list) for where, result in job._results]
+        if only_if is not None and not isinstance(only_if, Result):
+            raise EnqueueError(
+                f"only_if is {kind(only_if)}: it is the result of a step before, as in only_if=checked.result"
+            )
+        taken = job._results if only_if is None else ((None, only_if), *job._results)
+        results = [(where, self._sources(job, result), result.is_list) for where, result in taken]
         for _, numbers, _ in results:
             for number in numbers:
                 if all_waits.setdefault(number, "success") != "success":
@@ -213,10 +254,17 @@ class Flow(AnyFlow):
                 f"in {self!r} steps wait for others in more than {EDGES_LIMIT:,} ways: between two wide "
                 "groups put one step that waits for the first, and for which the second waits"
             )
-        step = Step(self, len(self.steps), job)
-        self._edges += [Edge(step.number, n, when, positions[n]) for n, when in all_waits.items()]
+        step = Step(self, len(self.steps), job, optional)
+        self._edges += [
+            Edge(step.number, n, self._on_outcome(n, when), positions[n]) for n, when in all_waits.items()
+        ]
         self.steps.append(step)
         return step
+
+    def _on_outcome(self, number: int, when: When) -> OnOutcome:
+        is_optional = number != GROWN_FROM and self.steps[number].optional
+        # guard: optional-steps-are-not-cancelled
+        return "either" if when == "success" and is_optional else when
 
     def _named(self, number: int) -> str:
         return "the running step" if number == GROWN_FROM else repr(self.steps[number])
@@ -303,7 +351,8 @@ def plan_of(part: AnyFlow) -> Plan:
         )
     if not flow.steps:
         raise EnqueueError(f"{flow!r} has no steps: add some with flow.add(task.new(…))")
-    return Plan(flow.name, [step.job for step in flow.steps], list(flow._edges), *flow._ends())
+    optional = frozenset(step.number for step in flow.steps if step.optional)
+    return Plan(flow.name, [step.job for step in flow.steps], list(flow._edges), *flow._ends(), optional)
 
 
 def without_expiry(job: NewJob[R]) -> NewJob[R]:
@@ -311,9 +360,10 @@ def without_expiry(job: NewJob[R]) -> NewJob[R]:
     return job if job.start_within_ms is None else replace(job, start_within_ms=None)
 
 
-def _with_results(job: NewJob[R], positions: list[tuple[int | str, int | list[int]]]) -> NewJob[R]:
+def _with_results(job: NewJob[R], positions: list[tuple[int | str | None, int | list[int]]]) -> NewJob[R]:
     """Return a job whose payload names the arguments that are results of the steps before it. Each is named
-    by its place or name, and by the positions of the steps among those that it waits for."""
+    by its place or name, and by the positions of the steps among those that it waits for. The result that
+    decides whether the job is needed has None in place of a name."""
     between = ", " if len(job.payload) > len("{}") else ""
     payload = f'{job.payload[:-1]}{between}"results": {json.dumps(positions, ensure_ascii=False)}}}'
     if (size := len(payload.encode())) > PAYLOAD_BYTES:
@@ -340,7 +390,7 @@ class StepDetails:
     label: str | None
     state: State
     attempts: int
-    after: Mapping[int, When]
+    after: Mapping[int, OnOutcome]
     result: Any = None
     error: str | None = None
 

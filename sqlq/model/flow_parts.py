@@ -40,6 +40,8 @@ class Step(Generic[R_co]):
     _flow: Any
     number: int
     job: NewJob[R_co]
+    optional: bool = False
+    """Whether the steps after it go on where it fails."""
 
     @property
     def result(self) -> R_co:
@@ -77,13 +79,14 @@ class Steps(tuple[Step[R_co], ...]):
 class EnqueuedFlow(NamedTuple):
     """The answer of `enqueue` for a flow: its `id`, and its jobs in the order in which their steps were
     added. `ends` has the places among them of the jobs whose results are the flow's. With `is_list` these are
-    a list whatever their number."""
+    a list whatever their number. `optional` has the places of the jobs that may fail."""
 
     id: int
     name: str | None
     jobs: tuple[Job, ...]
     ends: tuple[int, ...] = ()
     is_list: bool = False
+    optional: frozenset[int] = frozenset()
 
     def __repr__(self) -> str:
         return f"<EnqueuedFlow {self.id} {self.name!r}: {len(self.jobs):,} jobs>"

@@ -67,6 +67,8 @@ class Cancelled:
     reason: str | None = None
 
 
+NOT_NEEDED = "not_needed"
+"""The reason of a step that its `only_if` has skipped, and of those that wait for skipped steps alone."""
 ON_REQUEST = "cancelled on request"
 """The reason of a job that somebody cancelled. One that came with the request takes its place."""
 

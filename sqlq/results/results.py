@@ -33,6 +33,7 @@ from sqlq.model.flow import FlowDetails
 from sqlq.model.flow_parts import EnqueuedFlow
 from sqlq.model.handle import Handle, id_of
 from sqlq.model.job import Job, JobDetails, R, State, error_line
+from sqlq.model.outcome import NOT_NEEDED
 from sqlq.model.task import Registry
 from sqlq.payload.encryption import Encryption, Unopened
 from sqlq.results.waiter import End, Waiting, Watch
@@ -266,17 +267,21 @@ class _End:
     """The jobs whose end a result needs: one job, or the last steps of a flow."""
 
     def __init__(self, results: Results, job: AnyResult, timeout: Duration | None) -> None:
-        self._results = results
+        self._results, self._optional = results, set[int]()
         self._is_list = isinstance(job, list)
+        self._is_flow = isinstance(job, (EnqueuedFlow, FlowDetails))
         jobs: AnyJobs[Any] = job if isinstance(job, (list, EnqueuedFlow, FlowDetails)) else [job]
         known = distinct(jobs)
         if isinstance(jobs, EnqueuedFlow):
             self._ends = [jobs.jobs[number].id for number in jobs.ends]
             self._is_list = jobs.is_list
+            self._optional = {jobs.jobs[number].id for number in jobs.optional}
         elif isinstance(jobs, FlowDetails):
             before = {id for step in jobs.steps for id in step.after}
             self._ends = [id for id in known if id not in before]
             self._is_list = len(self._ends) > 1
+            waits = [wait for step in jobs.steps for wait in step.after.items()]
+            self._optional = {id for id, when in waits if when == "either"}
         else:
             self._ends = list(map(id_of, jobs))
         self._missing = set(self._ends or known)
@@ -285,14 +290,21 @@ class _End:
     def is_reached_by(self, job: Job[Any]) -> bool:
         """Whether nothing more need be waited for, now that this job has ended."""
         self._missing.discard(job.id)
-        if job.state is State.FAILED:
+        if job.state is State.FAILED and job.id not in self._optional:
             self._ends, self._is_list = [job.id], False  # guard: a-failed-step-ends-the-wait
             return True
         return not self._missing
 
     def value(self, *, raw: bool) -> Any:
-        values = [self._results.value_of(self.jobs.seen[id], raw=raw) for id in self._ends]
+        values = [self._value(self.jobs.seen[id], raw=raw) for id in self._ends]
         return values if self._is_list else values[0]
+
+    def _value(self, job: Seen, *, raw: bool) -> Any:
+        """Return the result of a job; None for a step of a flow that was optional and failed, or skipped."""
+        is_absent = job.id in self._optional and job.state is State.FAILED
+        if is_absent or (self._is_flow and job.reason == NOT_NEEDED):
+            return None
+        return self._results.value_of(job, raw=raw)
 
 
 class Waits:

@@ -294,8 +294,8 @@ edges = Table(
     ),
 )
 """A wait of a step for the job `depends_on`, which has to end with `on_outcome`. `place` is its place among
-the steps before, whose results come in this order. An edge stays as it is for as long as its job has a
-row."""
+the steps before, whose results come in this order. An edge stays for as long as its job has a row. An
+unblock rewrites that of an optional step which has finished, and of a skipped one."""
 
 
 def _definition() -> list[Any]:

@@ -279,6 +279,13 @@ GUARDS = [
     Guard("a-missing-result-fails-its-job", None, "done.ready.append(job)", "test_a_missing_result_fails_the_step_with_one_error[sqlite]"),
     Guard("cancel-writes-its-callback", None, "pass", "test_a_cancelled_job_gets_its_on_cancel_callback[sqlite-waiting]"),
     *by("test_prune_keeps_the_parents_of_a_live_step[postgresql]", ("needed-results-are-not-deleted", None, "pass"), ("what-is-asked-for-is-kept", None, "")),
+    *by(
+        "test_a_falsy_result_skips_a_step_and_those_behind_it_alone[sqlite]",
+        ("an-unneeded-step-is-skipped", "why == NOT_NEEDED", "False"),
+        ("a-step-behind-skipped-ones-alone-is-skipped", 'all(when == "ended" for _, when in edges_now)', "False"),
+    ),
+    Guard("an-optional-step-has-no-result", ' and on_outcome != "either"', "", "test_steps_go_on_behind_an_optional_one_that_fails[sqlite]"),
+    Guard("optional-steps-are-not-cancelled", '"either"', '"ended"', "test_steps_behind_an_optional_one_wait_as_for_others[sqlite]"),
     Guard("growth-goes-with-the-ending", None, "pass", "test_a_step_adds_steps_in_the_transaction_that_completes_it[sqlite]"),
     Guard("step-result-is-not-formatted", "__str__", "text_of", "test_a_result_is_no_part_of_a_text"),
     Guard("a-named-task-takes-results", "tuple(results.items())", "()", "test_a_step_by_name_takes_the_results_of_others[sqlite]"),

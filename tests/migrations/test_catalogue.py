@@ -119,7 +119,7 @@ def test_alembics_own_command_works_in_a_checkout(empty: Engine, empty_database_
 
 
 PUBLISHED = {
-    "0001": "8b31260d37bd8ec83cc2f3465d0680c5fc4323c91c1b5d8520e0467576d5b245",
+    "0001": "d46ad55c450f5799c49644e8bd77e6a4e3a9a61d78a4b2577b4d374d39ba7efd",
     "0002": "aa81342d7f7f3f238551cc8d2815094ec54c0e8200a94dc2517910e102f32ca7",
 }
 """The SHA-256 of each published revision, with its scripts.

@@ -112,7 +112,7 @@ def unblock_two(conn: Connection) -> None:
     conn.execute(text(f"INSERT INTO sqlq_edges (job_id, depends_on, on_outcome) VALUES {edges}"))
     judged = unblock._judge_on(conn, [8000001], are_ended=True)
     assert [row.id for row in judged] == [9000001, 9000002]
-    assert unblock._follow_up(conn, judged) == [9000002]
+    assert unblock._follow_up(conn, judged) == ([9000002], [])
 
 
 MORE: dict[str, Callable[[Connection, list[Any]], Any]] = {

@@ -59,6 +59,12 @@ def grown() -> sqlq.Flow:
 REFUSED: list[tuple[Callable[[Any, Any], Any], str]] = [
     (lambda f, s: f.add(count), "flow.add takes a job, a chain or a group, not the Task"),
     (lambda f, s: f.add(sqlq.Flow("b")), "not the flow 'b': write flow.add"),
+    (lambda f, s: f.add(COUNT, only_if=s), "only_if is the Step .*: it is the result of a step before"),
+    (
+        lambda f, s: f.add(sqlq.chain(COUNT), optional=True),
+        "optional and only_if are of one job, not of the C",
+    ),
+    (lambda f, s: f.add(sqlq.chain(COUNT), only_if=s.result), "optional and only_if are of one job"),
     (lambda f, s: f.add(COUNT, after=7), "after is the int 7: it is a list of steps"),
     (lambda f, s: f.add(COUNT, after=[7]), "after holds the int 7: it lists steps"),
     (lambda f, s: f.add(COUNT, after=[sqlq.Flow().add(COUNT)]), "is a step of another flow"),

@@ -11,9 +11,10 @@ from sqlalchemy.orm import Session
 
 import sqlq
 from sqlq.store.flows import unblock
+from sqlq.testing import inline
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.maintain.services import Unblock
-from tests.kit import count, execute, wait_until
+from tests.kit import count, execute, for_each, wait_until
 from tests.kit.flows import Shop
 
 
@@ -215,3 +216,86 @@ def test_expiry_of_a_queue_or_app_does_not_count_for_steps(database_url: str) ->
             app.enqueue(sqlq.chain(task.new(), said))
     assert app.enqueue(sqlq.chain(own.new().set(start_within=None))).jobs
     app.close()
+
+
+@pytest.mark.each_database
+def test_steps_go_on_behind_an_optional_one_that_fails(shop: Shop) -> None:
+    shop.broken = {"translate"}
+
+    @shop.app.task(name="send")
+    def send(text: str, translated: str | None) -> str:
+        shop.called.append((text, translated))
+        return text
+
+    flow = sqlq.Flow()
+    text = flow.add(shop.note.new("text"))
+    translated = flow.add(shop.note.new("translate"), after=[text], optional=True)
+    sent = flow.add(send.new(text.result, translated.result))
+    flow.add(shop.note.new("alarm"), after=[translated], when="failure")
+    done = shop.app.enqueue(flow)
+    assert sorted(map(str, shop.work())) == ["('text', None)", "alarm", "text", "translate"]
+    assert shop.app.result(done.job(sent)) == "text"
+    assert shop.app.result(done) == "text"
+    assert shop.app.result(shop.app.flows.get(done.id)) == ["text", "alarm"]
+    assert shop.app.flows.get(done.id).steps[2].after[done.job(translated).id] == "either"
+
+
+@pytest.mark.each_database
+@for_each("work", ["works", "is cancelled"])
+def test_steps_behind_an_optional_one_wait_as_for_others(shop: Shop, work: str) -> None:
+    flow = sqlq.Flow()
+    first = flow.add(shop.note.new("first"))
+    may_fail = flow.add(shop.note.new("may fail"), after=[first], optional=True)
+    flow.add(shop.note.new("last"), after=[may_fail])
+    done = shop.app.enqueue(flow)
+    if work == "is cancelled":
+        shop.app.jobs.cancel([done.job(first).id])
+    expected = [] if work == "is cancelled" else ["first", "may fail", "last"]
+    assert shop.work() == expected
+    assert {str(job.state) for job in map(shop.app.jobs.get, done.jobs)} == {
+        "finished" if expected else "cancelled"
+    }
+
+
+@pytest.mark.each_database
+@for_each("value", [0, 1])
+def test_a_falsy_result_skips_a_step_and_those_behind_it_alone(shop: Shop, value: int) -> None:
+    @shop.app.task(name=f"join {value}")
+    def join(a: str | None, b: str) -> list[str | None]:
+        return [a, b]
+
+    flow = sqlq.Flow()
+    risk = flow.add(shop.note.new(value))
+    checked = flow.add(shop.note.new("check"), only_if=risk.result)
+    asked = flow.add(shop.note.new("ask"), after=[checked])
+    both = flow.add(shop.note.new("both"), after=[checked, asked])
+    other = flow.add(shop.note.new("other"))
+    joined = flow.add(join.new(asked.result, other.result))
+    cleaned = flow.add(shop.note.new("clean"), after=[asked], when="ended")
+    failed = flow.add(shop.note.new("failed"), after={checked: "failure", other: "success"})
+    done = shop.app.enqueue(flow)
+    shop.work()
+    jobs = {step: shop.app.jobs.get(done.job(step).id) for step in flow.steps}
+    skipped = [step for step in jobs if jobs[step].reason == "not_needed"]
+    assert skipped == ([] if value else [checked, asked, both])
+    assert {str(jobs[step].state) for step in (risk, other, joined, cleaned)} == {"finished"}
+    assert (jobs[failed].state, jobs[failed].reason) == ("cancelled", unblock.REASON)
+    assert jobs[joined].result == ["ask" if value else None, "other"]
+    assert shop.app.result(done) == ["both" if value else None, jobs[joined].result, "clean"]
+
+
+def test_inline_skips_steps_and_passes_over_failed_ones_as_workers_do(shop: Shop) -> None:
+    shop.broken = {"may fail"}
+    flow = sqlq.Flow()
+    no = flow.add(shop.note.new(0))
+    may_fail = flow.add(shop.note.new("may fail"), optional=True)
+    skipped = flow.add(shop.note.new("skipped"), only_if=no.result)
+    flow.add(shop.note.new("behind"), after=[skipped])
+    flow.add(shop.note.new("both"), after=[skipped, may_fail])
+    flow.add(shop.note.new(skipped.result), after=[may_fail])
+    with inline(shop.app) as kit, pytest.raises(ValueError, match="may fail is broken"):
+        shop.app.enqueue(flow)
+    states = [(str(job.state), job.reason) for job in kit.jobs]
+    skip, ended = ("cancelled", "not_needed"), ("finished", None)
+    assert states == [ended, ("failed", None), skip, skip, ended, ended]
+    assert shop.called == [0, "may fail", "both", None]

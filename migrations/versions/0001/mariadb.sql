@@ -283,7 +283,7 @@ CREATE TABLE IF NOT EXISTS {prefix}sqlq_flows (
 CREATE TABLE IF NOT EXISTS {prefix}sqlq_edges (
     job_id BIGINT NOT NULL,
     depends_on BIGINT NOT NULL,
-    on_outcome VARCHAR(7) NOT NULL DEFAULT 'success' CHECK (on_outcome IN ('success', 'failure', 'ended')),
+    on_outcome VARCHAR(7) NOT NULL DEFAULT 'success' CHECK (on_outcome IN ('success', 'failure', 'ended', 'either')),
     place INT NOT NULL DEFAULT 0,
     PRIMARY KEY (job_id, depends_on),
     KEY sqlq_edges_parent (depends_on, job_id)

@@ -379,7 +379,7 @@ CREATE TABLE sqlq_edges (
     on_outcome VARCHAR(7) DEFAULT 'success' NOT NULL,
     place INTEGER DEFAULT 0 NOT NULL,
     PRIMARY KEY (job_id, depends_on),
-    CONSTRAINT sqlq_edges_on_outcome_known CHECK (on_outcome IN ('success', 'failure', 'ended')),
+    CONSTRAINT sqlq_edges_on_outcome_known CHECK (on_outcome IN ('success', 'failure', 'ended', 'either')),
     CONSTRAINT sqlq_edges_numbers_are_integers CHECK (
         (job_id IS NULL OR typeof(job_id) = 'integer')
         AND (depends_on IS NULL OR typeof(depends_on) = 'integer')

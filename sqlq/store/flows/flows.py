@@ -1,7 +1,8 @@
 """Flows as they are stored: a row that names them, their steps in `jobs`, and an edge for each wait.
 
-Edges are written once and never changed. The row of the waiting job shows whether an edge is open: it is
-blocked as long as it waits. Deleting the row of a job deletes its edges.
+Edges are written once. An unblock rewrites those that lead from optional and from skipped steps. The row of
+the waiting job shows whether an edge is open: it is blocked as long as it waits. Deleting the row of a job
+deletes its edges.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from sqlq.errors import PayloadKeyError
 from sqlq.model.flow import GROWN_FROM, Plan
 from sqlq.model.flow_parts import EnqueuedFlow
 from sqlq.model.job import ClaimedJob, Job, State
-from sqlq.model.outcome import ErrorText, Failed, Outcome
+from sqlq.model.outcome import NOT_NEEDED, Cancelled, ErrorText, Failed, Outcome
 from sqlq.model.retry import put_off_without_key
 from sqlq.payload.encryption import NO_KEYS
 from sqlq.schema.tables import blocked_by, edges, failed_jobs, finished_jobs, flows, jobs
@@ -53,7 +54,7 @@ EDGES_AT_ONCE = 5_000
 def insert_flow(conn: Connection, plan: Plan) -> EnqueuedFlow:
     """Insert a flow on a caller's connection or one of sqlq's, in the transaction that is open there."""
     flow_id = conn.execute(insert_returning(flows, {"name": plan.name}, flows.c.id)).scalar_one()
-    return EnqueuedFlow(flow_id, plan.name, tuple(insert_steps(conn, plan, flow_id)), plan.ends, plan.is_list)
+    return EnqueuedFlow(flow_id, plan.name, tuple(insert_steps(conn, plan, flow_id)), *plan[3:])
 
 
 def insert_steps(conn: Connection, plan: Plan, flow_id: int, grown_from: int | None = None) -> list[Job]:
@@ -128,7 +129,9 @@ def before(conn: Connection, takers: Mapping[int, str]) -> dict[int, list[Before
     has the queue of each job."""
     encryption = encryption_of(conn) or NO_KEYS
     before_jobs: dict[int, list[Before]] = defaultdict(list)
-    for id, depends_on, task, queue, outcome, result, reason in conn.execute(_BEFORE, {"ids": list(takers)}):
+    for id, depends_on, on_outcome, task, queue, outcome, result, reason in conn.execute(
+        _BEFORE, {"ids": list(takers)}
+    ):
         why = unopened = None
         if result is not None:
             try:
@@ -136,11 +139,11 @@ def before(conn: Connection, takers: Mapping[int, str]) -> dict[int, list[Before
                 result = encryption.result_for(takers[id], task, queue, result)
             except PayloadKeyError as error:
                 result, why, unopened = None, f"of job {depends_on} ({task}): {error}", error
-        if outcome is None:
+        if outcome is None and on_outcome != "either":  # guard: an-optional-step-has-no-result
             why = f"there is no finished job {depends_on}: it failed, or its row was pruned"
-        elif outcome != "finished":
+        elif outcome == "cancelled" and reason != NOT_NEEDED:
             why = f"job {depends_on} ({task}) was cancelled"
-        elif reason is not None:
+        elif outcome == "finished" and reason is not None:
             why = f"of job {depends_on} ({task}): {reason}"
         before_jobs[id].append(Before(depends_on, task, result, why, unopened))
     return before_jobs
@@ -150,6 +153,7 @@ _BEFORE = (
     select(
         edges.c.job_id,
         edges.c.depends_on,
+        edges.c.on_outcome,
         finished_jobs.c.task,
         finished_jobs.c.queue,
         finished_jobs.c.outcome,
@@ -185,7 +189,9 @@ def filled(database: Database, claimed: Sequence[ClaimedJob]) -> Filled:
         steps = steps_before.get(job.id, [])
         payload, why = with_results(job.payload, steps)
         lacking = next((step.unopened for step in steps if step.unopened and step.unopened.lacks_key), None)
-        if why is None:
+        if why == NOT_NEEDED:  # guard: an-unneeded-step-is-skipped
+            done.unready.append((job, Cancelled(NOT_NEEDED)))
+        elif why is None:
             done.ready.append(job._replace(payload=payload))
         elif lacking is not None:  # guard: a-result-without-its-key-is-put-back
             done.unready.append((job, put_off_without_key(job, lacking)))
@@ -202,7 +208,8 @@ def takes_results(job: ClaimedJob) -> bool:
 
 
 def with_results(payload: str, before: Sequence[Before]) -> tuple[str, str | None]:
-    """Return a payload with the results in their places, and why one cannot be there, if that is so.
+    """Return a payload with the results in their places, and why one cannot be there, if that is so. It is
+    `NOT_NEEDED` where the result is falsy on which the job depends.
 
     A payload that cannot be read is returned unchanged; the attempt reports the error.
     """
@@ -217,9 +224,11 @@ def with_results(payload: str, before: Sequence[Before]) -> tuple[str, str | Non
             ]
             missing = missing or next((step.why for step in steps if step.why is not None), None)
             values = [None if step.result is None else json.loads(step.result) for step in steps]
-            (kwargs if isinstance(where, str) else args)[where] = (
-                values if isinstance(positions, list) else values[0]
-            )
+            value = values if isinstance(positions, list) else values[0]
+            if where is not None:
+                (kwargs if isinstance(where, str) else args)[where] = value
+            elif missing is None and not value:
+                return payload, NOT_NEEDED
         return json.dumps(read, ensure_ascii=False), missing
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return payload, None

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import (
@@ -19,6 +21,7 @@ from sqlalchemy import (
     Connection,
     Integer,
     Select,
+    Text,
     and_,
     bindparam,
     case,
@@ -27,12 +30,15 @@ from sqlalchemy import (
     select,
     tuple_,
     union_all,
+    update,
 )
 
 from sqlq.database.batch import Batch, Change, Condition, Expression, Values
 from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
+from sqlq.model.flow import When
+from sqlq.model.outcome import NOT_NEEDED
 from sqlq.schema.tables import IS_UNRESERVED, blocked_by, edges, failed_jobs, finished_jobs, flows, jobs
 from sqlq.schema.types import after as after_ms
 from sqlq.schema.types import is_among, now, unblocks_since
@@ -76,7 +82,10 @@ def _unblock(database: Database, ids: Sequence[int], ended: Sequence[int] = ()) 
                 lambda conn: _judge_on(conn, some, are_ended=are_ended), in_one_statement=True
             )
             if rest := [row for row in rows if row.blocked_by is not None]:
-                done.cancelled += database.run(lambda conn: _follow_up(conn, rest))
+                cancelled, again = database.run(lambda conn: _follow_up(conn, rest))
+                done.cancelled += cancelled
+                if again:
+                    judge(again)
             done.free += sum(row.blocked_by != "flow" for row in rows)
             judged = len(rows)
 
@@ -109,15 +118,60 @@ def _judge_on(conn: Connection, ids: Sequence[int], *, are_ended: bool) -> Seque
     return dialect.sql.change(conn, _judged(dialect, STEPS_AT_ONCE, are_ended=are_ended), parameters)
 
 
-def _follow_up(conn: Connection, judged: Sequence[Any]) -> list[int]:
-    """Have the limits of judged steps looked at, and cancel those that can never run; return their ids. The
-    sweeps do both after a crash."""
+def _follow_up(conn: Connection, judged: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """Have the limits of judged steps looked at, and cancel those that can never run; return their ids, and
+    those of steps to judge again. The sweeps do both after a crash."""
     wake_lines(conn, (row for row in judged if row.blocked_by == "limit"))
     never = [row.id for row in judged if row.blocked_by == "flow"]
-    cancelled = [row.id for row in dialect_of(conn).sql.lock(conn, _BLOCKED, {"ids": never})] if never else []
-    if cancelled:
-        settle.finish(conn, jobs, cancelled, "cancelled", REASON)
-    return cancelled
+    ids = [row.id for row in dialect_of(conn).sql.lock(conn, _BLOCKED, {"ids": never})] if never else []
+    if not ids:
+        return [], []
+    skipped, again, changes = list[int](), list[int](), list[dict[str, Any]]()
+    for id, waits in groupby(conn.execute(_WAITS, {"ids": ids}).all(), itemgetter(0)):
+        edges_now = [(wait, _satisfied(wait)) for wait in waits]
+        changed = [{"step": id, "before": wait[1], "now": when} for wait, when in edges_now if when]
+        # guard: a-step-behind-skipped-ones-alone-is-skipped
+        if all(when == "ended" for _, when in edges_now):
+            skipped.append(id)
+        elif changed:
+            again.append(id)
+            changes += changed
+    if changes:
+        conn.execute(_CHANGE, changes)
+    never = sorted({*ids}.difference(skipped, again))
+    for some, reason in ((skipped, NOT_NEEDED), (never, REASON)):
+        if some:
+            settle.finish(conn, jobs, some, "cancelled", reason)
+    return [*skipped, *never], again
+
+
+def _satisfied(wait: Any) -> When | None:
+    """Return how an edge reads that a skipped or a finished optional step satisfies; None for another. The
+    verdict knows no optional steps, and takes a skipped one for cancelled, so that other flows pay
+    nothing."""
+    if wait.reason == NOT_NEEDED and wait.on_outcome in ("success", "either"):
+        return "ended"
+    return "success" if (wait.on_outcome, wait.outcome) == ("either", "finished") else None
+
+
+_STEP, _BEFORE = bindparam("step", type_=BigInteger), bindparam("before", type_=BigInteger)
+_CHANGE = (
+    update(edges)
+    .where(edges.c.job_id == _STEP, edges.c.depends_on == _BEFORE)
+    .values(on_outcome=bindparam("now", type_=Text))
+)
+_WAITS = (
+    select(
+        edges.c.job_id,
+        edges.c.depends_on,
+        edges.c.on_outcome,
+        finished_jobs.c.outcome,
+        finished_jobs.c.reason,
+    )
+    .join_from(edges, finished_jobs, finished_jobs.c.id == edges.c.depends_on, isouter=True)
+    .where(edges.c.job_id.in_(bindparam("ids", expanding=True, type_=BigInteger)))
+    .order_by(edges.c.job_id)
+)
 
 
 FREE, WAITS, NEVER = 0, 1, 2
