@@ -10,7 +10,9 @@ from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
 import sqlq
+from sqlq.store.blockers import FlowBlocker
 from sqlq.store.flows import unblock
+from sqlq.store.limits.admit import FreedJobs
 from sqlq.testing import inline
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.maintain.services import Unblock
@@ -299,3 +301,21 @@ def test_inline_skips_steps_and_passes_over_failed_ones_as_workers_do(shop: Shop
     skip, ended = ("cancelled", "not_needed"), ("finished", None)
     assert states == [ended, ("failed", None), skip, skip, ended, ended]
     assert shop.called == [0, "may fail", "both", None]
+
+
+@pytest.mark.each_database
+def test_a_verdict_that_another_process_overtook_cancels_nothing(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FlowBlocker, "free", lambda *_: FreedJobs())
+    monkeypatch.setattr(FlowBlocker, "sweep", lambda *_: None)
+    flow = sqlq.Flow()
+    last = flow.add(shop.note.new("last"), after=[flow.add(shop.note.new("first"), optional=True)])
+    done = shop.app.enqueue(flow)
+    assert shop.work() == ["first"]
+    id = done.job(last).id
+    with shop.app.database.begin() as conn:
+        judged = unblock._judge_on(conn, [id], are_ended=False)
+        assert unblock._follow_up(conn, judged) == ([], [id])
+        assert unblock._follow_up(conn, judged) == ([], [])
+    assert unblock.after(shop.app.database, [done.jobs[0].id]).free == 1

@@ -122,11 +122,11 @@ def _follow_up(conn: Connection, judged: Sequence[Any]) -> tuple[list[int], list
     """Have the limits of judged steps looked at, and cancel those that can never run; return their ids, and
     those of steps to judge again. The sweeps do both after a crash."""
     wake_lines(conn, (row for row in judged if row.blocked_by == "limit"))
-    never = [row.id for row in judged if row.blocked_by == "flow"]
-    ids = [row.id for row in dialect_of(conn).sql.lock(conn, _BLOCKED, {"ids": never})] if never else []
+    ids = [row.id for row in judged if row.blocked_by == "flow"]
+    ids = [row.id for row in dialect_of(conn).sql.lock(conn, _BLOCKED, {"ids": ids})] if ids else []
     if not ids:
         return [], []
-    skipped, again, changes = list[int](), list[int](), list[dict[str, Any]]()
+    never, skipped, again, changes = list[int](), list[int](), list[int](), list[dict[str, Any]]()
     for id, waits in groupby(conn.execute(_WAITS, {"ids": ids}).all(), itemgetter(0)):
         edges_now = [(wait, _satisfied(wait)) for wait in waits]
         changed = [{"step": id, "before": wait[1], "now": when} for wait, when in edges_now if when]
@@ -136,9 +136,10 @@ def _follow_up(conn: Connection, judged: Sequence[Any]) -> tuple[list[int], list
         elif changed:
             again.append(id)
             changes += changed
+        else:
+            never.append(id)
     if changes:
         conn.execute(_CHANGE, changes)
-    never = sorted({*ids}.difference(skipped, again))
     for some, reason in ((skipped, NOT_NEEDED), (never, REASON)):
         if some:
             settle.finish(conn, jobs, some, "cancelled", reason)
@@ -159,18 +160,6 @@ _CHANGE = (
     update(edges)
     .where(edges.c.job_id == _STEP, edges.c.depends_on == _BEFORE)
     .values(on_outcome=bindparam("now", type_=Text))
-)
-_WAITS = (
-    select(
-        edges.c.job_id,
-        edges.c.depends_on,
-        edges.c.on_outcome,
-        finished_jobs.c.outcome,
-        finished_jobs.c.reason,
-    )
-    .join_from(edges, finished_jobs, finished_jobs.c.id == edges.c.depends_on, isouter=True)
-    .where(edges.c.job_id.in_(bindparam("ids", expanding=True, type_=BigInteger)))
-    .order_by(edges.c.job_id)
 )
 
 
@@ -246,6 +235,19 @@ def _judged(dialect: Dialect, limit: int, *, are_ended: bool) -> Change:
 _IDS = Batch(id=BigInteger)
 _ids: Any = bindparam("ids", expanding=True, type_=BigInteger)
 _BLOCKED = select(jobs.c.id).where(jobs.c.id.in_(_ids), blocked_by("flow"), IS_UNRESERVED).order_by(jobs.c.id)
+_edges, _parents = edges.alias("waits"), finished_jobs.alias("ended")
+_WAITS = (
+    select(
+        *(_edges.c[name] for name in ("job_id", "depends_on", "on_outcome")), *_parents.c["outcome", "reason"]
+    )
+    .join_from(_edges, _parents, _parents.c.id == _edges.c.depends_on, isouter=True)
+    .where(_edges.c.job_id.in_(_ids))
+    # again, now that the step is locked: another process may have changed its edges
+    # guard: a-stale-verdict-cancels-nothing
+    .where(_verdict(_edges.c.job_id) == NEVER)
+    .order_by(_edges.c.job_id)
+)
+"""Read the edges of those of these steps that can never run."""
 _WAITING_FOR = _waiting(edges.c.depends_on == bindparam("id", type_=BigInteger))
 
 
