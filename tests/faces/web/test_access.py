@@ -173,7 +173,10 @@ def one_of(answers: Iterable[bool]) -> bool:
     return answer
 
 
-OF_OPERATORS = "retry, cancel, reschedule, replay, skip a step, pause and resume, close and open a limit, run a schedule now"
+OF_OPERATORS = (
+    "retry, cancel, reschedule, replay, skip a step, pause and resume, close and open a limit, "
+    "run a schedule now"
+)
 CAN: dict[str, Callable[[Visitor, int], bool]] = {
     "see pages, and read the JSON API": may_read("/", "/jobs", "/api/v1/jobs", "/api/v1/audit"),
     "see what `--hide-from-viewers` hides, or search in it": lambda visitor, id: (
