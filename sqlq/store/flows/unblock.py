@@ -236,14 +236,14 @@ _IDS = Batch(id=BigInteger)
 _ids: Any = bindparam("ids", expanding=True, type_=BigInteger)
 _BLOCKED = select(jobs.c.id).where(jobs.c.id.in_(_ids), blocked_by("flow"), IS_UNRESERVED).order_by(jobs.c.id)
 _edges, _parents = edges.alias("waits"), finished_jobs.alias("ended")
+# The verdict comes again, now that the step is locked: another process may have changed its edges.
+# guard: a-stale-verdict-cancels-nothing
 _WAITS = (
     select(
         *(_edges.c[name] for name in ("job_id", "depends_on", "on_outcome")), *_parents.c["outcome", "reason"]
     )
     .join_from(_edges, _parents, _parents.c.id == _edges.c.depends_on, isouter=True)
     .where(_edges.c.job_id.in_(_ids))
-    # again, now that the step is locked: another process may have changed its edges
-    # guard: a-stale-verdict-cancels-nothing
     .where(_verdict(_edges.c.job_id) == NEVER)
     .order_by(_edges.c.job_id)
 )
