@@ -50,7 +50,13 @@ if TYPE_CHECKING:
     )
     from sqlq.model.job_options import JobOutcome as JobOutcome
     from sqlq.model.limit import Limit as Limit, Serial as Serial
-    from sqlq.model.retry import Cancel as Cancel, Retry as Retry, SlowDown as SlowDown, Snooze as Snooze
+    from sqlq.model.retry import (
+        Cancel as Cancel,
+        Retry as Retry,
+        SlowDown as SlowDown,
+        Snooze as Snooze,
+        WaitFor as WaitFor,
+    )
     from sqlq.model.schedule import Schedule as Schedule
     from sqlq.model.task import Task as Task
     from sqlq.worker.attempt.context import JobContext as JobContext, current_job as current_job
@@ -72,7 +78,7 @@ _MODULES = {
     "model.job": "Job JobDetails NewJob Progress State",
     "model.job_options": "JobOutcome",
     "model.limit": "Limit Serial",
-    "model.retry": "Cancel Retry SlowDown Snooze",
+    "model.retry": "Cancel Retry SlowDown Snooze WaitFor",
     "model.schedule": "Schedule",
     "model.task": "Task",
     "worker.attempt.context": "JobContext current_job",

@@ -93,6 +93,8 @@ class Verb:
     """The choices that a command has to confirm. Nobody confirms ids."""
     needs_code: bool = False
     """Whether it needs the tasks of the App."""
+    takes: str = ""
+    """Its arguments, where they are not those of its group."""
     steps: str = ""
     """The reason why an ended step of a flow may stay as it was."""
 
@@ -109,11 +111,11 @@ class Verb:
     @property
     def subjects(self) -> str:
         """The argument of its command: in brackets where options may choose in its place."""
-        return "IDS..." if not self.group and not self.selectors else SUBJECTS[self.group]
+        return self.takes or ("IDS..." if not self.group and not self.selectors else SUBJECTS[self.group])
 
     @property
     def is_of_jobs(self) -> bool:
-        return self.group in ("", "flows")
+        return self.group in ("", "flows") and not self.takes
 
     @property
     def asks(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from sqlq.admin.verb import Option, Outcome, Verb, whole
 from sqlq.config.durations import counted
+from sqlq.payload.codec import read_json
 
 WAITING = ("blocked", "scheduled", "available")
 LIVE = (*WAITING, "running")
@@ -38,6 +39,7 @@ ALL_WORKERS = Option("all", "All workers, on all hosts.", "flag")
 LASTING = Option("duration", "Resume automatically after this time, as in 10m.", "duration", example="no end")
 AT = Option("available_at", "New due time.", "time")
 UNTIL = Option("until", "Time at which it opens, or a duration from now.", "age", example="10m")
+KEEP = Option("keep", "How long it counts for what waits later (default 7d).", "duration")
 DELAY = Option("delay", "New due time, counted from now, as in 10m.", "duration")
 
 
@@ -274,6 +276,25 @@ def skip(app: Any, ids: Sequence[int]) -> Outcome:
         for id, flow in flows.items()
     ]
     return Outcome([flow.as_json() for flow in flows.values()][-1], lines)
+
+
+@verb("signal", takes="NAME [JSON]", options=(KEEP,))
+def signal(app: Any, names: Sequence[str], *, keep: str | None = None) -> Outcome:
+    """Send a signal to the steps and jobs that wait for it.
+
+    They get the value, JSON, or else null. The first signal of NAME counts; a later one changes nothing.
+
+    \b
+    sqlq signal approved:7 '{"by": "ada"}'
+    """
+    from sqlq.admin.facet import audited
+
+    def send(_: Any, name: str, value: str = "null", *, keep: str = "7d") -> Any:
+        return app.signal(name, read_json(value, "the value is"), keep=keep)
+
+    is_first = audited("signal")(send)(app.flows, *names[:2], **({} if keep is None else {"keep": keep}))
+    line = f"sent {names[0]}" if is_first else f"{names[0]} came too late: the first signal counts"
+    return Outcome({"signal": names[0], "first": is_first}, [line])
 
 
 # -- queues, workers, schedules and limits -------------------------------------------------------------------

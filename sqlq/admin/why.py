@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from sqlq.admin.queues import Queues
 from sqlq.admin.workers import Workers, WorkerStatus
 from sqlq.config.command_hint import word
+from sqlq.config.constants import WAIT_TASK
 from sqlq.config.durations import ending, rate, span, until, written
 from sqlq.database.database import Database
 from sqlq.model.job import JobDetails, State
@@ -66,7 +67,7 @@ def _waiting(database: Database, job: JobDetails) -> Iterator[Reason]:
     returned = list(put_back(job))
     yield from returned
     workers = [w for w in Workers(database).list() if w.queues is None or job.queue in w.queues]
-    unserved = _unserved(database, job.queue, workers)
+    unserved = None if job.task == WAIT_TASK else _unserved(database, job.queue, workers)
     if unserved is not None:
         yield unserved
     if job.state is State.BLOCKED and not returned:

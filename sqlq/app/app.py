@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from sqlalchemy import URL, Engine
 
 from sqlq.app.connected import Parts
 from sqlq.app.options import Defaults, DirectCalls, checked_eager, encryption_of, is_eager, retention_ms
-from sqlq.config.durations import Duration
+from sqlq.config.constants import PAYLOAD_BYTES
+from sqlq.config.durations import Duration, milliseconds
 from sqlq.config.urls import shown
 from sqlq.database.caller.session import (
     AnySession,
     AnySessionToAwait,
     SessionOfNow,
+    asynchronous,
     session_getter,
 )
 from sqlq.database.timeouts import LOOKS, Use
 from sqlq.enqueue.enqueue import Batch, Enqueuer, check_new, spread_over
 from sqlq.errors import ConfigurationError, EnqueueError
-from sqlq.model.checks import checked_queue, checked_word
+from sqlq.model.checks import checked_name, checked_queue, checked_word, refusing_by
 from sqlq.model.flow import Flow, Plan, plan_of, without_expiry
 from sqlq.model.flow_parts import AnyFlow
 from sqlq.model.foreign_names import NameOfAnotherQueue
 from sqlq.model.job import Job, JobOrFlow, NewJob, R
 from sqlq.model.job_options import KEPT, Kept
+from sqlq.payload.codec import check_json, json_within
 from sqlq.payload.encryption import How, Plain
 from sqlq.payload.signatures import signature_of
 from sqlq.results.results import Waits
@@ -264,6 +268,43 @@ class App(Parts, Waits):
         enqueuer, joined = self._way(session, commit, eager)
         added: list[Job[R]] = await enqueuer.aenqueue(self._completed(spread_over(jobs, spread)), joined)
         return added
+
+    def signal(
+        self, name: str, value: Any = None, session: AnySession = None, *, keep: Duration = "7d"
+    ) -> bool:
+        """Send a signal: it frees the steps of flows, and the jobs, that wait for its name.
+
+        - `name`: as in `flow.wait` and `sqlq.WaitFor`.
+        - `value`: JSON, up to 1 MiB; the result of the steps, and the `signal` of the jobs.
+        - `session`: as in `enqueue`; after a rollback of its transaction there was no signal.
+        - `keep`: for how long it counts for those that begin to wait later.
+
+        The first signal of a name counts. Returns False for a later one, which changes nothing, until the
+        first is kept no more. A worker frees what waits within about a second. Raises `EnqueueError` for a
+        name, value or time that is none.
+
+        >>> app.signal(f"approved:{order.id}", {"by": "ada"}, session=session)  # doctest: +SKIP
+        True
+        """
+        with refusing_by(EnqueueError):
+            name, keep_ms = checked_name(name, "the signal's name"), milliseconds(keep, "keep")
+        text = None
+        if value is not None:
+            check_json(value, "the signal's value")
+            mend = "store the data and pass its id"
+            text = json_within(PAYLOAD_BYTES, value, "the signal's value takes", mend)
+        enqueuer, joined = self._way(session, commit=False, eager=False)
+        return enqueuer.signal(name, text, keep_ms, joined)
+
+    async def asignal(
+        self, name: str, value: Any = None, session: AnySessionToAwait = None, *, keep: Duration = "7d"
+    ) -> bool:
+        """`signal` with the sessions of `aenqueue`. Without one it works in a thread."""
+        _, joined = self._way(session, commit=False, eager=False)
+        send = partial(self.signal, name, value, keep=keep)
+        if joined is None:
+            return await asyncio.to_thread(send)
+        return bool(await asynchronous(joined).run_sync(send))
 
     def statement(self, job: NewJob, *, paramstyle: str | None = None) -> tuple[str, Any]:
         """Return SQL that enqueues a job, and its parameters, for a driver that `enqueue` does not know.

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlq.model.flow import GROWN_FROM, Growth, OnOutcome, Plan
 from sqlq.model.job import ClaimedJob, Job, JobDetails, NewJob, State
@@ -17,6 +17,14 @@ from sqlq.results.results import JobRunHere
 from sqlq.store.flows.flows import Before
 from sqlq.store.jobs.lookup import Seen
 from sqlq.worker.attempt.own_row import completion
+
+
+class Wait(NamedTuple):
+    """The end of a wait for a signal, as its row has it."""
+
+    name: str
+    outcome: str
+    value: str | None
 
 
 @dataclass
@@ -49,6 +57,13 @@ class InlineJob:
     attempted_at: list[datetime] = field(default_factory=list, repr=False)
     """When each of its attempts has begun."""
     ended_at: datetime | None = field(default=None, repr=False)
+    signal: str | None = None
+    """The signal for which it waits, as a step or by `WaitFor`, for `timeout_ms`."""
+    timeout_ms: int | None = None
+    until_ms: float | None = None
+    """When that time is over, by the clock of the test."""
+    wait: Wait | None = None
+    """How its last wait has ended, for the next attempt."""
     waits: list[tuple[InlineJob, OnOutcome]] = field(default_factory=list, repr=False)
     """The jobs for whose end it waits, and how they have to end."""
 

@@ -3,7 +3,7 @@ in eager mode, and of `sqlq.testing.inline`.
 
 A job takes the same way as in a worker, by JSON, the handler's annotations and the middleware of attempts.
 But it runs in the caller's own thread, or on the caller's own event loop, and nothing is written. One
-coroutine serves both callers: for a synchronous one it waits for nothing, so `_at_once` runs it.
+coroutine serves both callers: for a synchronous one it waits for nothing, so `at_once` runs it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.util import await_only, concurrency
 
 from sqlq.app.here import InlineJob, judged, steps_of
+from sqlq.config.constants import WAIT_TASK
 from sqlq.database.caller.session import (
     CallersTransaction,
     asynchronous,
@@ -40,7 +41,7 @@ from sqlq.model.flow_parts import EnqueuedFlow
 from sqlq.model.job import NewJob, State
 from sqlq.model.outcome import NOT_NEEDED, Cancelled, Failed, Finished, Outcome, Retried, follow_up
 from sqlq.model.retry import Cancel, Retry, Snooze, decide, describe
-from sqlq.model.task import Registry
+from sqlq.model.task import AnyTask, Registry, make_task
 from sqlq.store.flows.flows import with_results
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.call import UNWRITTEN_GROWTH, Run, acall_handler, call_handler
@@ -59,11 +60,17 @@ Calls = Callable[[contextvars.Context, Attempt], Coroutine[Any, Any, Any]]
 """Calls the handler of an attempt in a context, and returns its result."""
 
 
+WAIT: AnyTask = make_task(print, name=WAIT_TASK)
+"""The task of a step that waits for a signal."""
+
+
 class Here:
     """Takes the place of the part that writes an App's jobs, and runs them. Jobs run at once, or with
     `at_commit` when the transaction that they join has committed."""
 
     new_id: Callable[[], int]
+    signals: dict[str, str | None] | None = None
+    """The values of signals, as JSON, by their names; None where no job can wait for one."""
     is_closed = False
     """Whether what waits for a commit runs no more."""
 
@@ -88,7 +95,7 @@ class Here:
         self._at_commit = at_commit
 
     def enqueue(self, batch: Batch, session: Any = None) -> Any:
-        return _at_once(self._enqueue(batch, session, self._call_here))
+        return at_once(self._enqueue(batch, session, self._call_here))
 
     async def aenqueue(self, batch: Batch, session: Any = None) -> Any:
         if session is not None and self._at_commit:
@@ -97,7 +104,7 @@ class Here:
 
     async def _enqueue(self, batch: Batch, session: Any, call: Calls) -> Any:
         for new in batch.jobs if isinstance(batch, Plan) else batch:
-            self._tasks.find(new.task)  # raises for a job whose handler is not here
+            self._find(new)  # raises for a job whose handler is not here
         if hasattr(session, "run_sync"):
             connection_of(session)  # refuses it, with advice
         joined = transaction_to_write(session) if session is not None and self._at_commit else None
@@ -124,7 +131,15 @@ class Here:
         """Return a job that ran here, or will; None for an unknown id, or a job that is forgotten."""
         return self._known.get(id)
 
+    def answer(self, job: InlineJob) -> None:
+        """Give a job that waits for a signal its state."""
+        raise NotImplementedError
+
     # -- what differs in eager mode and in the test kit ------------------------------------------------------
+
+    def signal(self, name: str, value: str | None, keep_ms: int, session: Any = None) -> bool:
+        """Send a signal to the jobs here."""
+        raise NotImplementedError
 
     def failed(self, job: InlineJob, error: Exception) -> None:
         """Called with the exception of a job that ran after a commit. The commit has succeeded, and raises
@@ -139,7 +154,7 @@ class Here:
     def _take(self, new: NewJob) -> tuple[InlineJob, bool]:
         """Return a job for this one, and whether it is new: an existing one with the same unique key is
         not."""
-        task = self._tasks.find(new.task)
+        task = self._find(new)
         # what a claim takes from the task
         unset = [name for name in ("max_attempts", "on_success", "on_failure") if getattr(new, name) is None]
         new = replace(new, **{name: getattr(task, name) for name in unset})
@@ -152,8 +167,15 @@ class Here:
                     live.new = new
                 return live, False
             job = InlineJob(self.new_id(), new, task)
+            if task is WAIT:
+                job.signal, job.timeout_ms = new.label, new.timeout_ms
             self._known[job.id] = job
             return job, True
+
+    def _find(self, new: NewJob) -> AnyTask:
+        """Return the task of a job. Raises `UnknownTaskError` for one that is not here, and for a wait for a
+        signal where there are none."""
+        return WAIT if new.task == WAIT_TASK and self.signals is not None else self._tasks.find(new.task)
 
     def _next(self, new: NewJob) -> InlineJob:
         """Return a job for a step of a flow, or for the callback of another job."""
@@ -186,7 +208,7 @@ class Here:
         if _in_greenlet():  # an asynchronous session's commit, on the caller's loop
             await_only(self._run_committed(jobs, None, _call_on_loop))
         else:
-            _at_once(self._run_committed(jobs, scope, self._call_here))
+            at_once(self._run_committed(jobs, scope, self._call_here))
 
     async def _run_committed(
         self, jobs: list[InlineJob], scope: scoped_session[Any] | None, call: Calls
@@ -225,8 +247,12 @@ class Here:
     def _in_turn(self, jobs: list[InlineJob]) -> Iterator[InlineJob]:
         """Yield the jobs to run, and give the others their state; also those that a job adds meanwhile."""
         for job in jobs:
+            if job.state not in (State.AVAILABLE, State.BLOCKED):
+                continue  # it had its turn before a signal came
             job.state = judged(job)
-            if job.flow_id is None:
+            if job.signal is not None and job.state is State.AVAILABLE:
+                self.answer(job)
+            if job.flow_id is None and job.state is State.AVAILABLE:
                 yield job
             elif job.state is State.AVAILABLE:
                 job.before = [before.as_before(when) for before, when in job.waits]
@@ -272,7 +298,7 @@ class Here:
         running = Attempt(job.claimed(), job.task, float("inf"), Target(tasks=self._tasks))
         running.lifespan = self._lifespan
         running.on_saved = partial(self._saved, job)
-        running.before = job.before
+        running.before, running.wait = job.before, job.wait
         running.arguments = job.task._interface.arguments(payload)
         begin(running)
         return running
@@ -304,7 +330,7 @@ class Here:
             keep()
 
 
-def _at_once(work: Coroutine[Any, Any, Any]) -> Any:
+def at_once(work: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine that waits for nothing, and return its result."""
     try:
         work.send(None)

@@ -31,7 +31,7 @@ def command_of(verb: Verb) -> click.Command:
         ["subjects"],
         metavar=verb.subjects,
         type=int if verb.is_of_jobs else None,
-        nargs=-1 if "..." in verb.subjects else 1,
+        nargs=-1 if verb.subjects[-1] in ".]" else 1,
         required=not verb.subjects.startswith("["),
     )
     command = click.Command(

@@ -5,6 +5,8 @@ A change to a default changes how running installations behave: it is a decision
 
 VERSION = "0.1.0"
 DEFAULT_QUEUE = "default"
+WAIT_TASK = "sqlq.wait"
+"""The task of a step that waits for a signal, which no worker runs."""
 
 MAX_ATTEMPTS = 5
 MAX_RELEASES = 1_000

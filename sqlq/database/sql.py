@@ -227,12 +227,13 @@ class Sql:
 
     def look(self, execute: Execute, request: LookRequest) -> RawRows:
         """Return the rows of `due_in`, filled up with Nones, and one row more. It is `(None, ms, None,
-        listens, hosts, expired, limited, asked, all_paused, pause_ms)`.
+        listens, hosts, expired, limited, signalled, asked, all_paused, pause_ms)`.
 
         - `ms`: the milliseconds until the next schedule is due, or None.
         - `listens`: whether this connection LISTENs to the channel; None where its server takes no writes.
         - `hosts`: the number of hosts with a heartbeat within this time.
         - With `maintenance`: whether a lease has expired, any job is under a limit.
+        - `signalled`: whether a signal is new, or a wait for one is due.
         - The arguments of `workers.wanted`: the requests to these workers as JSON, and whether all queues are
           paused. Then the milliseconds until the next pause ends.
         """

@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary
 from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import DBAPIError
 
+from sqlq.config.constants import DEFAULT_QUEUE, WAIT_TASK
 from sqlq.config.durations import MAX_MS, Duration, milliseconds
 from sqlq.config.urls import in_memory, is_same_database, masked
 from sqlq.database.caller.driver import Endpoint
@@ -48,6 +49,7 @@ from sqlq.model.job import Job, NewJob
 from sqlq.schema import version
 from sqlq.store.flows import flows
 from sqlq.store.jobs import insert as inserting
+from sqlq.store.signals import waits
 from sqlq.store.workers import notify
 
 T = TypeVar("T")
@@ -102,6 +104,20 @@ class Enqueuer:
                 return work(conn)
 
         return self._join(session, in_its_schema)
+
+    def signal(self, name: str, value: str | None, keep_ms: int, session: SyncSession | None = None) -> bool:
+        """Keep a signal, whose value is JSON, in the caller's transaction or one of its own. Return whether
+        it is the first of its name."""
+        if value is not None and (encryption := self._database.encryption) is not None:
+            # guard: signals-are-protected
+            value = encryption.protect("result", WAIT_TASK, DEFAULT_QUEUE, value)
+        work = partial(waits.signal, name=name, value=value, keep_ms=keep_ms)
+        if session is not None:
+            return self.join(session, work)
+        self._database.require_tables()
+        is_first = self._database.run(work)
+        self._notify()
+        return is_first
 
     def close(self) -> None:
         """Send the notifications that are still to be sent."""

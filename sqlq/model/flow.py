@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
-from sqlq.config.constants import PAYLOAD_BYTES
+from sqlq.config.constants import DEFAULT_QUEUE, PAYLOAD_BYTES, WAIT_TASK
+from sqlq.config.durations import Duration, milliseconds
 from sqlq.config.json_text import AsJson
 from sqlq.errors import ArgumentsError, EnqueueError, JobNotFoundError
 from sqlq.model.checks import checked_name, checked_word, refusing_by
@@ -149,6 +150,28 @@ class Flow(AnyFlow):
         raise EnqueueError(
             f"flow.add takes a job, a chain or a group, not {kind(job)}: write flow.add(task.new(…))"
         )
+
+    def wait(
+        self, name: str, *, timeout: Duration | None = None, after: After = (), when: When = "success"
+    ) -> Step[Any]:
+        """Add a step that no worker runs: `app.signal(name)` ends it, and its value is the result.
+
+        - `name`: the signal's name. All steps and jobs that wait for one name get its value.
+        - `timeout`: how long it waits, from the end of the steps before it on; then it fails as `timeout`.
+        - `after`, `when`: as in `add`.
+
+        The first signal of a name counts, also one that came before the step began to wait. Raises
+        `EnqueueError` as `add`, and for a name or timeout that is none.
+
+        >>> ok = flow.wait(f"approved:{order_id}", timeout="3d")  # doctest: +SKIP
+        >>> flow.add(ship.new(order_id, ok.result))  # doctest: +SKIP
+        >>> ok.catch(escalate.new(order_id))  # doctest: +SKIP
+        """
+        with refusing_by(EnqueueError):
+            label = checked_name(name, "the signal's name")
+            timeout_ms = None if timeout is None else milliseconds(timeout, "timeout")
+        job: NewJob[Any] = NewJob(WAIT_TASK, "{}", DEFAULT_QUEUE, 1, label=label, timeout_ms=timeout_ms)
+        return self._put(job, self._waits(after, when))
 
     def _lay(self, part: Any, waits: Mapping[int, When], arguments: tuple[Any, ...]) -> _Laid:
         """Add a part, and return its place in the flow; `arguments` are the arguments for a task."""

@@ -103,6 +103,9 @@ class Released:
     """The time at which it is due again, in place of `delay_ms`."""
     closes: bool = False
     """Whether the key of its limit is closed until then."""
+    signal: str | None = None
+    """The signal for which it waits, in place of a time, at most `timeout_ms`."""
+    timeout_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +171,19 @@ class Settlement(NamedTuple):
     @property
     def is_one(self) -> bool:
         """Whether it is written by several statements, which belong into one transaction."""
-        return self.follow_up is not None or (
-            self.limit_key is not None and isinstance(self.outcome, CONTINUES)
+        return (
+            self.follow_up is not None
+            or (self.limit_key is not None and isinstance(self.outcome, CONTINUES))
+            or self.wait is not None
         )
+
+    @property
+    def wait(self) -> tuple[int, str, int | None] | None:
+        """The wait for a signal that its job begins with this; see `store.signals.waits`."""
+        outcome = self.outcome
+        if type(outcome) is Released and outcome.signal is not None:
+            return self.id, outcome.signal, outcome.timeout_ms
+        return None
 
 
 # -- what follows --------------------------------------------------------------------------------------------

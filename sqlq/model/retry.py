@@ -22,7 +22,7 @@ from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES, UNKNOWN_TASK_MS
 from sqlq.config.durations import MAX_MS, Duration, aware, milliseconds, readable
 from sqlq.errors import ExecutionError, JobTimeoutError, PayloadKeyError, WorkerLostError
 from sqlq.model.backoff import Backoff, exponential
-from sqlq.model.checks import checked_priority, checked_queue
+from sqlq.model.checks import checked_name, checked_priority, checked_queue
 from sqlq.model.history import UNKNOWN, AttemptTimes, written
 from sqlq.model.job import ClaimedJob
 from sqlq.model.job_options import FailureReason
@@ -74,6 +74,8 @@ class Snooze(Signal):
     """
 
     priority = queue = None
+    signal: str | None = None
+    timeout_ms: int | None = None
 
     def __init__(self, delay: Duration | datetime) -> None:
         self.delay_ms, self.at = wait_of(delay, f"{type(self).__name__}(delay)")
@@ -106,6 +108,25 @@ class SlowDown(Snooze):
                 seconds = timegm(date[:6]) - (date[9] or 0) - time.time()
             return cls(timedelta(milliseconds=min(max(seconds * 1000, 0), MAX_MS)))
         return cls(default)
+
+
+class WaitFor(Snooze):
+    """Raise in a handler to run the job again when `app.signal(name)` is called, uncounted.
+
+    Meanwhile the job takes no slot. The next attempt has the signal's value in `sqlq.current_job().signal`,
+    and the cursor of the last checkpoint. A signal that came before is kept, and counts. After `timeout` the
+    job runs, too, and reading `signal` raises `sqlq.JobTimeoutError`. It is released as by `Snooze`, up to
+    1,000 times. Raises `ConfigurationError` for a name or timeout that is none.
+
+    >>> if sqlq.current_job().waited_for is None:  # doctest: +SKIP
+    ...     raise sqlq.WaitFor(f"approved:{order_id}", timeout="3d")
+    """
+
+    def __init__(self, name: str, timeout: Duration | None = None) -> None:
+        super().__init__("0s")
+        self.signal = checked_name(name, "the signal's name")
+        self.timeout_ms = None if timeout is None else milliseconds(timeout, "timeout")
+        self.args = (f"the handler waits for the signal {name}",)
 
 
 def wait_of(delay: Duration | datetime, name: str) -> tuple[int, datetime | None]:
@@ -167,7 +188,8 @@ def decide(job: ClaimedJob, error: BaseException, policy: RetryPolicy = DEFAULT_
             return Cancelled(error.reason)
         case Snooze() if job.releases < MAX_RELEASES:  # guard: snoozes-are-bounded
             closes = isinstance(error, SlowDown)
-            return Released(error.delay_ms, snoozed=True, at=error.at, closes=closes)
+            wait = Released(error.delay_ms, snoozed=True, at=error.at, closes=closes)
+            return replace(wait, signal=error.signal, timeout_ms=error.timeout_ms)
         case Snooze() | Retry():
             outcome = failed(job, describe(error.__cause__ or error), policy, delay_ms=error.delay_ms)
             if isinstance(outcome, Failed):

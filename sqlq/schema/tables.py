@@ -339,6 +339,34 @@ wakes = Table(
 """Which key to look at, and when. The transaction that blocks a job by its limit writes it. Without running
 jobs, nothing else would ever look at the key."""
 
+signals = Table(
+    "sqlq_signals",
+    metadata,
+    Column("name", NAME, primary_key=True),
+    *_columns(
+        value=Text,
+        created_at=Moment,
+        expires_at=Moment,
+        look_at=Moment,
+    ),
+)
+"""The first signal of each name, until it expires. `look_at`: no worker has looked for its waits yet."""
+
+waits = Table(
+    "sqlq_waits",
+    metadata,
+    Column("job_id", BigInteger, primary_key=True, autoincrement=False),
+    *_columns(
+        name=NAME,
+        until=Moment,
+        look_at=Moment,
+        outcome=String(7),
+        value=Text,
+    ),
+)
+"""The jobs that wait for a signal of this name, and those that have waited and read its value. `look_at`: the
+time of the next look."""
+
 TABLE_NAMES = [table.name for table in metadata.tables.values()]
 VIEWS = ("queue_stats", "job_states")
 """The stable read contract over tables that may change, in an order in which they can be dropped.
@@ -359,6 +387,7 @@ INDEXES = frozenset(
             "failed_jobs_sample",
         ),
         *("sqlq_schedules_due", "sqlq_edges_parent", "sqlq_limits_used", "sqlq_wakes_at"),
+        *("sqlq_signals_look", "sqlq_signals_expire", "sqlq_waits_look", "sqlq_waits_name"),
         *(
             f"{ended}_jobs_{by}"
             for ended in ("finished", "failed")

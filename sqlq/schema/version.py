@@ -20,7 +20,7 @@ from sqlq.config.command_hint import command, granting
 from sqlq.errors import ConfigurationError, SchemaVersionError
 from sqlq.schema.qualify import in_catalog
 
-HEAD = "0002"
+HEAD = "0003"
 """The revision this sqlq needs: the last one in migrations/versions. Four digits, so that text compares as
 the number."""
 

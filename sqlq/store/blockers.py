@@ -13,14 +13,16 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection
 
 from sqlq.config.command_hint import command, word
-from sqlq.config.constants import RESCUE_MS
-from sqlq.config.durations import span
+from sqlq.config.constants import RESCUE_MS, WAIT_TASK
+from sqlq.config.durations import ending, span
 from sqlq.database.database import Database
 from sqlq.model.job import JobDetails
+from sqlq.store.events import free as events
 from sqlq.store.flows import flows, unblock
 from sqlq.store.jobs import lookup
 from sqlq.store.limits import admit
 from sqlq.store.limits.admit import FreedJobs
+from sqlq.store.signals import waits
 
 RECENT_MS = 3 * RESCUE_MS
 """How far back a sweep looks: further than the time between two, so that one may be late."""
@@ -28,6 +30,7 @@ SWEEP_SHARE = 50
 """The rest after a sweep, as a multiple of its duration."""
 ALL_STEPS_SECONDS = 60.0
 SWEPT_AT_ONCE = 1_000
+LOOKS_AT_ONCE = 20
 UNUSED_MS = 30 * 24 * 3_600_000
 """Finished jobs, whose replays need their keys, are kept for a week unless an App sets another retention."""
 
@@ -50,9 +53,9 @@ class Blocker:
 
     name: str
     """As in `jobs.blocked_by`, in listings, and in the log."""
-    waited_for: str
-    """The column that is NULL for jobs for which no other waits."""
-    key: str
+    waited_for: str | None = None
+    """The column that is NULL for jobs for which no other waits; None where none waits for a job."""
+    key: str = "id"
     """The column of such a job by which `free` finds those that wait."""
     until_end = False
     """Whether they wait for its end, so that a retry or a snooze frees none."""
@@ -60,6 +63,10 @@ class Blocker:
     """Whether each transaction that lets jobs go on writes a wake. `free` then also takes the wakes."""
     called_by: str | None = None
     """The field of a `Look` that calls for a sweep; None where the poller looks for no such jobs."""
+    share = SWEEP_SHARE
+    """The rest after a sweep that has left some, as a multiple of its duration."""
+    rhythm_seconds = RESCUE_MS / 1000
+    """The wait between two sweeps where no poller looks."""
     unused_seconds: float | None = None
     """The wait between sweeps where no job waits; None for the usual one."""
 
@@ -187,6 +194,40 @@ class LimitBlocker(Blocker):
         )
 
 
+class EventBlocker(Blocker):
+    """A step or a job waits for a signal from outside, or for the end of its timeout. The poller's look finds
+    out whether there is one."""
+
+    name = "event"
+    has_wakes = True
+    called_by = "signalled"
+    share = 1
+    rhythm_seconds = 1.0
+
+    def free(self, database: Database, keys: Collection[Any] = ()) -> FreedJobs:
+        done = FreedJobs()
+        for _ in range(LOOKS_AT_ONCE):
+            if not events.is_due(database):
+                return done
+            rows, done.has_more = database.run(events.look)
+            free_after(database, [row for row in rows if row.task == WAIT_TASK])
+            done.number += len(rows)
+        return done
+
+    def sweep(self, database: Database) -> FreedJobs | None:
+        return self.free(database.for_claims)
+
+    def clear_up(self, conn: Connection, limit: int) -> int:
+        return waits.prune(conn, limit)
+
+    def explain(self, database: Database, job: JobDetails) -> Iterator[Reason]:
+        with database.read() as conn:
+            wait = waits.of(conn, job.id)
+        if wait is not None:
+            text = f"it waits for the signal {wait.name}{ending(wait.until)}"
+            yield Reason(text, f"signal {word(wait.name)}")
+
+
 _PUT_BACK = {
     "unknown_task": (
         "the last worker that met it does not know its task",
@@ -207,7 +248,7 @@ def put_back(job: JobDetails) -> Iterator[Reason]:
         yield Reason(f"{cause}, and it was put back: {mend}; it fails when that has lasted for a day")
 
 
-BLOCKERS: tuple[type[Blocker], ...] = (FlowBlocker, LimitBlocker)
+BLOCKERS: tuple[type[Blocker], ...] = (FlowBlocker, LimitBlocker, EventBlocker)
 
 
 def free_after(database: Database, ended: Iterable[Any]) -> None:
@@ -216,6 +257,7 @@ def free_after(database: Database, ended: Iterable[Any]) -> None:
     rows = list(ended)
     for blocker in BLOCKERS:
         if not blocker.has_wakes:
-            keys = [getattr(row, blocker.key) for row in rows if getattr(row, blocker.waited_for) is not None]
+            name = str(blocker.waited_for)
+            keys = [getattr(row, blocker.key) for row in rows if getattr(row, name) is not None]
             if keys:
                 blocker().free(database, keys)

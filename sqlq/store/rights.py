@@ -21,16 +21,22 @@ TABLES = (*TABLE_NAMES, *VIEWS, version.TABLE)
 _PLAIN = ", ".join(names_of("plain"))
 _ENQUEUED = ", ".join(names_of("option", "written"))
 """A producer sets no id, no attempts and no owner."""
+_SIGNALS = (
+    "SELECT (name, expires_at), INSERT (name, value, created_at, expires_at, look_at) ON sqlq_signals",
+    "UPDATE (value, created_at, expires_at, look_at) ON sqlq_signals",
+)
 _ENQUEUES = (
     "SELECT ON jobs, finished_jobs, failed_jobs, sqlq_version",
     f"INSERT ({_ENQUEUED}) ON jobs",
     "SELECT (id), INSERT (name) ON sqlq_flows",
     "SELECT (place), INSERT (job_id, depends_on, on_outcome, place) ON sqlq_edges",
     "SELECT (id), INSERT (at, limit_key, max_running, rate, period_ms, in_order, holds) ON sqlq_wakes",
+    "SELECT (job_id), INSERT (job_id, name, until) ON sqlq_waits",
+    *_SIGNALS,
 )
 _LOOKS = (
     "SELECT ON jobs, finished_jobs, failed_jobs, sqlq_flows, sqlq_edges, sqlq_limits",
-    "SELECT ON sqlq_workers, sqlq_queues, sqlq_schedules, sqlq_audit, sqlq_version",
+    "SELECT ON sqlq_workers, sqlq_queues, sqlq_schedules, sqlq_audit, sqlq_waits, sqlq_version",
     "SELECT ON job_states, queue_stats",
 )
 RIGHTS = {
@@ -48,6 +54,7 @@ RIGHTS = {
         "UPDATE (on_outcome) ON sqlq_edges",
         "SELECT, INSERT, UPDATE, DELETE ON jobs, finished_jobs, failed_jobs",
         "SELECT, INSERT, UPDATE, DELETE ON sqlq_workers, sqlq_limits, sqlq_wakes",
+        "SELECT, INSERT, UPDATE, DELETE ON sqlq_waits, sqlq_signals",
     ),
     "operator": (
         *_LOOKS,
@@ -58,6 +65,8 @@ RIGHTS = {
         "UPDATE ON sqlq_workers",
         "INSERT, UPDATE ON sqlq_queues, sqlq_limits",
         "SELECT, INSERT ON sqlq_wakes",
+        "INSERT, DELETE ON sqlq_waits",
+        *_SIGNALS,
         "INSERT (actor, action, target), UPDATE (number, seen_at, stopped_at, ended_at) ON sqlq_audit",
     ),
     "reader": _LOOKS,

@@ -4,16 +4,21 @@ written."""
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Literal
 
 from sqlq.app.app import App
-from sqlq.app.here import InlineJob
-from sqlq.app.inline import Here
+from sqlq.app.here import InlineJob, Wait
+from sqlq.app.inline import WAIT, Calls, Here, at_once
+from sqlq.config.durations import Duration, milliseconds
+from sqlq.database.caller.session import transaction_to_write
+from sqlq.errors import JobTimeoutError
 from sqlq.model.checks import checked_word
 from sqlq.model.job import State
-from sqlq.model.retry import Retry, Snooze
+from sqlq.model.retry import Retry, Snooze, WaitFor
 from sqlq.testing.database import current
 
 When = Literal["enqueue", "commit"]
@@ -23,12 +28,22 @@ class Inline:
     """The jobs of an `inline` block, in the order in which they were enqueued; without those whose
     transaction was rolled back."""
 
-    def __init__(self, enqueuer: InlineEnqueuer) -> None:
+    def __init__(self, app: App, enqueuer: InlineEnqueuer) -> None:
         self._enqueuer = enqueuer
+        self.signal = app.signal
+        """Sends a signal, as `App.signal` does in the block, and runs what waits for it."""
 
     @property
     def jobs(self) -> list[InlineJob]:
         return self._enqueuer.jobs
+
+    def travel(self, time: Duration) -> None:
+        """Let that time pass for the timeouts of waits, and run what follows.
+
+        >>> ran.travel("3d")  # doctest: +SKIP
+        """
+        self._enqueuer.now_ms += milliseconds(time, "time")
+        self._enqueuer.resume()
 
 
 @contextmanager
@@ -45,6 +60,7 @@ def inline(app: App, *, at: When = "enqueue", lifespan: Any = None) -> Iterator[
     and timeouts do not matter; a unique key holds while its job runs. The signals:
 
     - `Retry`: the next attempt follows at once; when it was the last, the Retry, or its cause, is raised.
+    - `WaitFor`: the job runs again when its signal comes, by `app.signal`, or `travel` ends its timeout.
     - `Snooze`, `SlowDown`: the job is left alone, with state `scheduled`: what it waits for will not happen
       meanwhile.
     - `Cancel`: the job ends with state `cancelled`.
@@ -71,7 +87,7 @@ def inline(app: App, *, at: When = "enqueue", lifespan: Any = None) -> Iterator[
     before, app._stand_in = app._stand_in, enqueuer
     try:
         with current(app):
-            yield Inline(enqueuer)
+            yield Inline(app, enqueuer)
     except BaseException as error:
         _note(error, enqueuer.errors)
         raise
@@ -92,8 +108,54 @@ class InlineEnqueuer(Here):
         self.new_id = itertools.count(1).__next__
         self.errors: list[Exception] = []
         """Exceptions of jobs that ran when a transaction had committed; the commit is not to raise them."""
+        self.signals: dict[str, str | None] = {}
+        self.now_ms = 0
+        """How far `travel` has moved the clock."""
+        self._runs: list[list[InlineJob]] = []
+
+    async def _run_all(self, jobs: list[InlineJob], call: Calls) -> None:
+        if jobs not in self._runs:
+            self._runs.append(jobs)
+        await super()._run_all(jobs, call)
+
+    def signal(self, name: str, value: str | None, keep_ms: int, session: Any = None) -> bool:
+        """Keep a signal, and run what waits for it: now, or when the transaction commits that it joins."""
+        if name in self.signals:
+            return False
+        if session is None or not self._at_commit:
+            self.signals[name] = value
+            self.resume()
+        else:
+            transaction_to_write(session).when_over(partial(self.signal, name, value, keep_ms), lambda: None)
+        return True
+
+    def resume(self) -> None:
+        """Run the jobs that wait no longer."""
+        for jobs in [*self._runs]:
+            at_once(self._run_all(jobs, self._call_here))
+
+    def answer(self, job: InlineJob) -> None:
+        assert job.signal is not None
+        if job.until_ms is None and job.timeout_ms is not None:
+            job.until_ms = self.now_ms + job.timeout_ms
+        is_over = job.until_ms is not None and job.until_ms <= self.now_ms
+        if job.signal not in self.signals and not is_over:
+            job.state = State.BLOCKED
+            return
+        outcome = "signal" if job.signal in self.signals else "timeout"
+        job.wait = Wait(job.signal, outcome, self.signals.get(job.signal))
+        job.signal = None
+        if job.task is WAIT:
+            job.state = State.FINISHED if outcome == "signal" else State.FAILED
+            job.result = job.wait.value and json.loads(job.wait.value)
+            job.error = JobTimeoutError(f"no signal {job.wait.name} came in time")
 
     def continues(self, job: InlineJob, error: BaseException) -> bool:
+        if isinstance(error, WaitFor):
+            job.signal, job.timeout_ms, job.until_ms = error.signal, error.timeout_ms, None
+            job.attempts -= 1
+            self.answer(job)
+            return True
         if isinstance(error, Snooze):
             job.state = State.SCHEDULED
             return True

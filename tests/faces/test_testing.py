@@ -444,6 +444,34 @@ class TestFlows:
         assert shop.called == [3, 0, 1, 2, [0, 1, 2]]
 
 
+def test_signals_and_timeouts_run_inline_too(app: sqlq.App) -> None:
+    called: list[Any] = []
+    note = app.task(name="note")(called.append)
+
+    @app.task(name="publish")
+    def publish() -> None:
+        job = sqlq.current_job()
+        if job.waited_for is None:
+            raise sqlq.WaitFor("c", timeout="1d")
+        called.append((job.attempt, job.signal))
+
+    with inline(app) as ran:
+        for name in ("a", "b"):
+            flow = sqlq.Flow()
+            ok = flow.wait(name, timeout="3d")
+            flow.add(note.new(ok.result))
+            ok.catch(note.new(f"nobody sent {name}"))
+            app.enqueue(flow)
+        app.enqueue(publish.new())
+        assert called == []
+        assert (ran.signal("a", 1), app.signal("a", 2), ran.signal("c", 3)) == (True, False, True)
+        assert called == [1, (1, 3)]
+        ran.travel("2d")
+        assert called[2:] == []
+        ran.travel("1d")
+        assert called[2:] == ["nobody sent b"]
+
+
 def test_callbacks_run_inline_too(app: sqlq.App) -> None:
     heard: list[tuple[str, str]] = []
 

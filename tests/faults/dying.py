@@ -32,6 +32,7 @@ from sqlq.database.postgresql.driver import PostgreSQLDriver
 from sqlq.database.sqlite.driver import SQLiteDriver
 from sqlq.model.outcome import Cancelled, ErrorText, Failed, Finished, Outcome, Released, Retried, settlement
 from sqlq.store import schedules
+from sqlq.store.blockers import EventBlocker
 from sqlq.store.flows import unblock as unblocking
 from sqlq.store.jobs import lease, lookup, operate
 from sqlq.store.jobs import settle as settling
@@ -176,6 +177,9 @@ class Life:
 
     def unblock(self, argument: Any) -> None:
         unblocking.after(self.database.for_claims, argument)
+
+    def free(self, argument: Any) -> None:
+        EventBlocker().free(self.database)
 
     def admit(self, argument: Any) -> None:
         admission.look(self.database)

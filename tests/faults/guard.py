@@ -49,6 +49,8 @@ _MADE_ANEW = (
     " AND NEW.releases = 0 AND NEW.losses = 0 AND NEW.errors IS NULL AND NEW.cursor IS NULL)"
 )
 """A waiting job is replaced by one of the same unique key."""
+_A_WAIT = "b.blocked_by = 'event' AND b.task = 'sqlq.wait'"
+"""T22: a signal, or its timeout, ends a step that waits for one."""
 _UNBLOCKS = "OLD.blocked_by = 'flow' AND (NEW.blocked_by IS NULL OR NEW.blocked_by <> 'flow')"
 _IDENTITY = ("id", "queue", "unique_key", "unique_until", "flow_id", "limit_key", "replay_of", "created_at")
 _NEXT_TOKEN = f"(CASE WHEN OLD.lease_token < {LARGEST_TOKEN} THEN OLD.lease_token + 1 ELSE 1 END)"
@@ -65,11 +67,13 @@ def _rules(owners_may_be_known_dead: bool) -> list[Rule]:
     # statement
     finished_fits = (
         "b.id = NEW.id AND b.attempts = NEW.attempts AND ("
-        "(b.lease_token = NEW.lease_token AND (b.reserved_at IS NOT NULL OR NEW.outcome = 'cancelled')) OR "
+        "(b.lease_token = NEW.lease_token AND (b.reserved_at IS NOT NULL OR NEW.outcome = 'cancelled' OR "
+        f"{_A_WAIT})) OR "
         "(b.lease_token + 1 = NEW.lease_token AND b.reserved_at IS NOT NULL AND NEW.outcome = 'cancelled'))"
     )
     failed_fits = (
-        "b.id = NEW.id AND b.attempts = NEW.attempts AND b.reserved_at IS NOT NULL AND (b.lease_token = "
+        "b.id = NEW.id AND b.attempts = NEW.attempts AND "
+        f"(b.reserved_at IS NOT NULL OR {_A_WAIT} AND NEW.reason = 'timeout') AND (b.lease_token = "
         "NEW.lease_token OR (b.lease_token + 1 = NEW.lease_token AND NEW.reason = 'worker_lost'))"
     )
     skipped = f"NEW.flow_id IS NOT NULL AND NEW.outcome = 'finished' AND NEW.reason = '{SKIPPED}'"

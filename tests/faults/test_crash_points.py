@@ -22,7 +22,7 @@ import sqlq
 from sqlq.model.checks import Rule
 from sqlq.model.job import ClaimedJob, NewJob
 from sqlq.model.outcome import Outcome
-from sqlq.store import schedules
+from sqlq.store import blockers, schedules
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import insert
 from sqlq.store.limits import admit
@@ -329,6 +329,37 @@ def test_dying_before_and_while_unblocking(points: Callable[[str], Points]) -> N
         "steps_unblocked_twice": sum(tokens[ids[1]] != 1 for ids in made.values()),
     }
     account.demand("G11: dying at every moment of an unblock", figures)
+
+
+@pytest.mark.integration
+def test_dying_while_a_signal_ends_waits(points: Callable[[str], Points]) -> None:
+    """Of each flow one step has a signal, and one is past its timeout. Each ends once, by whichever look."""
+    crash = points("free")
+    task, ends = crash.app.tasks["note"], dict[int, list[int]]()
+
+    def prepare(n: int) -> None:
+        flow = sqlq.Flow()
+        for wait, when in (
+            (flow.wait(f"signal {n}"), "success"),
+            (flow.wait(f"none {n}", timeout="0s"), "failure"),
+        ):
+            flow.add(task.new(n).set(queue=f"q{n}"), after={wait: when})
+        ends[n] = [job.id for job in crash.app.enqueue(flow).jobs]
+        crash.app.signal(f"signal {n}", n)
+        crash.made += 2
+
+    crash.all(prepare)
+    blockers.EventBlocker().free(crash.app.database)
+    unblock.sweep_recent(crash.app.database.for_claims, HOUR)
+    crash.finish()
+    lost = twice = 0
+    for n, (signalled, timed_out, *after) in ends.items():
+        one, two = crash.app.jobs.get(signalled), crash.app.jobs.get(timed_out)
+        lost += (one.result, two.reason) != (n, "timeout")
+        twice += [crash.app.jobs.get(id).lease_token for id in after] != [1, 1]
+    account.demand(
+        "G11: dying at every moment of a signal", {"waits_lost": lost, "steps_unblocked_twice": twice}
+    )
 
 
 @pytest.mark.integration

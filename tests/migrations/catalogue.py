@@ -120,6 +120,8 @@ NULLABLE = {
     "sqlq_limits": "closed_until max_running next_free_at period_ms pinned_at rate",
     "sqlq_queues": "paused_at paused_until",
     "sqlq_schedules": "declared_at error error_at next_at paused_at retired_at service",
+    "sqlq_signals": "look_at value",
+    "sqlq_waits": "outcome until value",
     "sqlq_wakes": "max_running period_ms rate",
     "sqlq_workers": "asked asked_at cancels_at clock_at name queues start_error supervisor_pid",
 }

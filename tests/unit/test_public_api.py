@@ -20,7 +20,7 @@ PROMISED = """
     App AttemptRecord Cancel EnqueueError EnqueuedFlow Flow FlowDetails Job JobCancelledError JobContext
     JobDetails JobEvent JobFailedError JobNotFoundError JobOutcome JobTimeoutError LeaseLostError Limit
     NewJob NoResultError Progress Retry Schedule Serial SlowDown Snooze SqlqError State Step StepDetails Task
-    WaitTimeoutError chain configure_sqlite current_job exponential fibonacci fixed group linear
+    WaitFor WaitTimeoutError chain configure_sqlite current_job exponential fibonacci fixed group linear
 """
 
 

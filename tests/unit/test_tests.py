@@ -195,7 +195,8 @@ def test_only_settle_takes_rows_out_of_jobs_and_puts_them_back() -> None:
     assert places(r"Change\(jobs, held\(\w+, \w+\), returning") == set(), "`move` takes them out"
     assert places(r"\.move\(") == {"store/jobs/settle.py"}, "the dialects' deletes are those of `move`"
     assert places(r'"reserved_at": null\(\)') == {"store/jobs/settle.py"}
-    assert places(r"insert_?\w*\((finished|failed)_jobs\)") == {"store/jobs/settle.py"}
+    assert places(r"insert_into\(target\)") == {"store/jobs/settle.py"}
+    assert places(r"insert_?\w*\((finished|failed)_jobs\)") == set()
 
 
 def test_only_callbacks_settlement_creates_settlements() -> None:

@@ -36,7 +36,7 @@ CREATE TABLE IF NOT EXISTS {prefix}jobs (
     start_by DATETIME(6),
     flow_id BIGINT,
     limit_key VARCHAR(255),
-    blocked_by VARCHAR(5) CHECK (blocked_by IN ('flow', 'limit')),
+    blocked_by VARCHAR(5) CHECK (blocked_by IN ('flow', 'limit', 'event')),
     due_at DATETIME(6),
     replay_of BIGINT,
     created_at DATETIME(6) NOT NULL DEFAULT UTC_TIMESTAMP(6),

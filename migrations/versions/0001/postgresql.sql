@@ -38,7 +38,7 @@ CREATE DOMAIN {prefix}sqlq_reason AS VARCHAR(13)
     CONSTRAINT sqlq_reason_check CHECK (VALUE IN ('error', 'timeout', 'worker_lost', 'unknown_task', 'bad_payload', 'bad_signature'));
 
 CREATE DOMAIN {prefix}sqlq_blocked AS VARCHAR(5)
-    CONSTRAINT sqlq_blocked_check CHECK (VALUE IN ('flow', 'limit'));
+    CONSTRAINT sqlq_blocked_check CHECK (VALUE IN ('flow', 'limit', 'event'));
 
 CREATE DOMAIN {prefix}sqlq_on_outcome AS VARCHAR(7)
     CONSTRAINT sqlq_on_outcome_check CHECK (VALUE IN ('success', 'failure', 'ended', 'either'));

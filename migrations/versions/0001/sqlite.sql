@@ -57,7 +57,7 @@ CREATE TABLE jobs (
         AND length(CAST(on_success AS BLOB)) <= 65536 AND length(CAST(on_failure AS BLOB)) <= 65536
         AND length(CAST(headers AS BLOB)) <= 65536 AND length(CAST(backoff AS BLOB)) <= 65536),
     CONSTRAINT jobs_unique_until_known CHECK (unique_until IN ('finish', 'start', 'pruned')),
-    CONSTRAINT jobs_blocked_by_known CHECK (blocked_by IN ('flow', 'limit')),
+    CONSTRAINT jobs_blocked_by_known CHECK (blocked_by IN ('flow', 'limit', 'event')),
     CONSTRAINT jobs_blocked_is_far CHECK ((blocked_by IS NULL) = (available_at < 253339228800000)),
     CONSTRAINT jobs_reservation_is_whole
         CHECK ((reserved_at IS NULL) = (reserved_by IS NULL)

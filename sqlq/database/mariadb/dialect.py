@@ -228,7 +228,7 @@ class MariaDBSql(Sql):
         ]
 
     def look(self, execute: Execute, request: LookRequest) -> RawRows:
-        due = [(*row, *[None] * 7) for row in self.due_in(execute, request.names, request.after)]
+        due = [(*row, *[None] * 8) for row in self.due_in(execute, request.names, request.after)]
         values = [request.hosts_within_ms] * 2 + [request.maintenance] * 2 + request.workers
         return [*due, *execute(statements.look(len(request.workers)), tuple(values))]
 

@@ -127,6 +127,8 @@ SELECT NULL, (SELECT TIMESTAMPDIFF(MICROSECOND, {NOW}, next_at) / 1000e0
        CASE WHEN %s THEN
             EXISTS (SELECT 1 FROM __sqlq__.jobs WHERE blocked_by = 'limit')
             OR EXISTS (SELECT 1 FROM __sqlq__.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL) END,
+       EXISTS (SELECT 1 FROM __sqlq__.sqlq_waits WHERE look_at <= {NOW})
+       OR EXISTS (SELECT 1 FROM __sqlq__.sqlq_signals WHERE look_at <= {NOW}),
        (SELECT JSON_ARRAYAGG(JSON_ARRAY(
                  id, asked, {_microseconds("asked_at")}, {_microseconds("cancels_at")}))
           FROM __sqlq__.sqlq_workers

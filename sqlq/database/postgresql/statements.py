@@ -111,7 +111,7 @@ def look(has_window: bool) -> str:
     # guard: look-reports-what-a-rescue-takes
     return f"""
 SELECT queue, ms, place, NULL::boolean AS listens, NULL::bigint AS hosts, NULL::boolean AS expired,
-       NULL::boolean AS limited, NULL::varchar AS asked,
+       NULL::boolean AS limited, NULL::boolean AS signalled, NULL::varchar AS asked,
        NULL::boolean AS all_paused, NULL::double precision AS pause_ms
   FROM ({due_in(has_window)}) AS due (queue, ms, place)
  UNION ALL
@@ -130,6 +130,8 @@ SELECT NULL, (SELECT CAST(EXTRACT(EPOCH FROM min(next_at) - statement_timestamp(
        CASE WHEN CAST(%(maintenance)s AS boolean) THEN
             EXISTS (SELECT 1 FROM __sqlq__.jobs WHERE blocked_by = 'limit')
             OR EXISTS (SELECT 1 FROM __sqlq__.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL) END,
+       EXISTS (SELECT 1 FROM __sqlq__.sqlq_waits WHERE look_at <= statement_timestamp())
+       OR EXISTS (SELECT 1 FROM __sqlq__.sqlq_signals WHERE look_at <= statement_timestamp()),
        (SELECT json_agg(json_build_array(
                  id, asked, {_microseconds("asked_at")}, {_microseconds("cancels_at")}))
           FROM __sqlq__.sqlq_workers

@@ -28,6 +28,7 @@ from sqlalchemy import (
     select,
 )
 
+from sqlq.config.constants import WAIT_TASK
 from sqlq.database.batch import Batch, insert_returning
 from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect
@@ -44,6 +45,7 @@ from sqlq.schema.tables import blocked_by, edges, failed_jobs, finished_jobs, fl
 from sqlq.schema.types import ago, far, since_ms
 from sqlq.store.jobs.rows import COLUMNS, DUE, NEW_OR_BLOCKED, due, fields, in_all_tables, in_line, slices
 from sqlq.store.limits.grant import wake, wakes_of
+from sqlq.store.signals.waits import add
 
 STEPS_AT_ONCE = 1_000
 EDGES_AT_ONCE = 5_000
@@ -62,17 +64,24 @@ def insert_steps(conn: Connection, plan: Plan, flow_id: int, grown_from: int | N
     dialect = dialect_of(conn)
     wake(conn, wakes_of(plan.jobs))
     waiting = {edge.step for edge in plan.edges}
+    begins = {n for n, job in enumerate(plan.jobs) if job.task == WAIT_TASK} - waiting
     values = fields((*COLUMNS, *DUE, "limit"))
     done: list[Job] = []
     for part in slices(list(enumerate(plan.jobs)), STEPS_AT_ONCE):
-        rows = [(n, *values(job), int(n in waiting)) for n, job in part]
+        rows = [(n, *values(job), int(n in waiting) + 2 * (n in begins)) for n, job in part]
         parameters = {**dialect.sql.batch_parameters(_STEPS, rows), "flow_id": flow_id}
         # ids rise in the order of the rows: the statement sorts them before it numbers them
-        inserted = sorted(conn.execute(_insert(dialect), parameters).all(), key=itemgetter(0))
+        insert = _insert(dialect, has_waits=bool(begins))
+        inserted = sorted(conn.execute(insert, parameters).all(), key=itemgetter(0))
         done += [
             Job(id, job.queue, job.task, State.BLOCKED if n in waiting else State(state), created=True)
             for (n, job), (id, state) in zip(part, inserted, strict=True)
         ]
+    if begins:
+        add(
+            conn,
+            [(done[n].id, job.label or "", job.timeout_ms) for n, job in enumerate(plan.jobs) if n in begins],
+        )
     ids = {number: job.id for number, job in enumerate(done)}
     if grown_from is not None:
         ids[GROWN_FROM] = grown_from
@@ -87,12 +96,15 @@ _EDGES = Batch(job_id=BigInteger, depends_on=BigInteger, on_outcome=Text, place=
 
 
 @cache
-def _insert(dialect: Dialect) -> Any:
+def _insert(dialect: Dialect, *, has_waits: bool = False) -> Any:
     rows = dialect.sql.batch_table(_STEPS)
+    reason: Any = literal("flow")
     waits = rows.c.waits == 1  # guard: a-step-that-waits-is-blocked
+    if has_waits:
+        waits, reason = rows.c.waits > 0, case((rows.c.waits == 2, "event"), else_="flow")
     at = due(DUE, lambda name: rows.c[name])
     delayed_at = case((rows.c.moment.is_not(None) | (rows.c.delay_ms > 0), at))
-    waiting = {"available_at": far(), "blocked_by": literal("flow"), "due_at": delayed_at}
+    waiting = {"available_at": far(), "blocked_by": reason, "due_at": delayed_at}
     free = in_line(rows.c.limit.is_not(None), at)
     columns: dict[str, Any] = {name: rows.c[name] for name in COLUMNS} | {
         "flow_id": bindparam("flow_id", type_=BigInteger),

@@ -33,6 +33,7 @@ from sqlalchemy import (
     update,
 )
 
+from sqlq.config.constants import WAIT_TASK
 from sqlq.database.batch import Batch, Change, Condition, Expression, Values
 from sqlq.database.database import Database
 from sqlq.database.dialect import Dialect
@@ -46,6 +47,7 @@ from sqlq.store.apart import apart, noted
 from sqlq.store.jobs import settle
 from sqlq.store.jobs.rows import ENDED_AT, in_line
 from sqlq.store.limits.grant import wake_lines
+from sqlq.store.signals.waits import begin
 
 FlowPosition = tuple[int, int]
 """A flow, and a step of it, by their ids."""
@@ -119,11 +121,14 @@ def _judge_on(conn: Connection, ids: Sequence[int], *, are_ended: bool) -> Seque
 
 
 def _follow_up(conn: Connection, judged: Sequence[Any]) -> tuple[list[int], list[int]]:
-    """Have the limits of judged steps looked at, and cancel those that can never run; return their ids, and
-    those of steps to judge again. The sweeps do both after a crash."""
+    """Have the limits of judged steps looked at. Let steps begin to wait for their signals, and cancel those
+    that can never run. Return the ids of these, and those of steps to judge again. The sweeps do this after a
+    crash."""
     wake_lines(conn, (row for row in judged if row.blocked_by == "limit"))
-    ids = [row.id for row in judged if row.blocked_by == "flow"]
-    ids = [row.id for row in dialect_of(conn).sql.lock(conn, _BLOCKED, {"ids": ids})] if ids else []
+    rest = [row.id for row in judged if row.blocked_by == "flow"]
+    rows = dialect_of(conn).sql.lock(conn, _BLOCKED, {"ids": rest}) if rest else []
+    begin(conn, [(row.id, row.label, row.timeout_ms) for row in rows if row.verdict == FREE])
+    ids = [row.id for row in rows if row.verdict != FREE]
     if not ids:
         return [], []
     never, skipped, again, changes = list[int](), list[int](), list[int](), list[dict[str, Any]]()
@@ -213,7 +218,7 @@ def _verdict(step: Expression) -> Expression:
 @cache
 def _judged(dialect: Dialect, limit: int, *, are_ended: bool) -> Change:
     """Choose the steps that wait no longer, of these ids or behind these ended jobs, and make them available.
-    Those that can never run are locked, and stay as they are."""
+    Those that can never run, and those that wait for a signal, are locked, and stay as they are."""
     ids = select(dialect.sql.batch_table(_IDS).c.id).scalar_subquery()
     if are_ended:
         behind = is_among(edges.c.depends_on, ids)
@@ -225,16 +230,19 @@ def _judged(dialect: Dialect, limit: int, *, are_ended: bool) -> Change:
     def values(rows: Any) -> Values:
         due_at = case((jobs.c.due_at > now(), jobs.c.due_at), else_=now())
         free = in_line(jobs.c.limit_key.is_not(None), due_at)
-        return {
-            name: case((rows.c.verdict == FREE, value), else_=jobs.c[name]) for name, value in free.items()
-        }
+        is_free = and_(rows.c.verdict == FREE, jobs.c.task != WAIT_TASK)  # guard: no-worker-runs-a-wait
+        return {name: case((is_free, value), else_=jobs.c[name]) for name, value in free.items()}
 
     return Change(query, values, returning=(jobs.c.id, jobs.c.limit_key, jobs.c.blocked_by))
 
 
 _IDS = Batch(id=BigInteger)
 _ids: Any = bindparam("ids", expanding=True, type_=BigInteger)
-_BLOCKED = select(jobs.c.id).where(jobs.c.id.in_(_ids), blocked_by("flow"), IS_UNRESERVED).order_by(jobs.c.id)
+_BLOCKED = (
+    select(jobs.c.id, jobs.c.label, jobs.c.timeout_ms, _verdict(jobs.c.id).label("verdict"))
+    .where(jobs.c.id.in_(_ids), blocked_by("flow"), IS_UNRESERVED)
+    .order_by(jobs.c.id)
+)
 _edges, _parents = edges.alias("waits"), finished_jobs.alias("ended")
 # The verdict comes again, now that the step is locked: another process may have changed its edges.
 # guard: a-stale-verdict-cancels-nothing

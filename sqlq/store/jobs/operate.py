@@ -32,7 +32,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from sqlq.config.constants import ERROR_BYTES
+from sqlq.config.constants import ERROR_BYTES, WAIT_TASK
 from sqlq.database.batch import Change, Condition, Expression, insert_returning, inserted
 from sqlq.database.dialects import dialect_of
 from sqlq.model import history
@@ -60,6 +60,7 @@ from sqlq.store.jobs.lookup import Selection, records
 from sqlq.store.jobs.rows import ENDED_AT, TABLES, in_line, slices
 from sqlq.store.jobs.settle import keys_of
 from sqlq.store.limits.grant import Wake, wake, wake_lines
+from sqlq.store.signals.waits import begin
 from sqlq.store.workers import notify, workers
 
 BATCH = 500
@@ -257,6 +258,8 @@ def retry_failed(conn: Connection, selection: Selection, *, after_id: int = 0) -
     ]
     moved = {id for (id,) in inserted(conn, statement, values)}
     wake_lines(conn, (row for row in rows if row.id in moved))
+    again = [row for row in rows if row.task == WAIT_TASK and row.id in moved]
+    begin(conn, [(row.id, row.label, row.timeout_ms) for row in again])  # guard: a-retried-wait-waits
     dialect.sql.delete(conn, failed_jobs.c.id, sorted(moved))
     return sorted(moved), [row.id for row in rows if row.id not in moved]
 

@@ -85,6 +85,7 @@ from sqlq.store.jobs.lease import HOLD, change_held
 from sqlq.store.jobs.lookup import records
 from sqlq.store.limits.admit import close
 from sqlq.store.limits.grant import Wake, wake, wake_lines
+from sqlq.store.signals.waits import begin
 
 # -- the door ------------------------------------------------------------------------------------------------
 
@@ -170,6 +171,8 @@ def settle(conn: Connection, settlements: Sequence[Settlement]) -> set[Right]:
     keys, done = keys_of(settlements), set[Right]()
     for batch, rows in batches.items():
         done |= _end(conn, batch, rows) if batch in _ENDED else _put_back(conn, batch, rows, keys)
+    # guard: a-wait-begins-with-the-settle
+    begin(conn, [wait for s in settlements if (wait := s.wait) and (s.id, s.lease_token) in done])
     # guard: only-the-owner-is-followed
     _follow(conn, (s.follow_up for s in settlements if s.follow_up and (s.id, s.lease_token) in done))
     ends = {
@@ -464,9 +467,14 @@ def cancel(conn: Connection, locked: Sequence[int], reason: str, *, revokes: boo
 
 def finish(conn: Connection, table: Table, ids: Sequence[int], outcome: str, reason: str) -> None:
     """Move jobs to the finished ones whose rows this transaction has locked."""
-    source = select(*(table.c[name] for name in CARRIED), literal(outcome), literal(reason))
+    move_to(conn, table, ids, finished_jobs, {"outcome": literal(outcome), "reason": literal(reason)})
+
+
+def move_to(conn: Connection, table: Table, ids: Sequence[int], target: Table, own: Values) -> None:
+    """Move jobs whose rows this transaction has locked, with values of the target's own columns."""
+    source = select(*(table.c[name] for name in CARRIED), *own.values())
     source = source.where(table.c.id.in_(ids)).order_by(table.c.id)
-    conn.execute(insert_into(finished_jobs).from_select([*CARRIED, "outcome", "reason"], source))
+    conn.execute(insert_into(target).from_select([*CARRIED, *own], source))
     dialect_of(conn).sql.delete(conn, table.c.id, ids)
 
 

@@ -94,6 +94,8 @@ class Look(NamedTuple):
     """Whether a lease has expired; None where the poll was not for maintenance services too."""
     limited: bool | None
     """Whether a job is under a limit; None likewise."""
+    signalled: bool | None
+    """Whether a signal is new, or a wait for one is to be looked at."""
     tick_ms: float | None
     """The milliseconds until the next schedule is due; None where there is none."""
     wanted: Requests
@@ -115,8 +117,8 @@ def look(
     options = (channel(database.schema), hosts_within_ms, maintenance, list(workers))
     execute = database.naming()(partial(dialect.driver.run, driver))
     rows = dialect.sql.look(execute, LookRequest(queues.names, queues.after, *options))
-    *due, (_, tick_ms, _, listens, hosts, expired, limited, *wanted) = sorted(
+    *due, (_, tick_ms, _, listens, hosts, expired, limited, signalled, *wanted) = sorted(
         rows, key=lambda row: row[0] is None
     )
     due_ms = _noted(queues, [row[:3] for row in due], ())
-    return Look(due_ms, listens, hosts, expired, limited, tick_ms, requests_of(*wanted))
+    return Look(due_ms, listens, hosts, expired, limited, signalled, tick_ms, requests_of(*wanted))

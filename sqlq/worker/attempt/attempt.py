@@ -85,6 +85,8 @@ class Attempt:
     """The steps that the handler adds to its flow."""
     before: Sequence[Before] | None = None
     """The steps before it, where they are known without a query."""
+    wait: Any = None
+    """Its last wait for a signal, where that is known without a query."""
     on_progress: Callable[[Attempt], None] | None = None
     """Called when there is progress to write."""
     on_saved: Callable[[CallersTransaction | None, str], None] | None = None

@@ -26,13 +26,14 @@ from sqlq.database.caller.session import (
     atransaction_in,
     transaction_in,
 )
-from sqlq.errors import ConfigurationError, PayloadKeyError
+from sqlq.errors import ConfigurationError, JobTimeoutError, PayloadKeyError
 from sqlq.model.flow import Growth
 from sqlq.model.job import JobOrFlow, NewJob, Progress
 from sqlq.model.retry import scrubbed
 from sqlq.payload import headers as headings
 from sqlq.store.flows import flows
 from sqlq.store.flows.flows import Before
+from sqlq.store.signals import waits
 from sqlq.worker.attempt import own_row
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.attempt.own_row import AD, D, Step, decode_cursor, encode_cursor, steps_in
@@ -259,6 +260,36 @@ class JobContext:
                 )
             return
         self._attempt.report_progress(Progress(done, of, note))
+
+    # -- its signal ------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _wait(self) -> Any:
+        if (open_database := self._attempt.target.open_database) is None:
+            return self._attempt.wait
+        with open_database().read() as conn:
+            return waits.of(conn, self.id)
+
+    @property
+    def waited_for(self) -> str | None:
+        """The signal for which the job has waited last, by `sqlq.WaitFor`; None before the first wait. The
+        first use queries the database."""
+        return None if self._wait is None else str(self._wait.name)
+
+    @property
+    def signal(self) -> Any:
+        """The value of that signal; None before the first wait, too. Raises `sqlq.JobTimeoutError` where its
+        timeout came first, and `PayloadKeyError` for a value that cannot be opened.
+
+        >>> sqlq.current_job().signal  # doctest: +SKIP
+        {'by': 'ada'}
+        """
+        wait = self._wait
+        if wait is not None and wait.outcome == "timeout":
+            raise JobTimeoutError(f"no signal {wait.name} came in time")
+        if wait is None or wait.value is None:
+            return None
+        return json.loads(waits.opened(self._attempt.target.encryption, wait.value))
 
     # -- its flow --------------------------------------------------------------------------------------------
 

@@ -115,7 +115,10 @@ class Maintenance(ServiceLoop):
         self._rescue = Rescue(database, options.lease_ms, rescued, freed=freed, is_watched=is_watched)
         self._ticks = None if options.drain else Ticks(database, freed=freed, is_watched=is_watched)
         self._unblocks = [
-            Unblock(database, blocker(), freed=freed, is_watched=is_watched) for blocker in blockers.BLOCKERS
+            Unblock(database, blocker(), freed=freed, is_watched=is_watched)
+            for blocker in blockers.BLOCKERS
+            # a drain looks itself, and would miss what a service has locked
+            if blocker.waited_for is not None or not options.drain
         ]
         self._end_pauses = EndPauses(database, pauses_ended)
         super().__init__(

@@ -20,7 +20,7 @@ from sqlq.errors import SchemaVersionError
 from sqlq.model.schedule import Declarations
 from sqlq.schema import version
 from sqlq.store import blockers, schedules
-from sqlq.store.blockers import SWEEP_SHARE, Blocker, free_after
+from sqlq.store.blockers import Blocker, free_after
 from sqlq.store.jobs import operate, settle
 from sqlq.store.workers import workers
 from sqlq.worker.threads.log import log
@@ -197,6 +197,10 @@ class Unblock(PolledService):
         if self.blocker.called_by is None:
             self.is_watched = lambda: False
 
+    @property
+    def every(self) -> float:
+        return self.blocker.rhythm_seconds if self.database.dialect.in_a_file else super().every
+
     def turn(self) -> float | None:
         began = monotonic()
         if (done := self.blocker.sweep(self.database)) is None:
@@ -204,7 +208,7 @@ class Unblock(PolledService):
             return None if unused is None else jittered(unused)
         if done.number:
             self.freed()
-        rest = SWEEP_SHARE * (monotonic() - began)
+        rest = self.blocker.share * (monotonic() - began)
         if not self.blocker.has_wakes:  # its sweep alone finds what ended lately, and limits the rest itself
             rest = min(rest, self.every)
         return rest if done.has_more or rest > self.every else None

@@ -36,8 +36,9 @@ class Unblocker(Loop):
         activity = f"freeing jobs blocked by their {blocker.name}"
         super().__init__(f"sqlq-{blocker.name}", Outage(activity, database.for_claims))
         self.blocker, self._activity = blocker, activity
-        self.waited_for = ClaimedJob._fields.index(blocker.waited_for)
-        self.key, self.until_end = ClaimedJob._fields.index(blocker.key), blocker.until_end
+        fields = ClaimedJob._fields
+        self.waited_for = None if blocker.waited_for is None else fields.index(blocker.waited_for)
+        self.key, self.until_end = fields.index(blocker.key), blocker.until_end
         self._database, self._notifying = database.for_claims, database
         self._signals = signals
         self._has_wakes = in_use and blocker.has_wakes

@@ -307,6 +307,8 @@ class Settler(Loop):
                 leaves_jobs = True
         for unblocker in self._unblockers:
             waited_for, key = unblocker.waited_for, unblocker.key
+            if waited_for is None:
+                continue
             # also of jobs that were lost: the worker that has ended them may be gone
             keys = {
                 job.claimed[key]

@@ -1,5 +1,5 @@
 SELECT queue, ms, place, NULL::boolean AS listens, NULL::bigint AS hosts, NULL::boolean AS expired,
-       NULL::boolean AS limited, NULL::varchar AS asked,
+       NULL::boolean AS limited, NULL::boolean AS signalled, NULL::varchar AS asked,
        NULL::boolean AS all_paused, NULL::double precision AS pause_ms
   FROM (
 WITH RECURSIVE
@@ -54,6 +54,8 @@ SELECT NULL, (SELECT CAST(EXTRACT(EPOCH FROM pg_catalog.min(next_at) OPERATOR(pg
        CASE WHEN CAST(%(maintenance)s AS boolean) THEN
             EXISTS (SELECT 1 FROM public.jobs WHERE blocked_by OPERATOR(pg_catalog.=) 'limit')
             OR EXISTS (SELECT 1 FROM public.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL) END,
+       EXISTS (SELECT 1 FROM public.sqlq_waits WHERE look_at OPERATOR(pg_catalog.<=) pg_catalog.statement_timestamp())
+       OR EXISTS (SELECT 1 FROM public.sqlq_signals WHERE look_at OPERATOR(pg_catalog.<=) pg_catalog.statement_timestamp()),
        (SELECT pg_catalog.json_agg(pg_catalog.json_build_array(
                  id, asked, CAST(EXTRACT(EPOCH FROM asked_at) OPERATOR(pg_catalog.*) 1000000 AS bigint), CAST(EXTRACT(EPOCH FROM cancels_at) OPERATOR(pg_catalog.*) 1000000 AS bigint)))
           FROM public.sqlq_workers
