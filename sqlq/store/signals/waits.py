@@ -36,9 +36,9 @@ def signal(conn: Connection, name: str, value: str | None, keep_ms: int) -> bool
 def _signal(dialect: Dialect) -> Any:
     values = {
         "value": bindparam("value", type_=Text),
-        "created_at": now(),
-        "expires_at": after(bindparam("keep_ms", type_=BigInteger)),
         "look_at": now(),
+        # MariaDB assigns from left to right, and the condition reads this one
+        "expires_at": after(bindparam("keep_ms", type_=BigInteger)),
     }
     return dialect.sql.upsert(
         signals,
