@@ -17,6 +17,7 @@ from sqlq.config.constants import DEFAULT_QUEUE, WAIT_TASK
 from sqlq.database.batch import Batch, Change, Key, insert_returning, inserted
 from sqlq.database.dialect import Dialect
 from sqlq.database.dialects import dialect_of
+from sqlq.database.sql import Sql
 from sqlq.payload.encryption import NO_KEYS, Encryption
 from sqlq.schema.tables import jobs, signals, waits
 from sqlq.schema.types import Moment, after, far, now
@@ -28,26 +29,33 @@ KEPT = 100_000
 def signal(conn: Connection, name: str, value: str | None, keep_ms: int) -> bool:
     """Keep the first signal of a name; return whether this one is it. A rival's open transaction with the
     same name is waited for."""
-    rows = {"name": name, "value": value, "keep_ms": keep_ms}
-    return bool(inserted(conn, _signal(dialect_of(conn)), rows))
+    sql = dialect_of(conn).sql
+    row = {"signal": name, "json": value, "keep_ms": keep_ms}
+    return bool(sql.change(conn, _REPLACE, row) or inserted(conn, _insert_signal(sql), row))
+
+
+_name: Any = bindparam("signal", type_=Text)
+_SIGNAL = {
+    "value": bindparam("json", type_=Text),
+    "created_at": now(),
+    "expires_at": after(bindparam("keep_ms", type_=BigInteger)),
+    "look_at": now(),
+}
+# first: an expired one that is pruned meanwhile leaves its name to the insert
+_REPLACE = Change(
+    select(signals.c.name).where(
+        signals.c.name == _name,
+        signals.c.expires_at <= now(),  # guard: the-first-signal-counts
+    ),
+    _SIGNAL,
+    returning=(signals.c.name,),
+    waits=True,
+)
 
 
 @cache
-def _signal(dialect: Dialect) -> Any:
-    values = {
-        "value": bindparam("value", type_=Text),
-        "look_at": now(),
-        # MariaDB assigns from left to right, and the condition reads this one
-        "expires_at": after(bindparam("keep_ms", type_=BigInteger)),
-    }
-    return dialect.sql.upsert(
-        signals,
-        Key(("name",)),
-        values | {"name": bindparam("name", type_=Text)},
-        lambda new: {name: new[name] for name in values},
-        where=signals.c.expires_at <= now(),  # guard: the-first-signal-counts
-        returning=(signals.c.name,),
-    )
+def _insert_signal(sql: Sql) -> Any:
+    return sql.upsert(signals, Key(("name",)), {"name": _name} | _SIGNAL, returning=(signals.c.name,))
 
 
 Wait = tuple[int, str, int | None]
