@@ -127,7 +127,8 @@ def _follow_up(conn: Connection, judged: Sequence[Any]) -> tuple[list[int], list
     wake_lines(conn, (row for row in judged if row.blocked_by == "limit"))
     rest = [row.id for row in judged if row.blocked_by == "flow"]
     rows = dialect_of(conn).sql.lock(conn, _BLOCKED, {"ids": rest}) if rest else []
-    begin(conn, [(row.id, row.label, row.timeout_ms) for row in rows if row.verdict == FREE])
+    waits_begin = [row for row in rows if row.verdict == FREE and row.task == WAIT_TASK]
+    begin(conn, [(row.id, row.label, row.timeout_ms) for row in waits_begin])
     ids = [row.id for row in rows if row.verdict != FREE]
     if not ids:
         return [], []
@@ -239,7 +240,7 @@ def _judged(dialect: Dialect, limit: int, *, are_ended: bool) -> Change:
 _IDS = Batch(id=BigInteger)
 _ids: Any = bindparam("ids", expanding=True, type_=BigInteger)
 _BLOCKED = (
-    select(jobs.c.id, jobs.c.label, jobs.c.timeout_ms, _verdict(jobs.c.id).label("verdict"))
+    select(jobs.c.id, jobs.c.task, jobs.c.label, jobs.c.timeout_ms, _verdict(jobs.c.id).label("verdict"))
     .where(jobs.c.id.in_(_ids), blocked_by("flow"), IS_UNRESERVED)
     .order_by(jobs.c.id)
 )

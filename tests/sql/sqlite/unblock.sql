@@ -37,7 +37,7 @@ WHERE main.sqlq_edges.job_id = main.jobs.id) END != ? ORDER BY main.jobs.id
 
 BEGIN IMMEDIATE;
 
-SELECT main.jobs.id, main.jobs.label, main.jobs.timeout_ms, CASE WHEN ((SELECT main.sqlq_edges.depends_on 
+SELECT main.jobs.id, main.jobs.task, main.jobs.label, main.jobs.timeout_ms, CASE WHEN ((SELECT main.sqlq_edges.depends_on 
 FROM main.sqlq_edges 
 WHERE main.sqlq_edges.job_id = main.jobs.id AND (SELECT parents.id 
 FROM main.jobs AS parents 
