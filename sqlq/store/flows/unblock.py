@@ -125,17 +125,20 @@ def _follow_up(conn: Connection, judged: Sequence[Any]) -> tuple[list[int], list
     that can never run. Return the ids of these, and those of steps to judge again. The sweeps do this after a
     crash."""
     wake_lines(conn, (row for row in judged if row.blocked_by == "limit"))
-    rest = [row.id for row in judged if row.blocked_by == "flow"]
-    rows = dialect_of(conn).sql.lock(conn, _BLOCKED, {"ids": rest}) if rest else []
-    waits_begin = [row for row in rows if row.verdict == FREE and row.task == WAIT_TASK]
-    begin(conn, [(row.id, row.label, row.timeout_ms) for row in waits_begin])
-    ids = [row.id for row in rows if row.verdict != FREE]
-    if not ids:
+    ids = [row.id for row in judged if row.blocked_by == "flow"]
+    steps = {row.id: row for row in dialect_of(conn).sql.lock(conn, _BLOCKED, {"ids": ids})} if ids else {}
+    if not steps:
         return [], []
-    never, skipped, again, changes = list[int](), list[int](), list[int](), list[dict[str, Any]]()
-    for id, waits in groupby(conn.execute(_WAITS, {"ids": ids}).all(), itemgetter(0)):
+    starting, never, skipped, again = list[Any](), list[int](), list[int](), list[int]()
+    changes: list[dict[str, Any]] = []
+    # The verdict comes again, now that the steps are locked: another process may have changed their edges.
+    for (id, verdict), waits in groupby(conn.execute(_WAITS, {"ids": [*steps]}).all(), itemgetter(0, 1)):
+        if verdict == FREE and steps[id].task == WAIT_TASK:
+            starting.append((id, steps[id].label, steps[id].timeout_ms))
+        if verdict != NEVER:  # guard: a-stale-verdict-cancels-nothing
+            continue
         edges_now = [(wait, _satisfied(wait)) for wait in waits]
-        changed = [{"step": id, "before": wait[1], "now": when} for wait, when in edges_now if when]
+        changed = [{"step": id, "before": wait.depends_on, "now": when} for wait, when in edges_now if when]
         # guard: a-step-behind-skipped-ones-alone-is-skipped
         if all(when == "ended" for _, when in edges_now):
             skipped.append(id)
@@ -144,6 +147,7 @@ def _follow_up(conn: Connection, judged: Sequence[Any]) -> tuple[list[int], list
             changes += changed
         else:
             never.append(id)
+    begin(conn, starting)
     if changes:
         conn.execute(_CHANGE, changes)
     for some, reason in ((skipped, NOT_NEEDED), (never, REASON)):
@@ -240,23 +244,23 @@ def _judged(dialect: Dialect, limit: int, *, are_ended: bool) -> Change:
 _IDS = Batch(id=BigInteger)
 _ids: Any = bindparam("ids", expanding=True, type_=BigInteger)
 _BLOCKED = (
-    select(jobs.c.id, jobs.c.task, jobs.c.label, jobs.c.timeout_ms, _verdict(jobs.c.id).label("verdict"))
+    select(*jobs.c["id", "task", "label", "timeout_ms"])
     .where(jobs.c.id.in_(_ids), blocked_by("flow"), IS_UNRESERVED)
     .order_by(jobs.c.id)
 )
 _edges, _parents = edges.alias("waits"), finished_jobs.alias("ended")
-# The verdict comes again, now that the step is locked: another process may have changed its edges.
-# guard: a-stale-verdict-cancels-nothing
 _WAITS = (
     select(
-        *(_edges.c[name] for name in ("job_id", "depends_on", "on_outcome")), *_parents.c["outcome", "reason"]
+        _edges.c.job_id,
+        _verdict(_edges.c.job_id).label("verdict"),
+        *_edges.c["depends_on", "on_outcome"],
+        *_parents.c["outcome", "reason"],
     )
     .join_from(_edges, _parents, _parents.c.id == _edges.c.depends_on, isouter=True)
     .where(_edges.c.job_id.in_(_ids))
-    .where(_verdict(_edges.c.job_id) == NEVER)
     .order_by(_edges.c.job_id)
 )
-"""Read the edges of those of these steps that can never run."""
+"""Read the edges of steps, and the verdict on each step."""
 _WAITING_FOR = _waiting(edges.c.depends_on == bindparam("id", type_=BigInteger))
 
 
