@@ -12,6 +12,8 @@ from sqlq.errors import ConfigurationError
 if TYPE_CHECKING:
     from sqlq.model.job import JobDetails
 
+IDS_SHOWN = 20
+
 
 class Outcome(NamedTuple):
     """The answer of a verb: the object for programs, and the lines for people. The ids are those of the jobs
@@ -148,3 +150,22 @@ class Verb:
         if self.fits(job.state):
             return f"it is {job.state}, but not of those named, or locked by another transaction"
         return f"it is {job.state}: {self.words} is for {', '.join(self.states)} jobs"
+
+
+def listed(ids: Sequence[int | str]) -> str:
+    """Return ids or names for a sentence; of many only the first."""
+    shown = ", ".join(map(str, ids[:IDS_SHOWN]))
+    return shown if len(ids) <= IDS_SHOWN else f"{shown} and {counted(len(ids) - IDS_SHOWN, 'more', 'more')}"
+
+
+def of(options: Mapping[str, Any]) -> str:
+    """Return " of task … in queue … of batch … of flow …" for the jobs that the options choose."""
+    names = {"task": "of task", "queue": "in queue", "batch": "of batch", "flow": "of flow"}
+    names |= {"label": "with the label", "key": "with the unique key", "limit_key": "under the limit"}
+    names |= {"error": "with the error", "state": "that are", "since": "since", "until": "until"}
+    return "".join(f" {words} {options[name]}" for name, words in names.items() if options.get(name))
+
+
+def worker_name(worker: Any) -> str:
+    """Return the name of a worker, where it has one, with its host and process."""
+    return f"{'' if worker.name is None else worker.name + ' on '}{worker.host} pid {worker.pid}"

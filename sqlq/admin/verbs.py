@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sqlq.admin.verb import Option, Outcome, Verb, whole
+from sqlq.admin.verb import Option, Outcome, Verb, listed, of, whole, worker_name
 from sqlq.config.durations import counted
 from sqlq.payload.codec import read_json
 
 WAITING = ("blocked", "scheduled", "available")
 LIVE = (*WAITING, "running")
 ENDED = ("finished", "failed", "cancelled")
-IDS_SHOWN = 20
 TASK = Option("task", "Jobs of this task.")
 QUEUE = Option("queue", "Jobs of this queue.")
 BATCH = Option("batch", "Jobs of this batch.")
@@ -56,25 +55,6 @@ def verb(words: str, **values: Any) -> Callable[[Do], Do]:
         return do
 
     return decorate
-
-
-def listed(ids: Sequence[int | str]) -> str:
-    """Return ids or names for a sentence; of many only the first."""
-    shown = ", ".join(map(str, ids[:IDS_SHOWN]))
-    return shown if len(ids) <= IDS_SHOWN else f"{shown} and {counted(len(ids) - IDS_SHOWN, 'more', 'more')}"
-
-
-def of(options: Mapping[str, Any]) -> str:
-    """Return " of task … in queue … of batch … of flow …" for the jobs that the options choose."""
-    names = {"task": "of task", "queue": "in queue", "batch": "of batch", "flow": "of flow"}
-    names |= {"label": "with the label", "key": "with the unique key", "limit_key": "under the limit"}
-    names |= {"error": "with the error", "state": "that are", "since": "since", "until": "until"}
-    return "".join(f" {words} {options[name]}" for name, words in names.items() if options.get(name))
-
-
-def worker_name(worker: Any) -> str:
-    """Return the name of a worker, where it has one, with its host and process."""
-    return f"{'' if worker.name is None else worker.name + ' on '}{worker.host} pid {worker.pid}"
 
 
 def _others(ids: Iterable[int], changed: Collection[int]) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Connection, Row
 
 from sqlq.admin.facet import Facet, audited
-from sqlq.admin.verbs import worker_name
+from sqlq.admin.verb import worker_name
 from sqlq.config.command_hint import command
 from sqlq.config.json_text import AsJson
 from sqlq.errors import ConfigurationError

@@ -12,8 +12,7 @@ import click
 
 from sqlq.admin.batches import Watch, watched
 from sqlq.admin.jobs import SEARCH_LIMIT
-from sqlq.admin.verb import Verb
-from sqlq.admin.verbs import of
+from sqlq.admin.verb import Verb, of
 from sqlq.cli.context import Context
 from sqlq.cli.options import confirm, json_flag, option_of, yes_option
 from sqlq.cli.terminal.output import answer, console, naming_options, on_terminal, plain

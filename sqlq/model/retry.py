@@ -83,11 +83,11 @@ class Snooze(Signal):
 
 
 class SlowDown(Snooze):
-    """Raise in a handler when a service asks for fewer calls: a `Snooze` that also closes the job's limit.
+    """Raise in a handler when a service wants fewer calls: a `Snooze` that also closes the job's limit.
 
-    No other job with the key of its limit starts before that time, on any worker. What runs goes on, and what
-    a worker has claimed starts within a second, or goes back to its place in the line. Then the key opens at
-    its ordinary rate. The later one of two ends counts. Without a limit it is a snooze.
+    No other job with the key of its limit starts before that time, on any worker. Running jobs go on. A job
+    that a worker has claimed starts within a second, or goes back to its place in the line. Then the key
+    opens at its ordinary rate. The later one of two ends counts. Without a limit it is a snooze.
 
     >>> raise SlowDown("30s")  # doctest: +SKIP
     """

@@ -13,8 +13,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from werkzeug import Response
 
 from sqlq.admin.jobs import SEARCH_LIMIT
-from sqlq.admin.verb import Option, Outcome, Verb, whole
-from sqlq.admin.verbs import VERBS, of
+from sqlq.admin.verb import Option, Outcome, Verb, of, whole
+from sqlq.admin.verbs import VERBS
 from sqlq.app.app import App
 from sqlq.errors import ConfigurationError, JobNotFoundError
 from sqlq.web.access import RefusedError

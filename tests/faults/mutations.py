@@ -262,7 +262,8 @@ GUARDS = [
     # flows
     Guard("a-step-that-waits-is-blocked", "== 1", "== 2", "test_a_step_runs_after_its_parents[postgresql]"),
     Guard("a-wait-begins-with-the-settle", None, "pass", "test_a_job_waits_without_a_slot_and_runs_again_with_the_value[sqlite]"),
-    Guard("a-signal-calls-all-that-wait", None, "pass", "test_a_wait_and_a_signal_that_do_not_see_each_other_meet[postgresql]"),
+    Guard("a-signal-calls-all-that-wait", "True", "False", "test_a_wait_and_a_signal_that_do_not_see_each_other_meet[postgresql]"),
+    Guard("a-look-calls-some", "== AT_ONCE", "== -1", "test_a_signal_for_many_waits_calls_some_at_a_time[sqlite]"),
     Guard("waits-of-no-job-are-deleted", "if due:", "if False:", "test_waits_of_cancelled_jobs_free_nothing[sqlite]"),
     Guard("a-signal-comes-first", "exists().where(_came), \"signal\"), (waits.c.until <= now(), \"timeout\")", "waits.c.until <= now(), \"timeout\"), (exists().where(_came), \"signal\")", "test_a_step_ends_with_the_first_signal_of_its_name[sqlite]"),
     Guard("the-first-signal-counts", "<= now()", "> now()", "test_a_step_ends_with_the_first_signal_of_its_name[sqlite]"),

@@ -333,7 +333,7 @@ def test_dying_before_and_while_unblocking(points: Callable[[str], Points]) -> N
 
 @pytest.mark.integration
 def test_dying_while_a_signal_ends_waits(points: Callable[[str], Points]) -> None:
-    """Of each flow one step has a signal, and one is past its timeout. Each ends once, by whichever look."""
+    """Each flow has a step with a signal, and one past its timeout. Each ends once, by whichever look."""
     crash = points("free")
     task, ends = crash.app.tasks["note"], dict[int, list[int]]()
 

@@ -1,4 +1,4 @@
-"""A task that calls a service, which may ask for fewer calls."""
+"""A task that calls a service, which may want fewer calls."""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +19,7 @@ from sqlq.store.blockers import EventBlocker
 from sqlq.store.events import free
 from sqlq.store.signals import waits
 from sqlq.worker.maintain.services import Sweep, Unblock
-from tests.kit import count, execute, needs, wait_until
+from tests.kit import count, execute, needs, wait_until, waiting_for_locks
 from tests.kit.flows import Shop
 
 pytestmark = pytest.mark.each_database
@@ -197,6 +199,28 @@ def test_a_wait_and_a_signal_that_do_not_see_each_other_meet(shop: Shop, engine:
         conn.execute(text(f"SELECT id FROM jobs WHERE id = {two} FOR UPDATE"))
         assert look(app) == []
     assert (look(app), look(app)) == ([two], [])
+    three, *_ = approval(shop, "c", first=True)
+    with engine.connect() as conn, ThreadPoolExecutor(1) as pool:  # another look will have seen no signal
+        later = "UPDATE sqlq_waits SET look_at = look_at + INTERVAL '1' DAY WHERE job_id = "
+        conn.execute(text(f"{later}{three}"))
+        app.signal("c", 3)
+        looked = pool.submit(look, app)
+        wait_until(lambda: looked.done() or waiting_for_locks(engine))
+        conn.commit()
+        assert (looked.result(), look(app)) == ([three], [])
+
+
+def test_a_signal_for_many_waits_calls_some_at_a_time(
+    shop: Shop, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(free, "AT_ONCE", 2)
+    monkeypatch.setattr(free, "CALL", replace(free.CALL, selection=free.CALL.selection.limit(2)))
+    steps = [approval(shop, "a", first=True)[0] for _ in range(5)]
+    assert look(shop.app) == []
+    shop.app.signal("a", 1)
+    looks = [look(shop.app) for _ in range(4)]
+    assert [len(ids) for ids in looks] == [2, 2, 1, 0]
+    assert sorted(id for ids in looks for id in ids) == steps
 
 
 def test_waits_of_cancelled_jobs_free_nothing(shop: Shop, engine: Engine) -> None:

@@ -21,7 +21,7 @@ CREATE TABLE IF NOT EXISTS {prefix}sqlq_waits (
     outcome VARCHAR(7) CHECK (outcome IN ('signal', 'timeout')),
     value LONGTEXT,
     KEY sqlq_waits_look (look_at, job_id),
-    KEY sqlq_waits_name (name, job_id),
+    KEY sqlq_waits_name (name, outcome, look_at),
     CONSTRAINT sqlq_waits_moments_in_range CHECK (
         until >= '1970-01-01' AND until < '9999-01-01'
         AND look_at >= '1970-01-01' AND look_at < '9999-01-01')

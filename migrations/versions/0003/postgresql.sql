@@ -22,7 +22,7 @@ CREATE INDEX sqlq_signals_expire ON {prefix}sqlq_signals (expires_at);
 
 CREATE INDEX sqlq_waits_look ON {prefix}sqlq_waits (look_at, job_id);
 
-CREATE INDEX sqlq_waits_name ON {prefix}sqlq_waits (name, job_id);
+CREATE INDEX sqlq_waits_name ON {prefix}sqlq_waits (name, outcome, look_at);
 
 -- down
 

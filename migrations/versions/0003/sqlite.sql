@@ -43,7 +43,7 @@ CREATE INDEX sqlq_signals_expire ON sqlq_signals (expires_at);
 
 CREATE INDEX sqlq_waits_look ON sqlq_waits (look_at, job_id);
 
-CREATE INDEX sqlq_waits_name ON sqlq_waits (name, job_id);
+CREATE INDEX sqlq_waits_name ON sqlq_waits (name, outcome, look_at);
 
 -- down
 

@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from sqlq.admin.doctor.finding import Answers, Case, Check, Finding, check, ok, to_do
 from sqlq.admin.queues import QueueStatus
-from sqlq.admin.verbs import listed, worker_name
+from sqlq.admin.verb import listed, worker_name
 from sqlq.admin.why import why
 from sqlq.config.command_hint import command, word
 from sqlq.config.constants import RESCUE_MS, UNKNOWN_TASK_MS

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from sqlq.admin.jobs import SEARCH_LIMIT
-from sqlq.admin.verbs import of, worker_name
+from sqlq.admin.verb import of, worker_name
 from sqlq.cli.context import Context
 from sqlq.cli.options import flag, limit_option, listing, takes_json, those_of_one
 from sqlq.cli.terminal.output import (

@@ -25,6 +25,7 @@ from sqlalchemy import (
 )
 
 from sqlq.config.constants import WAIT_TASK
+from sqlq.database.batch import Change
 from sqlq.database.database import Database
 from sqlq.database.dialects import dialect_of
 from sqlq.model.outcome import ErrorText, Failed
@@ -53,9 +54,12 @@ def look(conn: Connection) -> tuple[list[Any], bool]:
     jobs: steps, which have ended, and jobs that run again. Return also whether there may be more."""
     sql = dialect_of(conn).sql
     names = [row.name for row in sql.lock(conn, NEW)]
+    has_more = len(names) == AT_ONCE
     if names:
-        conn.execute(_CALL, {"names": names})  # guard: a-signal-calls-all-that-wait
-        conn.execute(_SEEN, {"names": names})
+        if len(sql.change(conn, CALL, {"names": names})) == AT_ONCE:  # guard: a-look-calls-some
+            has_more = True  # the signals stay new
+        else:
+            conn.execute(_SEEN, {"names": names})
         if len(names) == AT_ONCE:  # a flood, perhaps of names for which nothing waits
             prune(conn, 2 * AT_ONCE)
     due = {row.job_id: row.outcome for row in sql.lock(conn, _DUE, lately(conn, ENDS))}
@@ -72,7 +76,7 @@ def look(conn: Connection) -> tuple[list[Any], bool]:
         conn.execute(_LATER, {"ids": later})
     if due:  # guard: waits-of-no-job-are-deleted
         sql.delete(conn, waits.c.job_id, [*due.keys() - live], ~exists().where(jobs.c.id == waits.c.job_id))
-    return [live[id] for (id,) in done], bool(done) or len(names) == AT_ONCE
+    return [live[id] for (id,) in done], bool(done) or has_more
 
 
 def _end(conn: Connection, how: str, rows: Sequence[Any]) -> None:
@@ -93,8 +97,16 @@ _ids: Any = bindparam("ids", expanding=True, type_=BigInteger)
 _is_new, _is_due = signals.c.look_at <= now(), waits.c.look_at <= now()
 _IS_DUE = select(or_(exists().where(_is_new), exists().where(_is_due)))
 NEW = select(signals.c.name).where(_is_new).order_by(signals.c.look_at, signals.c.name).limit(AT_ONCE)
-# it waits for a look that has locked a wait, and may not see the signal
-_CALL = update(waits).where(waits.c.name.in_(_names), waits.c.outcome.is_(None)).values(look_at=now())
+# those that are called already come last
+CALL = Change(
+    select(waits.c.job_id)
+    .where(waits.c.name.in_(_names), waits.c.outcome.is_(None))
+    .order_by(waits.c.look_at.desc())
+    .limit(AT_ONCE),
+    {"look_at": now()},
+    returning=(waits.c.job_id,),
+    waits=True,  # for a look that may not see the signal; guard: a-signal-calls-all-that-wait
+)
 _SEEN = update(signals).where(signals.c.name.in_(_names)).values(look_at=null())
 _DUE = (
     select(waits.c.job_id, waits.c.outcome)
