@@ -50,7 +50,7 @@ def drain_now(app: sqlq.App) -> None:
 
 def test_a_recipe_is_short_and_explains_its_safety() -> None:
     parts = PAGES[COOKBOOK].split("\n## ")[1:]
-    assert len(parts) == 14
+    assert len(parts) == 15
     for part in parts:
         assert "**Why it is safe.**" in part
         assert ".md#" in part or ".md)" in part
@@ -137,6 +137,25 @@ def test_an_agent_killed_at_each_step_calls_each_once_more_at_most(
     names = [f"job-{job.id} {name}" for name in ("ask", "find the parcel", "track it", "mail")]
     times = 1 if moment == "before" else 2
     assert (folder / "calls").read_text().splitlines() == [name for name in names for _ in range(times)]
+
+
+def test_a_recipe_publishes_what_a_person_approves(names: dict[str, Any], app: sqlq.App, engine: Engine) -> None:
+    sent, online = list[tuple[str, str]](), list[tuple[int, str]]()
+    names |= {"send_mail": lambda *mail: sent.append(mail), "put_online": lambda *page: online.append(page)}
+    recipe = cook("approval_by_mail", names)
+    with Session(engine) as session, session.begin():
+        recipe.submit(session, 7, "ada")
+    drain(app)
+    ((_, mail),) = sent
+    link, browser = mail.partition("example.com")[2], recipe.web.test_client()
+    assert "<button>" in browser.get(link).text
+    drain(app)
+    assert online == []
+    answers = [browser.post(link).text for _ in range(2)]
+    assert answers == ["Thank you.", "Somebody has answered before you."]
+    assert browser.post(f"{link}x").status_code == 404
+    drain(app)
+    assert (online, len(sent)) == ([(7, "ada")], 1)
 
 
 def test_a_recipe_shows_progress_and_cancels(names: dict[str, Any], app: sqlq.App) -> None:

@@ -121,7 +121,7 @@ def test_alembics_own_command_works_in_a_checkout(empty: Engine, empty_database_
 PUBLISHED = {
     "0001": "c3841e6455a6098533884f5aa8cae75d18caea9bb50137b1f73f2619f7714baf",
     "0002": "aa81342d7f7f3f238551cc8d2815094ec54c0e8200a94dc2517910e102f32ca7",
-    "0003": "ba1504ccb18841e90dccc2c227819e08707b0e43a79b1d50a7c37f92e413cd16",
+    "0003": "bafc3ab6261c0428c0063ec3cccb640e4c37e9b28afb406b92ca1ad4e0d731b9",
 }
 """The SHA-256 of each published revision, with its scripts.
 
