@@ -139,7 +139,7 @@ def test_an_agent_killed_at_each_step_calls_each_once_more_at_most(
     assert (folder / "calls").read_text().splitlines() == [name for name in names for _ in range(times)]
 
 
-def test_a_recipe_publishes_what_a_person_approves(names: dict[str, Any], app: sqlq.App, engine: Engine) -> None:
+def test_a_recipe_publishes_what_is_approved(names: dict[str, Any], app: sqlq.App, engine: Engine) -> None:
     sent, online = list[tuple[str, str]](), list[tuple[int, str]]()
     names |= {"send_mail": lambda *mail: sent.append(mail), "put_online": lambda *page: online.append(page)}
     recipe = cook("approval_by_mail", names)
