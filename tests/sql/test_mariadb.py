@@ -25,11 +25,13 @@ from sqlq.model.checks import Rule
 from sqlq.model.outcome import Finished
 from sqlq.model.schedule import Declared, Schedule
 from sqlq.store import audit, schedules
+from sqlq.store.events import free
 from sqlq.store.flows import unblock
 from sqlq.store.jobs import insert as inserting
 from sqlq.store.jobs import lease, operate, settle
 from sqlq.store.jobs.lookup import Selection
 from sqlq.store.limits import admit
+from sqlq.store.signals import waits
 from sqlq.store.workers import workers
 from tests.kit import claim_on, for_each
 from tests.kit.databases import fresh_database
@@ -100,6 +102,14 @@ def prune_audit(conn: Connection, held: list[Any]) -> None:
     audit.prune(conn, -60_000)
 
 
+def wait_for_signal(conn: Connection, held: list[Any]) -> None:
+    for keep_ms in (-60_000, 60_000):  # the first expires at once, and is replaced
+        waits.signal(conn, "s", "1", keep_ms)
+    waits.begin(conn, [(job.id, "s", None) for job in inserting.insert(conn, [new()])])
+    free.look(conn)
+    waits.prune(conn, 10)
+
+
 def unblock_two(conn: Connection) -> None:
     """Unblock a step that may run, and one that never can."""
     conn.execute(
@@ -136,6 +146,7 @@ MORE: dict[str, Callable[[Connection, list[Any]], Any]] = {
     ),
     "set_limit": set_limit,
     "unblock": lambda conn, held: unblock_two(conn),
+    "wait_for_signal": wait_for_signal,
     "skip": lambda conn, held: settle.skip(conn, (some(conn, "failed_jobs") or [1])[0], "no"),
 }
 """The verbs that lock rows and are none of the hot ones."""

@@ -18,6 +18,8 @@ SELECT NULL, (SELECT TIMESTAMPDIFF(MICROSECOND, UTC_TIMESTAMP(6), next_at) / 100
        CASE WHEN %s THEN
             EXISTS (SELECT 1 FROM shop.jobs WHERE blocked_by = 'limit')
             OR EXISTS (SELECT 1 FROM shop.jobs WHERE limit_key IS NOT NULL AND blocked_by IS NULL) END,
+       EXISTS (SELECT 1 FROM shop.sqlq_waits WHERE look_at <= UTC_TIMESTAMP(6))
+       OR EXISTS (SELECT 1 FROM shop.sqlq_signals WHERE look_at <= UTC_TIMESTAMP(6)),
        (SELECT JSON_ARRAYAGG(JSON_ARRAY(
                  id, asked, TIMESTAMPDIFF(MICROSECOND, TIMESTAMP '1970-01-01 00:00:00', asked_at), TIMESTAMPDIFF(MICROSECOND, TIMESTAMP '1970-01-01 00:00:00', cancels_at)))
           FROM shop.sqlq_workers
