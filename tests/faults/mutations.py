@@ -283,6 +283,7 @@ GUARDS = [
     Guard("what-has-just-ended-keeps-its-key", None, "pass", "test_a_job_that_ends_during_an_enqueue_of_its_key_keeps_it[postgresql]"),
     Guard("lasting-keys-need-read-committed", None, "pass", "test_a_stricter_transaction_is_refused[repeatable-postgresql]"),
     Guard("a-failed-step-ends-the-wait", None, "pass", "test_the_result_of_a_flow_is_that_of_its_end_or_of_a_failed_step[sqlite]"),
+    Guard("a-last-look-awaits-the-thread", "self._looking", "threading.Lock()", "test_a_last_look_awaits_that_of_the_thread"),
     Guard("drain-awaits-maintenance", None, "pass", "test_a_draining_worker_awaits_jobs_that_a_service_unblocks[sqlite]"),
     Guard("drain-awaits-freed-jobs", "and all(unblocker.is_idle for unblocker in self._unblockers)", "", "test_a_draining_worker_awaits_the_steps_it_unblocks[sqlite]"),
     Guard("operators-unblock", None, "pass", "test_a_cancelled_or_deleted_step_cancels_steps_that_need_it[postgresql]"),

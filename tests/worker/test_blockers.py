@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from sqlq.store import blockers
 from sqlq.store.blockers import Blocker, FlowBlocker, LimitBlocker, Reason
 from sqlq.store.limits.admit import FreedJobs
 from sqlq.worker.maintain.services import Sweep, Unblock
+from sqlq.worker.settle.after import Unblocker
 from tests.kit import wait_until
 
 waits = table("event_waits", column("job_id", BigInteger), column("flow_id", BigInteger))
@@ -115,3 +118,27 @@ def test_the_maintenance_sweeps_for_each_blocker(app: sqlq.App, waiting: sqlq.Jo
     Sweep(app.database).run()
     with app.database.read() as conn:
         assert conn.execute(select(waits)).all() == []
+
+
+def test_a_last_look_awaits_that_of_the_thread(app: sqlq.App) -> None:
+    """A drain would skip what the thread has locked, and leave without the jobs that it frees."""
+    began, overlapped = threading.Event(), list[bool]()
+
+    class Slow(LimitBlocker):
+        second = threading.Event()
+
+        def free(self, database: Database, keys: Collection[str]) -> FreedJobs:
+            if began.is_set():
+                self.second.set()
+            else:
+                began.set()
+                overlapped.append(self.second.wait(0.2))
+            return FreedJobs()
+
+    signals: Any = SimpleNamespace(due_at=print, settled=lambda: None)
+    unblocker = Unblocker(Slow(), app.database, signals, in_use=True)
+    unblocker.look()
+    assert began.wait(30)
+    unblocker.look_now()
+    unblocker.close()
+    assert overlapped == [False]

@@ -12,6 +12,7 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.config.constants import LEASE_MS
+from sqlq.store import blockers
 from sqlq.store.blockers import LimitBlocker
 from sqlq.store.jobs import settle
 from sqlq.store.limits import admit
@@ -33,7 +34,7 @@ LIMITED, SPENT = 7, 50
 @pytest.fixture(autouse=True)
 def rhythm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(services, "jittered", lambda seconds: RHYTHM if seconds > SHORT else seconds)
-    monkeypatch.setattr(services, "SWEEP_SHARE", 0)  # a slow machine would rest after its last turn, too
+    monkeypatch.setattr(blockers.Blocker, "share", 0)  # a slow machine would rest after its last turn, too
 
 
 def die(app: sqlq.App, number: int) -> list[int]:

@@ -5,6 +5,7 @@ flows and limits has none. While one batch is freed the next keys gather."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection
 from time import monotonic
 from typing import Any
@@ -27,7 +28,7 @@ LOOK_SECONDS = 0.02
 class Unblocker(Loop):
     """Frees for one worker the jobs that wait for one reason, by keys and by wakes."""
 
-    _hinted = _busy = False
+    _hinted = False
     _look_at = _look_began_at = float("-inf")
     """When to look at wakes, and when the last look began."""
 
@@ -44,6 +45,7 @@ class Unblocker(Loop):
         self._has_wakes = in_use and blocker.has_wakes
         """Whether wakes are known to exist."""
         self._keys: list[Any] = []
+        self._looking = threading.Lock()
 
     def start(self) -> None:
         if self._has_wakes:
@@ -71,8 +73,10 @@ class Unblocker(Loop):
         freed = False
         try:
             while self.blocker.has_wakes:
-                # guard: drain-awaits-admissions
-                done = self.blocker.free(self._database, ())
+                # it would skip what the thread has locked, and a claim not see it yet
+                with self._looking:  # guard: a-last-look-awaits-the-thread
+                    # guard: drain-awaits-admissions
+                    done = self.blocker.free(self._database, ())
                 freed = freed or done.number > 0
                 if not done.has_more:
                     break
@@ -85,7 +89,7 @@ class Unblocker(Loop):
     @property
     def is_idle(self) -> bool:
         """Whether no key is left to look at, so that a claim sees all that this worker has freed."""
-        return not (self._keys or self._busy)
+        return not (self._keys or self._looking.locked())
 
     # -- the thread ------------------------------------------------------------------------------------------
 
@@ -94,11 +98,8 @@ class Unblocker(Loop):
             self._hinted = False
             self._look_at = min(self._look_at, max(monotonic(), self._look_began_at + LOOK_SECONDS))
         if self._keys or monotonic() >= self._look_at:
-            self._busy = True
-            try:
+            with self._looking:
                 self._free()
-            finally:
-                self._busy = False
             self._outage.over()
             if self.is_idle:
                 self._signals.settled()
