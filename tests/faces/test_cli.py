@@ -25,7 +25,7 @@ from tests.kit.command import Command
 
 COMMANDS = [
     *("init", "migrate", "work", "enqueue", "status", "jobs", "show", "why", "failed", "retry", "cancel"),
-    *("reschedule", "change", "delete", "replay", "prune", "queues", "workers", "flows", "limits"),
+    *("reschedule", "change", "delete", "replay", "signal", "prune", "queues", "workers", "flows", "limits"),
     *("schedules", "web", "audit", "keys", "grants", "doctor", "health", "metrics", "demo"),
 ]
 """Each command, in the order of the help."""

@@ -38,8 +38,8 @@ def tables(conn: Connection, schema: str | None = None) -> list[str]:
 
 OURS = [
     *("failed_jobs", "finished_jobs", "job_states", "jobs", "queue_stats", "sqlq_audit", "sqlq_edges"),
-    *("sqlq_flows", "sqlq_limits", "sqlq_queues", "sqlq_schedules", "sqlq_version", "sqlq_wakes"),
-    "sqlq_workers",
+    *("sqlq_flows", "sqlq_limits", "sqlq_queues", "sqlq_schedules", "sqlq_signals", "sqlq_version"),
+    *("sqlq_waits", "sqlq_wakes", "sqlq_workers"),
 ]
 PLACES: dict[str, Callable[[sqlq.App, Engine], Any]] = {
     "url": lambda app, engine: app.use("sqlite://"),
