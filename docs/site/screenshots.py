@@ -1,4 +1,4 @@
-"""`python -m tests.faces.web.screenshots`: the pictures of the dashboard in the README and the guide.
+"""`python -m docs.site.screenshots`: the pictures of the dashboard in the README and the guide.
 
 It needs the Debian packages chromium and chromium-driver.
 """
@@ -23,7 +23,7 @@ from tests.kit.browser import chromium
 from tests.kit.command import Command
 from tests.kit.postgresql import OwnPostgreSQL
 
-PLACE = Path(__file__).parents[3] / "docs" / "img"
+PLACE = Path(__file__).parents[1] / "img"
 PAGES = {"overview": "", "jobs": "jobs", "failures": "failures", "flow": "flows/1"}
 
 
