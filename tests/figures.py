@@ -20,7 +20,7 @@ from pathlib import Path
 
 from tests.words import KINDS, ROOT, counts, room_of
 
-BOUNDS = {"lines": 28_365, "statements": 21_500, "tokens": 245_790}
+BOUNDS = {"lines": 29_390, "statements": 22_350, "tokens": 255_290}
 """The sizes of sqlq/ to which its ceilings are to fall."""
 CEILINGS = Path(__file__).with_suffix(".json")
 MAX_LINES = 500
