@@ -93,9 +93,7 @@ def test_process_one_stops_in_good_order(play: Scenario) -> None:
     assert not worker.said("Errno")
 
 
-def test_process_one_reaps_orphans_and_survives_the_death_of_its_only_child(
-    play: Scenario,
-) -> None:
+def test_process_one_reaps_orphans_and_survives_the_death_of_its_only_child(play: Scenario) -> None:
     with container(play) as (worker, first):
         for _ in range(5):
             play.enqueue("orphan")

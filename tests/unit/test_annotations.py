@@ -14,17 +14,7 @@ from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum, auto
 from pathlib import Path, PurePosixPath
 from time import process_time
-from typing import (
-    Annotated,
-    Any,
-    Generic,
-    Literal,
-    NamedTuple,
-    NewType,
-    NotRequired,
-    TypedDict,
-    TypeVar,
-)
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, NotRequired, TypedDict, TypeVar
 from uuid import UUID
 from zoneinfo import ZoneInfo
 

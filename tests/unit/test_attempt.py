@@ -86,9 +86,7 @@ def running(id: int, *, timeout_ms: int | None = None) -> Attempt:
     return Attempt(claimed, None, float("inf"), Target())
 
 
-def test_only_a_handler_past_its_timeout_counts_as_stuck(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_only_a_handler_past_its_timeout_counts_as_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sqlq.worker.run.lease.OVERDUE_SECONDS", 0.0)
     stuck: list[int] = []
     ended, goes_on, cancelled = (running(id, timeout_ms=ms) for id, ms in ((1, 1), (2, 1), (3, 200)))

@@ -11,18 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlq.config.durations import (
-    FAR,
-    MAX_MS,
-    ago,
-    amount,
-    aware,
-    in_units,
-    milliseconds,
-    rate,
-    readable,
-    until,
-)
+from sqlq.config import durations
 from sqlq.database.timeouts import AnswerTimeout
 from sqlq.errors import ConfigurationError
 from tests.kit import for_each
@@ -40,28 +29,30 @@ from tests.kit import for_each
         ("1m1ms", 60_001),
         (timedelta(minutes=5), 300_000),
         (timedelta(microseconds=1_999), 1),
-        (timedelta(days=36_600), MAX_MS),
+        (timedelta(days=36_600), durations.MAX_MS),
     ],
 )
 def test_durations(given: Any, ms: int) -> None:
-    assert milliseconds(given, "delay") == milliseconds(f"{ms}ms", "delay") == ms
+    assert durations.milliseconds(given, "delay") == durations.milliseconds(f"{ms}ms", "delay") == ms
 
 
 @given(st.text())
 def test_any_text_is_a_duration_or_refused(text: str) -> None:
     try:
-        ms = milliseconds(text, "delay")
+        ms = durations.milliseconds(text, "delay")
     except ConfigurationError:
         return
-    assert 0 <= ms <= MAX_MS
+    assert 0 <= ms <= durations.MAX_MS
 
 
 def test_aware_times_are_converted_to_utc() -> None:
-    moment = aware(datetime(2030, 1, 1, 2, tzinfo=timezone(timedelta(hours=2))), "available_at")
+    moment = durations.aware(datetime(2030, 1, 1, 2, tzinfo=timezone(timedelta(hours=2))), "available_at")
     assert (moment, moment.tzinfo) == (datetime(2030, 1, 1, tzinfo=UTC), UTC)
     first = datetime(2026, 10, 25, 2, 30, tzinfo=ZoneInfo("Europe/Berlin"))
-    second = aware(first.replace(fold=1), "at")
-    assert [second, aware(first, "at")] == [datetime(2026, 10, 25, hour, 30, tzinfo=UTC) for hour in (1, 0)]
+    second = durations.aware(first.replace(fold=1), "at")
+    assert [second, durations.aware(first, "at")] == [
+        datetime(2026, 10, 25, hour, 30, tzinfo=UTC) for hour in (1, 0)
+    ]
 
 
 @for_each(
@@ -70,46 +61,46 @@ def test_aware_times_are_converted_to_utc() -> None:
         (datetime(2030, 1, 1), "has no time zone"),  # noqa: DTZ001  # the mistake itself
         ("2030-01-01T00:00:00Z", "give a datetime"),
         (None, "give a datetime"),
-        (FAR, "between the years 1970 and 9997"),
+        (durations.FAR, "between the years 1970 and 9997"),
         (datetime(1970, 1, 1, tzinfo=timezone(timedelta(hours=1))), "between the years 1970 and 9997"),
         (datetime(9997, 12, 31, 23, tzinfo=timezone(-timedelta(hours=1))), "between the years 1970 and 9997"),
     ],
 )
 def test_naive_and_distant_times_are_refused(given: Any, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^available_at is .*{reason}"):
-        aware(given, "available_at")
+        durations.aware(given, "available_at")
 
 
 @for_each(
     ("write", "number", "text"),
     [
-        (readable, 0, "0 ms"),
-        (readable, 0.00833, "0.01 ms"),
-        (readable, 999.4, "999 ms"),
-        (readable, 999.7, "1 s"),
-        (readable, 1_250, "1.25 s"),
-        (readable, 60_300, "60.3 s"),
-        (readable, 119_600, "2 min"),
-        (readable, 130_200, "2 min 10 s"),
-        (readable, 3_599_400, "59 min 59 s"),
-        (readable, 3_599_600, "1 h"),
-        (readable, 172_769_000, "47 h 59 min"),
-        (readable, 172_771_000, "2 d"),
-        (readable, 356_400_000, "4 d 3 h"),
-        (readable, MAX_MS, "36,600 d"),
-        (rate, 0, "0 a second"),
-        (rate, 1_173.2, "1,170 a second"),
-        (rate, 3.5512, "3.55 a second"),
-        (rate, 0.1, "0.1 a second"),
-        (rate, 0.05, "3 a minute"),
-        (rate, 0.00833, "0.5 a minute"),
-        (rate, 0.00001, "0.86 a day"),
-        (rate, 0.0000001, "0.01 a day"),
-        (in_units, 0, "0 bytes"),
-        (in_units, 999, "999 bytes"),
-        (in_units, 1_000, "0.98 KiB"),
-        (in_units, 1023 * 1024, "1 MiB"),
-        (in_units, 3 << 40, "3 TiB"),
+        (durations.readable, 0, "0 ms"),
+        (durations.readable, 0.00833, "0.01 ms"),
+        (durations.readable, 999.4, "999 ms"),
+        (durations.readable, 999.7, "1 s"),
+        (durations.readable, 1_250, "1.25 s"),
+        (durations.readable, 60_300, "60.3 s"),
+        (durations.readable, 119_600, "2 min"),
+        (durations.readable, 130_200, "2 min 10 s"),
+        (durations.readable, 3_599_400, "59 min 59 s"),
+        (durations.readable, 3_599_600, "1 h"),
+        (durations.readable, 172_769_000, "47 h 59 min"),
+        (durations.readable, 172_771_000, "2 d"),
+        (durations.readable, 356_400_000, "4 d 3 h"),
+        (durations.readable, durations.MAX_MS, "36,600 d"),
+        (durations.rate, 0, "0 a second"),
+        (durations.rate, 1_173.2, "1,170 a second"),
+        (durations.rate, 3.5512, "3.55 a second"),
+        (durations.rate, 0.1, "0.1 a second"),
+        (durations.rate, 0.05, "3 a minute"),
+        (durations.rate, 0.00833, "0.5 a minute"),
+        (durations.rate, 0.00001, "0.86 a day"),
+        (durations.rate, 0.0000001, "0.01 a day"),
+        (durations.in_units, 0, "0 bytes"),
+        (durations.in_units, 999, "999 bytes"),
+        (durations.in_units, 1_000, "0.98 KiB"),
+        (durations.in_units, 1023 * 1024, "1 MiB"),
+        (durations.in_units, 3 << 40, "3 TiB"),
     ],
 )
 def test_durations_rates_and_sizes_are_written_for_people(
@@ -131,14 +122,19 @@ def test_durations_rates_and_sizes_are_written_for_people(
     ],
 )
 def test_times_are_written_for_people(seconds: float, past: str, future: str) -> None:
-    assert ago(datetime.now(UTC) - timedelta(seconds=seconds)) == past
-    assert until(datetime.now(UTC) - timedelta(seconds=seconds)) == past
-    assert until(datetime.now(UTC) + timedelta(seconds=seconds)) == future
+    assert durations.ago(datetime.now(UTC) - timedelta(seconds=seconds)) == past
+    assert durations.until(datetime.now(UTC) - timedelta(seconds=seconds)) == past
+    assert durations.until(datetime.now(UTC) + timedelta(seconds=seconds)) == future
 
 
 @given(st.floats(0, 1e15))
 def test_no_measured_number_has_an_exponent(number: float) -> None:
-    for text in (amount(number), rate(number), readable(number), in_units(number)):
+    for text in (
+        durations.amount(number),
+        durations.rate(number),
+        durations.readable(number),
+        durations.in_units(number),
+    ):
         assert "e+" not in text
         assert "e-" not in text
 

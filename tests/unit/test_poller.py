@@ -24,16 +24,6 @@ from sqlq.worker.supervise import supervisor
 from sqlq.worker.supervise.child import FAILED_STARTS, MAX_PAUSE_SECONDS, Child, RestartPolicy, Stage
 from sqlq.worker.supervise.heartbeat import HELPERS, Dispatcher
 from sqlq.worker.wait import poller
-from sqlq.worker.wait.poller import (
-    IDLE_POLL_SECONDS,
-    STAND_BY_SECONDS,
-    TRUSTED_SECONDS,
-    WINNERS,
-    Agenda,
-    LastLook,
-    drawn,
-    looks_for_services,
-)
 from tests.kit import for_each, wait_until
 
 
@@ -82,13 +72,13 @@ def test_a_host_without_notifications_polls_ever_more_rarely_after_jobs(
 
 @pytest.mark.parametrize("hosts", [24, 1_000])
 def test_a_few_of_many_hosts_claim_at_once_and_others_within_the_interval(hosts: int) -> None:
-    assert {drawn(few) for few in (1, 2, WINNERS) for _ in range(100)} == {0.0}
+    assert {poller.drawn(few) for few in (1, 2, poller.WINNERS) for _ in range(100)} == {0.0}
     random.seed(7)
-    rounds = [[drawn(hosts) for _ in range(hosts)] for _ in range(200)]
+    rounds = [[poller.drawn(hosts) for _ in range(hosts)] for _ in range(200)]
     went = [waits.count(0.0) for waits in rounds]
     assert 2 < sum(went) / len(went) < 4, "about three, whatever their number"
     assert max(went) <= 15
-    assert max(map(max, rounds)) <= IDLE_POLL_SECONDS
+    assert max(map(max, rounds)) <= poller.IDLE_POLL_SECONDS
     first_look = [min(wait for wait in waits if wait) for waits in rounds]
     assert sorted(first_look)[150] < 0.01, "when nobody went, or had room, another looks some ms later"
 
@@ -109,7 +99,7 @@ HINTS: dict[str, tuple[list[tuple[str, float]], tuple[float, float]]] = {
 @for_each("name", HINTS)
 def test_a_notification_counts_until_a_later_look_or_a_worker_is_sent(name: str) -> None:
     events, expected = HINTS[name]
-    agenda = Agenda(look_at=5.0)
+    agenda = poller.Agenda(look_at=5.0)
     for event, moment in events:
         match event:
             case "hint" | "backs off":
@@ -124,7 +114,7 @@ def test_a_notification_counts_until_a_later_look_or_a_worker_is_sent(name: str)
 @for_each(("hosts", "least", "most"), [(1, 1_000, 1_000), (10, 1_000, 1_000), (1_000, 4, 20)])
 def test_many_hosts_share_the_looks_for_maintenance(hosts: int, least: int, most: int) -> None:
     random.seed(7)
-    assert least <= sum(looks_for_services(hosts) for _ in range(1_000)) <= most
+    assert least <= sum(poller.looks_for_services(hosts) for _ in range(1_000)) <= most
 
 
 class Noted(services.PolledService):
@@ -161,9 +151,9 @@ SIGHTS = {
     "nobody looks": (None, None, (False, False, False)),
     "the own poller looks": (None, 1.0, (True, False, False)),
     "the supervisor looks": (1.0, None, (True, True, True)),
-    "it has just fallen silent": (TRUSTED_SECONDS + 0.1, None, (False, False, True)),
-    "the own poller takes over": (STAND_BY_SECONDS + 0.1, None, (False, False, False)),
-    "the own poller has taken over": (STAND_BY_SECONDS + 0.1, 1.0, (True, False, False)),
+    "it has just fallen silent": (poller.TRUSTED_SECONDS + 0.1, None, (False, False, True)),
+    "the own poller takes over": (poller.STAND_BY_SECONDS + 0.1, None, (False, False, False)),
+    "the own poller has taken over": (poller.STAND_BY_SECONDS + 0.1, 1.0, (True, False, False)),
 }
 """For how long the supervisor and the own poller have been silent. Then whether a poller looks, whether it is
 the supervisor's, and whether the own one stands by."""
@@ -178,10 +168,10 @@ def test_the_own_poller_and_the_worker_itself_follow_a_silent_supervisor(name: s
         patch.setattr(poller, "monotonic", lambda: now[0])
         looked_at = -inf if by_supervisor is None else now[0] - by_supervisor
         supervision.last_poll = lambda: looked_at
-        now[0] -= STAND_BY_SECONDS
-        last_look = LastLook(supervision)
+        now[0] -= poller.STAND_BY_SECONDS
+        last_look = poller.LastLook(supervision)
         assert last_look.stands_by(), "the supervisor's may be about to begin"
-        now[0] += STAND_BY_SECONDS
+        now[0] += poller.STAND_BY_SECONDS
         if own is not None:
             now[0] -= own
             last_look.note()

@@ -17,20 +17,10 @@ from hypothesis import strategies as st
 from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES
 from sqlq.config.durations import MAX_MS, Duration, milliseconds
 from sqlq.errors import ConfigurationError, JobTimeoutError
+from sqlq.model import retry
 from sqlq.model.backoff import Backoff, backoff_from, exponential, fibonacci, fixed, linear, read, stored
 from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Cancelled, ErrorText, Failed, Line, Released, Retried, users_line
-from sqlq.model.retry import (
-    Cancel,
-    Retry,
-    RetryPolicy,
-    SlowDown,
-    Snooze,
-    decide,
-    describe,
-    error_record,
-    scrubbed,
-)
 from tests.kit import for_each
 
 JOB = ClaimedJob(
@@ -97,7 +87,7 @@ def test_jitter_spreads_jobs_that_failed_together() -> None:
 
 
 def test_the_default_is_exponential_up_to_an_hour() -> None:
-    for backoff in (backoff_from(None), RetryPolicy().backoff):
+    for backoff in (backoff_from(None), retry.RetryPolicy().backoff):
         assert 800 <= ms(backoff(1)) <= 1_200
         assert HOUR * 0.8 <= ms(backoff(10_000)) <= HOUR * 1.2
 
@@ -141,7 +131,7 @@ def test_a_callable_that_fails_gets_the_default_and_a_warning(caplog: pytest.Log
     ):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "sqlq.worker"):
-            assert 1_600 <= RetryPolicy(backoff=backoff).wait_ms(2) <= 2_400
+            assert 1_600 <= retry.RetryPolicy(backoff=backoff).wait_ms(2) <= 2_400
         assert said in caplog.text
 
 
@@ -149,21 +139,21 @@ def test_a_callable_that_fails_gets_the_default_and_a_warning(caplog: pytest.Log
 
 
 def test_a_failed_attempt_is_retried_until_attempts_are_spent() -> None:
-    retried: Any = decide(JOB, ValueError("no"))
+    retried: Any = retry.decide(JOB, ValueError("no"))
     assert retried == Retried(retried.delay_ms, ErrorText("ValueError", "no"), "error")
     assert 800 <= retried.delay_ms <= 1_200
-    assert decide(LAST, ValueError("no")) == Failed("error", ErrorText("ValueError", "no"))
+    assert retry.decide(LAST, ValueError("no")) == Failed("error", ErrorText("ValueError", "no"))
 
 
 def test_listed_exceptions_only_or_never() -> None:
-    only, never = RetryPolicy(retry_on=(OSError,)), RetryPolicy(fail_on=(OSError,))
-    both = RetryPolicy(retry_on=(OSError,), fail_on=(FileNotFoundError,))
-    assert isinstance(decide(JOB, TimeoutError(), only), Retried)
-    assert isinstance(decide(JOB, ValueError(), only), Failed)
-    assert isinstance(decide(JOB, TimeoutError(), never), Failed)
-    assert isinstance(decide(JOB, ValueError(), never), Retried)
-    assert isinstance(decide(JOB, TimeoutError(), both), Retried)
-    assert isinstance(decide(JOB, FileNotFoundError(), both), Failed)
+    only, never = retry.RetryPolicy(retry_on=(OSError,)), retry.RetryPolicy(fail_on=(OSError,))
+    both = retry.RetryPolicy(retry_on=(OSError,), fail_on=(FileNotFoundError,))
+    assert isinstance(retry.decide(JOB, TimeoutError(), only), Retried)
+    assert isinstance(retry.decide(JOB, ValueError(), only), Failed)
+    assert isinstance(retry.decide(JOB, TimeoutError(), never), Failed)
+    assert isinstance(retry.decide(JOB, ValueError(), never), Retried)
+    assert isinstance(retry.decide(JOB, TimeoutError(), both), Retried)
+    assert isinstance(retry.decide(JOB, FileNotFoundError(), both), Failed)
 
 
 def group(*errors: Exception) -> ExceptionGroup[Exception]:
@@ -171,75 +161,79 @@ def group(*errors: Exception) -> ExceptionGroup[Exception]:
 
 
 def test_groups_count_by_their_exceptions_and_a_signal_when_it_is_alone() -> None:
-    only, never = RetryPolicy(retry_on=(OSError,)), RetryPolicy(fail_on=(OSError,))
-    assert isinstance(decide(JOB, group(group(TimeoutError()), OSError()), only), Retried)
-    assert isinstance(decide(JOB, group(TimeoutError(), ValueError()), only), Failed)
-    assert isinstance(decide(JOB, group(ValueError(), group(TimeoutError())), never), Failed)
-    assert isinstance(decide(JOB, group(ValueError()), never), Retried)
-    assert isinstance(decide(JOB, group(ValueError()), RetryPolicy(retry_on=(ExceptionGroup,))), Retried)
-    assert isinstance(decide(JOB, group(ValueError()), RetryPolicy(fail_on=(ExceptionGroup,))), Failed)
-    assert decide(JOB, group(group(Cancel("order withdrawn")))) == Cancelled("order withdrawn")
-    assert decide(JOB, group(Snooze("1h"))) == Released(HOUR, snoozed=True)
-    assert isinstance(decide(JOB, group(Cancel(), ValueError())), Retried)
+    only, never = retry.RetryPolicy(retry_on=(OSError,)), retry.RetryPolicy(fail_on=(OSError,))
+    assert isinstance(retry.decide(JOB, group(group(TimeoutError()), OSError()), only), Retried)
+    assert isinstance(retry.decide(JOB, group(TimeoutError(), ValueError()), only), Failed)
+    assert isinstance(retry.decide(JOB, group(ValueError(), group(TimeoutError())), never), Failed)
+    assert isinstance(retry.decide(JOB, group(ValueError()), never), Retried)
+    assert isinstance(
+        retry.decide(JOB, group(ValueError()), retry.RetryPolicy(retry_on=(ExceptionGroup,))), Retried
+    )
+    assert isinstance(
+        retry.decide(JOB, group(ValueError()), retry.RetryPolicy(fail_on=(ExceptionGroup,))), Failed
+    )
+    assert retry.decide(JOB, group(group(retry.Cancel("order withdrawn")))) == Cancelled("order withdrawn")
+    assert retry.decide(JOB, group(retry.Snooze("1h"))) == Released(HOUR, snoozed=True)
+    assert isinstance(retry.decide(JOB, group(retry.Cancel(), ValueError())), Retried)
 
 
 def test_a_slow_down_has_the_time_of_retry_after_in_each_of_its_forms() -> None:
-    assert decide(JOB, SlowDown("1h")) == Released(HOUR, snoozed=True, closes=True)
+    assert retry.decide(JOB, retry.SlowDown("1h")) == Released(HOUR, snoozed=True, closes=True)
     in_an_hour = datetime.now(UTC) + timedelta(hours=1)
     date, asctime = format_datetime(in_an_hour, usegmt=True), in_an_hour.strftime("%a %b %d %H:%M:%S %Y")
     past, minute = "Sun, 06 Nov 1994 08:49:37 GMT", 60_000
     waits = {"120": 120_000, " 1.5 ": 1_500, date: HOUR, asctime: HOUR, past: 0, "-5": 0, "9" * 400: MAX_MS}
     waits |= dict.fromkeys(("", "soon", "nan", "Fri, 31 Dec 99999 23:59:59 GMT"), minute)
     for value, expected in waits.items():
-        delay_ms = SlowDown.from_headers({"Server": "1", "retry-AFTER": value}).delay_ms
+        delay_ms = retry.SlowDown.from_headers({"Server": "1", "retry-AFTER": value}).delay_ms
         assert expected - 2_000 <= delay_ms <= expected, value
-    assert SlowDown.from_headers({}, "5s").delay_ms == 5_000
+    assert retry.SlowDown.from_headers({}, "5s").delay_ms == 5_000
 
 
 def test_a_group_is_described_by_its_first_exception() -> None:
     cause = raised(OSError("no route"))
-    text = describe(raised(group(group(cause), ValueError("b"), KeyError("c"))))  # type: ignore[arg-type]
+    text = retry.describe(raised(group(group(cause), ValueError("b"), KeyError("c"))))  # type: ignore[arg-type]
     assert (text.exception, text.message) == ("OSError", "no route (and 2 more)")
     assert text.traceback
     assert "KeyError: 'c'" in text.traceback
     assert text.traceback.endswith("OSError: no route\n"), "the cause comes last"
-    alone = describe(raised(group(OSError("no route"))))
+    alone = retry.describe(raised(group(OSError("no route"))))
     assert (alone.exception, alone.message) == ("OSError", "no route")
 
 
 def test_retry_takes_its_own_delay_and_shows_its_cause() -> None:
-    assert decide(JOB, Retry("5m")) == Retried(
+    assert retry.decide(JOB, retry.Retry("5m")) == Retried(
         300_000, ErrorText("sqlq.model.retry.Retry", "the handler asked for a retry in 5m")
     )
-    asked = Retry("5m")
+    asked = retry.Retry("5m")
     asked.__cause__ = OSError("mail server down")
-    assert decide(JOB, asked) == Retried(300_000, ErrorText("OSError", "mail server down"))
-    assert decide(LAST, asked) == Failed("error", ErrorText("OSError", "mail server down"))
-    assert isinstance(decide(JOB, Retry(), RetryPolicy(retry_on=(OSError,))), Retried)
-    retried: Any = decide(JOB, Retry(), RetryPolicy(backoff=fixed("7s")))
+    assert retry.decide(JOB, asked) == Retried(300_000, ErrorText("OSError", "mail server down"))
+    assert retry.decide(LAST, asked) == Failed("error", ErrorText("OSError", "mail server down"))
+    assert isinstance(retry.decide(JOB, retry.Retry(), retry.RetryPolicy(retry_on=(OSError,))), Retried)
+    retried: Any = retry.decide(JOB, retry.Retry(), retry.RetryPolicy(backoff=fixed("7s")))
     assert retried.delay_ms == 7_000
 
 
 def test_a_snooze_counts_no_attempt_up_to_a_maximum() -> None:
-    assert decide(LAST, Snooze("1h")) == Released(HOUR, snoozed=True)
+    assert retry.decide(LAST, retry.Snooze("1h")) == Released(HOUR, snoozed=True)
     circling = JOB._replace(releases=MAX_RELEASES)
-    assert isinstance(decide(circling, Snooze("1h")), Retried)
-    assert isinstance(decide(circling._replace(attempts=3), Snooze("1h")), Failed)
+    assert isinstance(retry.decide(circling, retry.Snooze("1h")), Retried)
+    assert isinstance(retry.decide(circling._replace(attempts=3), retry.Snooze("1h")), Failed)
 
 
 def test_cancel_is_no_failure() -> None:
-    assert decide(LAST, Cancel("order withdrawn")) == Cancelled("order withdrawn")
-    assert decide(JOB, Cancel()) == Cancelled(None)
-    assert decide(JOB, Cancel("a\0b")) == Cancelled("a␀b")
+    assert retry.decide(LAST, retry.Cancel("order withdrawn")) == Cancelled("order withdrawn")
+    assert retry.decide(JOB, retry.Cancel()) == Cancelled(None)
+    assert retry.decide(JOB, retry.Cancel("a\0b")) == Cancelled("a␀b")
 
 
 def test_a_timeout_is_retried_unless_fail_on_has_it() -> None:
-    error, policy = JobTimeoutError("longer than 30 s"), RetryPolicy(retry_on=(ValueError,))
+    error, policy = JobTimeoutError("longer than 30 s"), retry.RetryPolicy(retry_on=(ValueError,))
     failed = Failed("timeout", ErrorText("sqlq.errors.JobTimeoutError", "longer than 30 s"))
-    assert isinstance(decide(JOB, error, policy), Retried)
-    assert decide(LAST, error, policy) == failed
-    assert decide(JOB, error, RetryPolicy(fail_on=(JobTimeoutError,))) == failed
-    assert isinstance(decide(JOB, error, RetryPolicy(fail_on=(ValueError,))), Retried)
+    assert isinstance(retry.decide(JOB, error, policy), Retried)
+    assert retry.decide(LAST, error, policy) == failed
+    assert retry.decide(JOB, error, retry.RetryPolicy(fail_on=(JobTimeoutError,))) == failed
+    assert isinstance(retry.decide(JOB, error, retry.RetryPolicy(fail_on=(ValueError,))), Retried)
 
 
 # -- errors as text ------------------------------------------------------------------------------------------
@@ -251,7 +245,7 @@ def test_a_timeout_is_retried_unless_fail_on_has_it() -> None:
     st.integers(1, 60),
 )
 def test_scrubbed_text_fits_and_can_be_stored(value: str, limit: int, times: int) -> None:
-    text = scrubbed(value * times, limit)
+    text = retry.scrubbed(value * times, limit)
     assert len(text.encode()) <= limit
     assert "\0" not in text
     if len((value * times).encode("utf-8", "surrogatepass")) <= limit and value.isprintable():
@@ -259,7 +253,7 @@ def test_scrubbed_text_fits_and_can_be_stored(value: str, limit: int, times: int
 
 
 def test_head_and_tail_of_a_long_text_are_kept() -> None:
-    text = scrubbed("begin" + "x" * 50_000_000 + "end", 1_000)
+    text = retry.scrubbed("begin" + "x" * 50_000_000 + "end", 1_000)
     assert text.startswith("begin")
     assert text.endswith("end")
     assert "... cut ..." in text
@@ -291,11 +285,11 @@ class MuteError(Exception):
     ],
 )
 def test_any_exception_can_be_described(error: BaseException) -> None:
-    text = describe(raised(error))
+    text = retry.describe(raised(error))
     assert text.traceback
     assert len("".join((text.exception, text.message, text.traceback)).encode()) <= ERROR_BYTES
     assert "\0" not in text.exception + text.message + text.traceback
-    json.loads(error_record(1, "error", text))
+    json.loads(retry.error_record(1, "error", text))
 
 
 def test_frame_locals_are_not_kept() -> None:
@@ -305,14 +299,14 @@ def test_frame_locals_are_not_kept() -> None:
 
     with pytest.raises(ValueError, match="declined") as caught:
         handler()
-    trace = describe(caught.value).traceback
+    trace = retry.describe(caught.value).traceback
     assert trace
     assert "ValueError: declined" in trace
     assert "41111111" not in trace
 
 
 def test_an_errors_record_is_one_json_object() -> None:
-    record = json.loads(error_record(2, "timeout", ErrorText("OSError", "m" * 9_999)))
+    record = json.loads(retry.error_record(2, "timeout", ErrorText("OSError", "m" * 9_999)))
     assert {**record, "at": None} == {
         "attempt": 2,
         "at": None,

@@ -18,17 +18,8 @@ from sqlalchemy.pool import StaticPool
 
 import sqlq
 from sqlq.cli.context import Context
-from sqlq.config import pyproject
+from sqlq.config import pyproject, urls
 from sqlq.config.command_hint import command, word
-from sqlq.config.urls import (
-    DEFAULT_URL,
-    database_url,
-    hosts,
-    is_same_database,
-    listen_url,
-    masked,
-    schema_name,
-)
 from sqlq.database.dialects import dialect_at
 from sqlq.errors import ConfigurationError, UnsupportedDatabaseError
 from sqlq.testing import inline, on_database
@@ -43,12 +34,12 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_argument_comes_before_environment_and_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert database_url() == make_url(DEFAULT_URL)
+    assert urls.database_url() == make_url(urls.DEFAULT_URL)
     monkeypatch.setenv("SQLQ_DATABASE_URL", "sqlite:///from_environment.db")
-    assert database_url().database == "from_environment.db"
-    assert database_url("sqlite:///given.db").database == "given.db"
+    assert urls.database_url().database == "from_environment.db"
+    assert urls.database_url("sqlite:///given.db").database == "given.db"
     monkeypatch.setenv("SQLQ_DATABASE_URL", "")
-    assert database_url() == make_url(DEFAULT_URL)
+    assert urls.database_url() == make_url(urls.DEFAULT_URL)
 
 
 @for_each(
@@ -63,14 +54,14 @@ def test_the_argument_comes_before_environment_and_default(monkeypatch: pytest.M
     ],
 )
 def test_sqlq_connects_synchronously(given: str, driver: str) -> None:
-    assert database_url(given).drivername == driver
+    assert urls.database_url(given).drivername == driver
 
 
 def test_the_url_to_listen_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert listen_url() is None
+    assert urls.listen_url() is None
     monkeypatch.setenv("SQLQ_LISTEN_URL", "postgresql://direct/d")
-    assert str(listen_url()) == "postgresql+psycopg://direct/d"
-    assert str(listen_url("postgres://given/d")) == "postgresql+psycopg://given/d"
+    assert str(urls.listen_url()) == "postgresql+psycopg://direct/d"
+    assert str(urls.listen_url("postgres://given/d")) == "postgresql+psycopg://given/d"
     refused = r"the URL to listen at is .*, so it has the form postgresql://"
     for wrong in ("sqlite:///y.db", "postgresql+psycopg2://h/d"):
         with pytest.raises(ConfigurationError, match=refused):
@@ -84,15 +75,15 @@ def test_tcp_timeouts_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch) -> N
         return dialect_at(url).driver.ends(url, seconds)
 
     keepalives = {"keepalives_idle": 10, "keepalives_interval": 3, "keepalives_count": 3}
-    given = ends(database_url("postgresql://h/d"), 3)
+    given = ends(urls.database_url("postgresql://h/d"), 3)
     assert given == {"connect_timeout": 3, **keepalives, "tcp_user_timeout": 10_000}
-    assert ends(database_url("postgresql://h/d?connect_timeout=9&tcp_user_timeout=1"), 3) == keepalives
+    assert ends(urls.database_url("postgresql://h/d?connect_timeout=9&tcp_user_timeout=1"), 3) == keepalives
     monkeypatch.setenv("PGCONNECT_TIMEOUT", "7")
-    assert "connect_timeout" not in ends(database_url("postgresql://h/d"), 3)
-    assert ends(database_url("postgresql://h/d?service=shop"), 3) == {}
-    assert ends(database_url("sqlite:///shop.db"), 3) == {}
-    assert ends(database_url("mariadb://h/d"), 3)["connect_timeout"] == 3
-    assert "connect_timeout" not in ends(database_url("mariadb://h/d?connect_timeout=9"), 3)
+    assert "connect_timeout" not in ends(urls.database_url("postgresql://h/d"), 3)
+    assert ends(urls.database_url("postgresql://h/d?service=shop"), 3) == {}
+    assert ends(urls.database_url("sqlite:///shop.db"), 3) == {}
+    assert ends(urls.database_url("mariadb://h/d"), 3)["connect_timeout"] == 3
+    assert "connect_timeout" not in ends(urls.database_url("mariadb://h/d?connect_timeout=9"), 3)
 
 
 def test_a_file_is_found_when_the_url_has_an_empty_host(tmp_path: Path) -> None:
@@ -115,8 +106,8 @@ LIST = "postgresql://u@/shop?host=a:5433&host=b&target_session_attrs=read-write"
     ],
 )
 def test_a_list_of_hosts_is_read_in_each_of_its_forms(given: str, tried: list[str]) -> None:
-    url = database_url(given)
-    assert hosts(url) == tried
+    url = urls.database_url(given)
+    assert urls.hosts(url) == tried
     options = url.get_dialect()().create_connect_args(url)[1]
     names, ports = options["host"].split(","), str(options.get("port", "")).split(",")
     ports = ports * len(names) if len(ports) == 1 else ports
@@ -124,14 +115,14 @@ def test_a_list_of_hosts_is_read_in_each_of_its_forms(given: str, tried: list[st
 
 
 def test_a_list_of_hosts_is_shown_as_it_was_written_and_leads_to_the_database_of_each() -> None:
-    assert masked(database_url(LIST)) == LIST.replace("postgresql:", "postgresql+psycopg:")
-    assert command("status", database_url(LIST)).count("host=a:5433&host=b&") == 1
+    assert urls.masked(urls.database_url(LIST)) == LIST.replace("postgresql:", "postgresql+psycopg:")
+    assert command("status", urls.database_url(LIST)).count("host=a:5433&host=b&") == 1
     with pytest.raises(ConfigurationError, match=r"database\?host=a:5432&host=b:5432&target_"):
-        database_url("postgresql://u@a:5433,b:5432/shop")
-    named = database_url(LIST)
-    assert is_same_database(named, database_url("postgresql://other@b/shop"))
+        urls.database_url("postgresql://u@a:5433,b:5432/shop")
+    named = urls.database_url(LIST)
+    assert urls.is_same_database(named, urls.database_url("postgresql://other@b/shop"))
     for other in ("postgresql://u@a/shop", "postgresql://u@b/other", "mariadb://u@b:5432/shop"):
-        assert not is_same_database(named, database_url(other)), other
+        assert not urls.is_same_database(named, urls.database_url(other)), other
 
 
 @for_each(
@@ -179,7 +170,7 @@ def test_a_database_in_memory_is_refused_when_a_connection_is_needed(given: str)
 
 
 def test_asyncpg_parameters_are_translated_for_psycopg() -> None:
-    url = database_url(
+    url = urls.database_url(
         "postgresql+asyncpg://h/d?ssl=require&prepared_statement_cache_size=0&application_name=shop"
     )
     assert url.query == {"sslmode": "require", "application_name": "shop"}
@@ -196,35 +187,37 @@ SPELLINGS = (
 @for_each("spelling", SPELLINGS)
 def test_no_spelling_of_a_password_is_shown(spelling: str, driver: str) -> None:
     given = f"{driver}://{spelling}"
-    url = database_url(given)
+    url = urls.database_url(given)
     assert "SEKRET" in url.render_as_string(hide_password=False)
     app = sqlq.App(given)
     beside = sqlq.App(given, listen_url=given.replace("psycopg2", "psycopg"))
     shown = (app, beside, app._connected.address, app.database, beside._connected.address)
-    told = [*map(repr, shown), masked(url), masked(make_url(given))]
+    told = [*map(repr, shown), urls.masked(url), urls.masked(make_url(given))]
     told += [command("status", url), command("status", make_url(given))]
     told += [str(Context(database_url=given)), *Context(database_url=given).options(needs_app=False)]
     with pytest.raises(UnsupportedDatabaseError) as raised:
-        database_url(f"mysql://{spelling}")
+        urls.database_url(f"mysql://{spelling}")
     told.append(str(raised.value))
     assert not [said for said in told if "SEKRET" in said]
-    assert "***" in masked(make_url(given))
+    assert "***" in urls.masked(make_url(given))
 
 
 def test_a_password_among_the_parameters_is_the_one_that_counts() -> None:
-    assert masked(URL.create("postgresql", "u", "secret", "h", 5432, "d")) == "postgresql://u:***@h:5432/d"
-    url = database_url("postgresql://u:other@h/d?password=a%20b&sslmode=require")
+    assert (
+        urls.masked(URL.create("postgresql", "u", "secret", "h", 5432, "d")) == "postgresql://u:***@h:5432/d"
+    )
+    url = urls.database_url("postgresql://u:other@h/d?password=a%20b&sslmode=require")
     assert (url.password, dict(url.query)) == ("a b", {"sslmode": "require"})
 
 
 def test_the_schema_is_a_plain_identifier(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert schema_name() is None
+    assert urls.schema_name() is None
     monkeypatch.setenv("SQLQ_SCHEMA", "queue_1")
-    assert schema_name() == "queue_1"
-    assert schema_name("other") == "other"
+    assert urls.schema_name() == "queue_1"
+    assert urls.schema_name("other") == "other"
     for wrong in ("Queue", "a-b", "1a", "", 'a"b', "x" * 42, "a.b"):
         with pytest.raises(ConfigurationError, match="a schema is named by lower-case letters"):
-            schema_name(wrong)
+            urls.schema_name(wrong)
     with pytest.raises(ConfigurationError, match=r"^schema is 'A B': a schema is named by"):
         sqlq.App("postgresql://localhost/shop", schema="A B")
     monkeypatch.setenv("SQLQ_SCHEMA", "A B")
@@ -358,7 +351,7 @@ def test_another_database_on_the_command_line_drops_the_listen_url(
         (tmp_path / f"listening_{n}.py").write_text(f"import sqlq\napp = {app}\n")
         url = f"postgresql://pooler/{name}"
         address = Context(database_url=url, app_option=f"listening_{n}:app").app()._connected.address
-        assert (address.url, address.schema) == (database_url(url), "q")
+        assert (address.url, address.schema) == (urls.database_url(url), "q")
         assert address.listen_url is not None
         assert address.listen_url.host == host
 
@@ -409,7 +402,7 @@ def test_the_nearest_pyproject_with_the_table_counts(here: Path, tmp_path: Path)
 def test_no_pyproject_is_found_without_a_table_or_a_directory(here: Path, tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text("this is no TOML [[[")
     assert pyproject.find() is None
-    assert database_url().database == "sqlq.db"
+    assert urls.database_url().database == "sqlq.db"
     here.rmdir()
     assert pyproject.find() is None
 
@@ -417,12 +410,12 @@ def test_no_pyproject_is_found_without_a_table_or_a_directory(here: Path, tmp_pa
 def test_the_url_of_pyproject_is_relative_to_it_and_comes_last(
     here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert database_url().database == sqlq.App().database.engine.url.database == str(tmp_path / "dev.db")
+    assert urls.database_url().database == sqlq.App().database.engine.url.database == str(tmp_path / "dev.db")
     (tmp_path / "pyproject.toml").write_text('[tool.sqlq]\ndatabase-url = "postgresql://u@h/shop"\n')
-    assert database_url().render_as_string() == "postgresql+psycopg://u@h/shop", "unchanged"
-    assert database_url("sqlite:///mine.db").database == "mine.db"
+    assert urls.database_url().render_as_string() == "postgresql+psycopg://u@h/shop", "unchanged"
+    assert urls.database_url("sqlite:///mine.db").database == "mine.db"
     monkeypatch.setenv("SQLQ_DATABASE_URL", "sqlite:///variable.db")
-    assert database_url().database == "variable.db"
+    assert urls.database_url().database == "variable.db"
 
 
 WRONG = {

@@ -8,30 +8,18 @@ from typing import Any
 import pytest
 
 from sqlq.model.job import ClaimedJob
+from sqlq.worker import decide
 from sqlq.worker.claim import claimer as claims
 from sqlq.worker.claim.claimer import Pace, ScanCursor
-from sqlq.worker.decide import (
-    Act,
-    Action,
-    AwaitRoom,
-    Claim,
-    Claimed,
-    Event,
-    Retire,
-    Turn,
-    claim_size,
-    compare_renewal,
-    decide,
-)
 from sqlq.worker.lifecycle.stop import Bounds
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.settle.settle import Recovery
 from sqlq.worker.threads.loop import OFTEN
 from tests.kit import for_each
 
-FIVE = Claim(5)
-LAST = Claim(5, is_last=True)
-FULL = Turn(running=5, waiting=4)
+FIVE = decide.Claim(5)
+LAST = decide.Claim(5, is_last=True)
+FULL = decide.Turn(running=5, waiting=4)
 DRAIN = {"drain": True}
 SMALL = {"max_rss": 2_000_000}
 IDLE = {"max_idle_ms": 100}
@@ -42,63 +30,71 @@ TEN = {"max_jobs": 10}
     ("event", "options", "action"),
     [
         # a turn: claim, or wait
-        (Turn(), {}, Claim(5)),
-        (Turn(running=3), {}, Claim(2)),
-        (Turn(running=5), {}, AwaitRoom(0)),
-        (FULL, {}, AwaitRoom(2)),
-        (Turn(can_settle=False), {}, Act.AWAIT_SETTLING),
-        (Turn(paused=True), {}, Act.PAUSE),
-        (Turn(paused=True), DRAIN, Act.PAUSE),
+        (decide.Turn(), {}, decide.Claim(5)),
+        (decide.Turn(running=3), {}, decide.Claim(2)),
+        (decide.Turn(running=5), {}, decide.AwaitRoom(0)),
+        (FULL, {}, decide.AwaitRoom(2)),
+        (decide.Turn(can_settle=False), {}, decide.Act.AWAIT_SETTLING),
+        (decide.Turn(paused=True), {}, decide.Act.PAUSE),
+        (decide.Turn(paused=True), DRAIN, decide.Act.PAUSE),
         # a process that has grown is replaced, though it is paused
-        (Turn(resident=3_000_000, paused=True), SMALL, Retire("it has 3 MB in use, more than 2 MB")),
-        (Turn(resident=2_000_000), SMALL, Claim(5)),
-        (Turn(resident=3_000_000), {}, Claim(5)),
+        (
+            decide.Turn(resident=3_000_000, paused=True),
+            SMALL,
+            decide.Retire("it has 3 MB in use, more than 2 MB"),
+        ),
+        (decide.Turn(resident=2_000_000), SMALL, decide.Claim(5)),
+        (decide.Turn(resident=3_000_000), {}, decide.Claim(5)),
         # one for which nothing comes is not
-        (Turn(idle_ms=100), IDLE, Retire("nothing has come for long", replace=False)),
-        (Turn(idle_ms=99), IDLE, Claim(5)),
-        (Turn(idle_ms=1e9), {}, Claim(5)),
+        (decide.Turn(idle_ms=100), IDLE, decide.Retire("nothing has come for long", replace=False)),
+        (decide.Turn(idle_ms=99), IDLE, decide.Claim(5)),
+        (decide.Turn(idle_ms=1e9), {}, decide.Claim(5)),
         # the number of its jobs
-        (Turn(claimed=8), TEN, Claim(2)),
-        (Turn(claimed=10, running=5), TEN, Retire("it has had its number of jobs")),
-        (Turn(claimed=10, running=5, waiting=1), TEN, AwaitRoom(0)),
-        (Turn(claimed=10, can_settle=False), TEN, Retire("it has had its number of jobs")),
+        (decide.Turn(claimed=8), TEN, decide.Claim(2)),
+        (decide.Turn(claimed=10, running=5), TEN, decide.Retire("it has had its number of jobs")),
+        (decide.Turn(claimed=10, running=5, waiting=1), TEN, decide.AwaitRoom(0)),
+        (decide.Turn(claimed=10, can_settle=False), TEN, decide.Retire("it has had its number of jobs")),
         # an answered claim
-        (Claimed(FIVE, 5), {}, Act.REPORT_MORE),
-        (Claimed(FIVE, 4), {}, Act.AWAIT_WORK),
-        (Claimed(FIVE, 0, was_idle=True), {}, Act.AWAIT_WORK),
+        (decide.Claimed(FIVE, 5), {}, decide.Act.REPORT_MORE),
+        (decide.Claimed(FIVE, 4), {}, decide.Act.AWAIT_WORK),
+        (decide.Claimed(FIVE, 0, was_idle=True), {}, decide.Act.AWAIT_WORK),
         # a drain ends when a claim after all that frees jobs has found nothing
-        (Claimed(FIVE, 5), DRAIN, Act.REPORT_MORE),
-        (Claimed(FIVE, 0), DRAIN, Act.AWAIT_WORK),
-        (Claimed(FIVE, 0, was_idle=True), DRAIN, LAST),
-        (Claimed(LAST, 1, was_idle=True), DRAIN, Act.AWAIT_WORK),
-        (Claimed(LAST, 0), DRAIN, Act.AWAIT_WORK),
-        (Claimed(LAST, 0, was_idle=True), DRAIN, Retire("nothing is available", replace=False)),
+        (decide.Claimed(FIVE, 5), DRAIN, decide.Act.REPORT_MORE),
+        (decide.Claimed(FIVE, 0), DRAIN, decide.Act.AWAIT_WORK),
+        (decide.Claimed(FIVE, 0, was_idle=True), DRAIN, LAST),
+        (decide.Claimed(LAST, 1, was_idle=True), DRAIN, decide.Act.AWAIT_WORK),
+        (decide.Claimed(LAST, 0), DRAIN, decide.Act.AWAIT_WORK),
+        (decide.Claimed(LAST, 0, was_idle=True), DRAIN, decide.Retire("nothing is available", replace=False)),
     ],
 )
-def test_the_loop_does_what_follows_an_event(event: Event, options: dict[str, Any], action: Action) -> None:
-    assert decide(WorkerOptions(concurrency=5, **options), event) == action
+def test_the_loop_does_what_follows_an_event(
+    event: decide.Event, options: dict[str, Any], action: decide.Action
+) -> None:
+    assert decide.decide(WorkerOptions(concurrency=5, **options), event) == action
 
 
 @for_each(
     ("turn", "options", "size"),
     [
-        (Turn(ahead=100), {}, 105),
-        (Turn(ahead=100, max_claim=3), {}, 3),
-        (Turn(running=5, ahead=100), {}, 100),
-        (Turn(running=5, waiting=50, ahead=100), {}, 50),
-        (Turn(running=5, waiting=51, ahead=100), {}, 0),
-        (Turn(running=4, waiting=51, ahead=100), {}, 50),
-        (Turn(running=6), {}, 0),
-        (Turn(running=3, waiting=2), {}, 0),
+        (decide.Turn(ahead=100), {}, 105),
+        (decide.Turn(ahead=100, max_claim=3), {}, 3),
+        (decide.Turn(running=5, ahead=100), {}, 100),
+        (decide.Turn(running=5, waiting=50, ahead=100), {}, 50),
+        (decide.Turn(running=5, waiting=51, ahead=100), {}, 0),
+        (decide.Turn(running=4, waiting=51, ahead=100), {}, 50),
+        (decide.Turn(running=6), {}, 0),
+        (decide.Turn(running=3, waiting=2), {}, 0),
         # jobs that wait for subprocesses hold back a drain alone
-        (Turn(running=3, waiting=2, passes=True), {}, 2),
-        (Turn(running=3, waiting=2, passes=True), DRAIN, 0),
-        (Turn(running=5, waiting=9, passes=True), {}, 0),
-        (Turn(ahead=100, claimed=7), TEN, 3),
+        (decide.Turn(running=3, waiting=2, passes=True), {}, 2),
+        (decide.Turn(running=3, waiting=2, passes=True), DRAIN, 0),
+        (decide.Turn(running=5, waiting=9, passes=True), {}, 0),
+        (decide.Turn(ahead=100, claimed=7), TEN, 3),
     ],
 )
-def test_a_claim_fills_the_slots_and_what_starts_soon(turn: Turn, options: dict[str, Any], size: int) -> None:
-    assert claim_size(WorkerOptions(concurrency=5, **options), turn) == size
+def test_a_claim_fills_the_slots_and_what_starts_soon(
+    turn: decide.Turn, options: dict[str, Any], size: int
+) -> None:
+    assert decide.claim_size(WorkerOptions(concurrency=5, **options), turn) == size
 
 
 A, B = (1, 1), (2, 1)
@@ -118,7 +114,7 @@ A, B = (1, 1), (2, 1)
 def test_a_job_is_lost_when_no_claim_under_way_can_bring_it(
     renewed: set[Any], last: dict[Any, int], begun: int, ended: int, unknown: dict[Any, int], lost: set[Any]
 ) -> None:
-    renewal = compare_renewal(renewed, {B}, last, begun, ended)
+    renewal = decide.compare_renewal(renewed, {B}, last, begun, ended)
     assert renewal == (unknown, lost)
 
 

@@ -12,20 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import (
-    Column,
-    Connection,
-    Engine,
-    Integer,
-    MetaData,
-    NullPool,
-    Table,
-    create_engine,
-    event,
-    insert,
-    select,
-    text,
-)
+import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -40,50 +27,40 @@ from sqlq.store.jobs import lease, settle
 from sqlq.testing import inline
 from sqlq.worker.attempt.attempt import Attempt, Target
 from sqlq.worker.attempt.context import JobContext, attempt_of
-from tests.kit import (
-    BOOM,
-    NOW,
-    claim,
-    execute,
-    for_each,
-    needs,
-    rescue,
-    run_one,
-    wait_until,
-    waiting_for_locks,
-)
-from tests.kit import settle as settle_job
+from tests import kit
 from tests.kit.callers import Way, common_ways
 from tests.kit.postgresql import async_database_url
 from tests.kit.processes import worker_process
 
 pytestmark = pytest.mark.each_database
 
-payments = Table("payments", MetaData(), Column("n", Integer))
+payments = sa.Table("payments", sa.MetaData(), sa.Column("n", sa.Integer))
 
 
 @pytest.fixture
-def shop(engine: Engine) -> Engine:
+def shop(engine: sa.Engine) -> sa.Engine:
     if engine.dialect.name == "sqlite":
         sqlq.configure_sqlite(engine, immediate=True)
     payments.create(engine)
     return engine
 
 
-def paid(engine: Engine) -> list[int]:
+def paid(engine: sa.Engine) -> list[int]:
     with engine.connect() as conn:
-        return sorted(conn.scalars(select(payments.c.n)))
+        return sorted(conn.scalars(sa.select(payments.c.n)))
 
 
-def test_a_rollback_after_complete_is_a_failed_attempt_with_the_reason(app: sqlq.App, shop: Engine) -> None:
+def test_a_rollback_after_complete_is_a_failed_attempt_with_the_reason(
+    app: sqlq.App, shop: sa.Engine
+) -> None:
     def pay() -> None:
         with Session(shop) as session:
-            session.execute(insert(payments).values(n=sqlq.current_job().attempt))
+            session.execute(sa.insert(payments).values(n=sqlq.current_job().attempt))
             sqlq.current_job().complete(session)
             if sqlq.current_job().attempt == 2:
                 session.commit()
 
-    done = run_one(app, pay)
+    done = kit.run_one(app, pay)
     assert (done.state, done.attempts, paid(shop)) == ("finished", 2, [2])
     assert "complete() was called, but its transaction did not commit" in done.errors[0]["message"]
 
@@ -96,44 +73,44 @@ def test_a_rollback_on_an_unconfigured_sqlite_engine_keeps_nothing(
     arguments = [] if way.endswith("complete") else [1]
 
     def sync() -> None:
-        with Session(create_engine(database_url, poolclass=NullPool)) as session:
+        with Session(sa.create_engine(database_url, poolclass=sa.NullPool)) as session:
             getattr(sqlq.current_job(), way)(session, *arguments)
 
     async def asynchronous() -> None:
-        own = create_async_engine(async_database_url(database_url), poolclass=NullPool)
+        own = create_async_engine(async_database_url(database_url), poolclass=sa.NullPool)
         async with AsyncSession(own) as session:
             await getattr(sqlq.current_job(), way)(session, *arguments)
 
-    left = run_one(app, asynchronous if way.startswith("a") else sync, max_attempts=1)
+    left = kit.run_one(app, asynchronous if way.startswith("a") else sync, max_attempts=1)
     expected = ("finished", 1, None) if arguments else ("failed", 1, None)
     assert (left.state, left.attempts, left.cursor) == expected
 
 
 @pytest.mark.parametrize("is_async", [False, True])
 def test_a_job_is_completed_once_in_a_block_that_does_so(
-    app: sqlq.App, shop: Engine, database_url: str, is_async: bool
+    app: sqlq.App, shop: sa.Engine, database_url: str, is_async: bool
 ) -> None:
     def pay() -> None:
         with sqlq.current_job().completing(shop) as session:
-            session.execute(insert(payments).values(n=1))
+            session.execute(sa.insert(payments).values(n=1))
             sqlq.current_job().complete(session)
 
     async def apay() -> None:
-        engine = create_async_engine(async_database_url(database_url), poolclass=NullPool)
+        engine = create_async_engine(async_database_url(database_url), poolclass=sa.NullPool)
         async with sqlq.current_job().acompleting(engine) as session:
-            await session.execute(insert(payments).values(n=1))
+            await session.execute(sa.insert(payments).values(n=1))
             await sqlq.current_job().acomplete(session)
 
-    done = run_one(app, apay if is_async else pay, max_attempts=1)
+    done = kit.run_one(app, apay if is_async else pay, max_attempts=1)
     assert (done.state, paid(shop)) == ("failed", [])
     assert "which completes it at its end: leave" in (done.message or "")
 
 
 @pytest.mark.parametrize("then", ["raises", "is pruned"])
-def test_an_exception_after_the_commit_changes_nothing(app: sqlq.App, shop: Engine, then: str) -> None:
+def test_an_exception_after_the_commit_changes_nothing(app: sqlq.App, shop: sa.Engine, then: str) -> None:
     def pay() -> None:
         with sqlq.current_job().completing(shop) as session:
-            session.execute(insert(payments).values(n=sqlq.current_job().attempt))
+            session.execute(sa.insert(payments).values(n=sqlq.current_job().attempt))
         if then == "raises":
             raise ValueError("the reply to COMMIT was lost, say")
         assert app.jobs.prune(finished="0s").finished == 1
@@ -149,34 +126,36 @@ def test_an_exception_after_the_commit_changes_nothing(app: sqlq.App, shop: Engi
     [("REPEATABLE READ", "postgresql"), ("SERIALIZABLE", "postgresql"), ("REPEATABLE READ", "mariadb")],
     indirect=["database_url"],
 )
-def test_a_stricter_isolation_level_is_refused_in_a_sentence(app: sqlq.App, shop: Engine, level: str) -> None:
+def test_a_stricter_isolation_level_is_refused_in_a_sentence(
+    app: sqlq.App, shop: sa.Engine, level: str
+) -> None:
     """On MariaDB, whose own level it is, only where a transaction keeps to its snapshot."""
 
     def pay() -> None:
         with shop.connect().execution_options(isolation_level=level) as conn, conn.begin():
             if conn.dialect.name == "mariadb":
-                conn.execute(text("SET SESSION innodb_snapshot_isolation = ON"))
+                conn.execute(sa.text("SET SESSION innodb_snapshot_isolation = ON"))
             sqlq.current_job().complete(conn)
 
-    done = run_one(app, pay, max_attempts=1)
+    done = kit.run_one(app, pay, max_attempts=1)
     assert done.exception == "sqlq.errors.ConfigurationError"
     assert f"at {level}" in done.message
     assert "READ COMMITTED" in done.message
 
 
-@needs("mariadb")
-def test_complete_at_mariadbs_own_level_reads_the_newest_row(app: sqlq.App, shop: Engine) -> None:
+@kit.needs("mariadb")
+def test_complete_at_mariadbs_own_level_reads_the_newest_row(app: sqlq.App, shop: sa.Engine) -> None:
     def pay() -> None:
         running = sqlq.current_job()
         with shop.connect() as conn, conn.begin():
-            assert conn.scalar(text("SELECT @@tx_isolation")) == "REPEATABLE-READ"
-            before = conn.scalar(text("SELECT lease_expires_at FROM jobs"))
+            assert conn.scalar(sa.text("SELECT @@tx_isolation")) == "REPEATABLE-READ"
+            before = conn.scalar(sa.text("SELECT lease_expires_at FROM jobs"))
             with app.database.begin() as heartbeat:
                 right = attempt_of(running).right
                 assert list(lease.extend(heartbeat, [right], lease_ms=90_000)) == [right]
-                heartbeat.execute(text("UPDATE jobs SET label = 'newest'"))
-            assert conn.scalar(text("SELECT lease_expires_at FROM jobs")) == before
-            conn.execute(insert(payments).values(n=running.attempt))
+                heartbeat.execute(sa.text("UPDATE jobs SET label = 'newest'"))
+            assert conn.scalar(sa.text("SELECT lease_expires_at FROM jobs")) == before
+            conn.execute(sa.insert(payments).values(n=running.attempt))
             running.progress(1, of=2)
             running.checkpoint(conn, 1)
             running.complete(conn)
@@ -187,8 +166,8 @@ def test_complete_at_mariadbs_own_level_reads_the_newest_row(app: sqlq.App, shop
     assert [job.label for job in app.jobs.list()] == ["newest"]
 
 
-@needs("mariadb")
-def test_an_enqueue_of_the_key_waits_for_an_open_complete(app: sqlq.App, shop: Engine) -> None:
+@kit.needs("mariadb")
+def test_an_enqueue_of_the_key_waits_for_an_open_complete(app: sqlq.App, shop: sa.Engine) -> None:
     made: list[sqlq.Job] = []
 
     def produce() -> None:
@@ -200,12 +179,12 @@ def test_an_enqueue_of_the_key_waits_for_an_open_complete(app: sqlq.App, shop: E
     def pay() -> None:
         with shop.connect() as conn, conn.begin():
 
-            @event.listens_for(conn, "before_cursor_execute")
+            @sa.event.listens_for(conn, "before_cursor_execute")
             def before(conn: Any, cursor: Any, statement: str, *more: Any) -> None:
                 if "finished_jobs" not in statement or producer.ident:
                     return
                 producer.start()
-                wait_until(lambda: waiting_for_locks(shop), what="the producer waiting")
+                kit.wait_until(lambda: kit.waiting_for_locks(shop), what="the producer waiting")
 
             sqlq.current_job().complete(conn)
 
@@ -217,15 +196,15 @@ def test_an_enqueue_of_the_key_waits_for_an_open_complete(app: sqlq.App, shop: E
     assert (counts.failed, made[0].created, made[0].id > job.id) == (0, True, True)
 
 
-@needs("sessions")
+@kit.needs("sessions")
 @pytest.mark.parametrize("way", ["complete", "checkpoint"])
 def test_an_owners_write_waits_for_a_heartbeat_and_a_heartbeat_skips_it(
-    app: sqlq.App, shop: Engine, noop: Any, way: str
+    app: sqlq.App, shop: sa.Engine, noop: Any, way: str
 ) -> None:
     jobs = app.enqueue_many([noop.new()] * 2)
-    rights = [(job.id, job.lease_token) for job in claim(app)]
+    rights = [(job.id, job.lease_token) for job in kit.claim(app)]
 
-    def write(conn: Connection, right: Right) -> None:
+    def write(conn: sa.Connection, right: Right) -> None:
         with in_schema(conn, "public"):
             if way == "complete":
                 assert settle.complete(conn, right, Finished())
@@ -240,7 +219,9 @@ def test_an_owners_write_waits_for_a_heartbeat_and_a_heartbeat_skips_it(
         with app.database.begin() as heartbeat:
             assert list(lease.extend(heartbeat, rights[:1], lease_ms=30_000)) == rights[:1]
             written = pool.submit(write_first)
-            wait_until(lambda: written.done() or waiting_for_locks(shop), what="it waiting for the row")
+            kit.wait_until(
+                lambda: written.done() or kit.waiting_for_locks(shop), what="it waiting for the row"
+            )
             assert not written.done()
         written.result(10)
     with shop.begin() as conn, app.database.begin() as heartbeat:
@@ -252,10 +233,10 @@ def test_an_owners_write_waits_for_a_heartbeat_and_a_heartbeat_skips_it(
     assert [(job.state, job.cursor) for job in map(app.jobs.get, jobs)] == [expected] * 2
 
 
-def test_a_waiting_job_with_a_cancel_request_does_not_start(app: sqlq.App, engine: Engine) -> None:
+def test_a_waiting_job_with_a_cancel_request_does_not_start(app: sqlq.App, engine: sa.Engine) -> None:
     ran: list[int] = []
     job = app.enqueue(app.task(name="t")(lambda: ran.append(1)).new())
-    execute(engine, f"UPDATE jobs SET cancel_requested_at = {NOW[engine.dialect.name]}")
+    kit.execute(engine, f"UPDATE jobs SET cancel_requested_at = {kit.NOW[engine.dialect.name]}")
     app.worker(drain=True).run()
     assert (app.jobs.get(job.id).state, ran) == ("cancelled", [])
 
@@ -263,12 +244,12 @@ def test_a_waiting_job_with_a_cancel_request_does_not_start(app: sqlq.App, engin
 SLICES = 4
 
 
-def cursor_in(engine: Engine) -> str:
+def cursor_in(engine: sa.Engine) -> str:
     """Return the column's name as it is written in SQL: on MariaDB it is a reserved word."""
     return "`cursor`" if engine.dialect.name == "mariadb" else "cursor"
 
 
-def save(engine: Engine, job: Any, *cursors: Any) -> None:
+def save(engine: sa.Engine, job: Any, *cursors: Any) -> None:
     with Session(engine) as session, session.begin():
         for cursor in cursors:
             job.checkpoint(session, cursor)
@@ -278,14 +259,14 @@ def save(engine: Engine, job: Any, *cursors: Any) -> None:
 def running(app: sqlq.App) -> sqlq.JobContext:
     """A job as its handler sees it."""
     app.enqueue(app.task(name="held")(lambda: None).new())
-    (claimed,) = claim(app)
+    (claimed,) = kit.claim(app)
     attempt = Attempt(claimed, None, float("inf"), Target(lambda: app.database, schema=app.database.schema))
     return JobContext(attempt)
 
 
 @common_ways
 def test_checkpoints_on_each_kind_of_session_continue(
-    app: sqlq.App, shop: Engine, database_url: str, way: Way
+    app: sqlq.App, shop: sa.Engine, database_url: str, way: Way
 ) -> None:
     def give() -> None:
         job = sqlq.current_job()
@@ -301,13 +282,13 @@ def test_checkpoints_on_each_kind_of_session_continue(
                     raise RuntimeError("no")
                 caller.commit()
 
-    done = run_one(app, give)
+    done = kit.run_one(app, give)
     assert (done.state, done.attempts, paid(shop)) == ("finished", 2, list(range(SLICES)))
     assert done.cursor == SLICES, "kept, for those who look"
 
 
 def test_an_isolated_job_continues_at_its_checkpoint(
-    app: sqlq.App, shop: Engine, database_url: str, tmp_path: Path
+    app: sqlq.App, shop: sa.Engine, database_url: str, tmp_path: Path
 ) -> None:
     (tmp_path / "alone.py").write_text(
         f"""
@@ -333,15 +314,15 @@ def give() -> None:
     )
     job = app.enqueue(app.named("alone.give").new())
     with worker_process(tmp_path, "alone:app", database_url):
-        wait_until(lambda: app.jobs.get(job.id).state == "finished", what="the job finished")
+        kit.wait_until(lambda: app.jobs.get(job.id).state == "finished", what="the job finished")
     assert (app.jobs.get(job.id).attempts, paid(shop)) == (2, list(range(SLICES)))
 
 
-def test_a_zombie_saves_nothing(app: sqlq.App, shop: Engine, running: sqlq.JobContext) -> None:
+def test_a_zombie_saves_nothing(app: sqlq.App, shop: sa.Engine, running: sqlq.JobContext) -> None:
     """The fence of a checkpoint: the token has moved on, so its transaction rolls back."""
-    execute(shop, "UPDATE jobs SET lease_token = lease_token + 1")
+    kit.execute(shop, "UPDATE jobs SET lease_token = lease_token + 1")
     with Session(shop) as session:
-        session.execute(insert(payments).values(n=1))
+        session.execute(sa.insert(payments).values(n=1))
         with pytest.raises(sqlq.LeaseLostError, match="belongs to another owner"):
             running.checkpoint(session, 1)
     with pytest.raises(sqlq.LeaseLostError, match="belongs to another owner"):
@@ -350,14 +331,14 @@ def test_a_zombie_saves_nothing(app: sqlq.App, shop: Engine, running: sqlq.JobCo
 
 
 def test_the_last_checkpoint_of_a_transaction_counts(
-    app: sqlq.App, shop: Engine, running: sqlq.JobContext
+    app: sqlq.App, shop: sa.Engine, running: sqlq.JobContext
 ) -> None:
     for cursors in ([1, {"after": [2]}], [None], [3]):
         save(shop, running, *cursors)
         assert app.jobs.get(running.id).cursor == cursors[-1]
 
 
-def test_a_checkpoint_after_a_rolled_back_one_is_refused(app: sqlq.App, shop: Engine) -> None:
+def test_a_checkpoint_after_a_rolled_back_one_is_refused(app: sqlq.App, shop: sa.Engine) -> None:
     """A handler that swallows what undid a slice, and goes on with the next, is stopped before it leaves one
     out."""
 
@@ -365,20 +346,20 @@ def test_a_checkpoint_after_a_rolled_back_one_is_refused(app: sqlq.App, shop: En
         job = sqlq.current_job()
         for n in range(job.cursor or 0, SLICES):
             with Session(shop) as session:
-                session.execute(insert(payments).values(n=n))
+                session.execute(sa.insert(payments).values(n=n))
                 job.checkpoint(session, n + 1)
                 if n == 2 and job.attempt == 1:
                     session.rollback()
                 else:
                     session.commit()
 
-    done = run_one(app, give)
+    done = kit.run_one(app, give)
     assert (done.state, done.attempts, paid(shop)) == ("finished", 2, list(range(SLICES)))
     assert done.errors[0]["exception"] == "sqlq.errors.ExecutionError"
     assert "an earlier checkpoint of job" in done.errors[0]["message"]
 
 
-def test_the_last_slice_and_the_end_may_be_one_transaction(app: sqlq.App, shop: Engine) -> None:
+def test_the_last_slice_and_the_end_may_be_one_transaction(app: sqlq.App, shop: sa.Engine) -> None:
     def give() -> None:
         job = sqlq.current_job()
         with Session(shop) as session, session.begin():
@@ -388,13 +369,13 @@ def test_the_last_slice_and_the_end_may_be_one_transaction(app: sqlq.App, shop: 
                 job.checkpoint(session, 1)
             with pytest.raises(ConfigurationError, match="a checkpoint comes before complete"):
                 job.step("one")
-            session.execute(insert(payments).values(n=1))
+            session.execute(sa.insert(payments).values(n=1))
 
-    done = run_one(app, give)
+    done = kit.run_one(app, give)
     assert (done.state, done.result, done.cursor, paid(shop)) == ("finished", "result", "end", [1])
 
 
-@for_each(
+@kit.for_each(
     ("cursor", "says"),
     [
         (object, "the cursor is <class 'object'>"),
@@ -407,22 +388,22 @@ def test_the_last_slice_and_the_end_may_be_one_transaction(app: sqlq.App, shop: 
     ],
 )
 def test_a_bad_cursor_is_refused_before_anything_is_written(
-    app: sqlq.App, shop: Engine, cursor: Any, says: str, running: sqlq.JobContext
+    app: sqlq.App, shop: sa.Engine, cursor: Any, says: str, running: sqlq.JobContext
 ) -> None:
     before = paid(shop)
     with Session(shop) as session, session.begin():
         with pytest.raises(sqlq.errors.ArgumentsError, match=says):
             running.checkpoint(session, cursor)
-        session.execute(insert(payments).values(n=1))
+        session.execute(sa.insert(payments).values(n=1))
     assert (paid(shop), app.jobs.get(running.id).cursor) == ([*before, 1], None)
 
 
-def test_a_cursor_that_is_not_json_fails_its_job_alone(app: sqlq.App, engine: Engine) -> None:
+def test_a_cursor_that_is_not_json_fails_its_job_alone(app: sqlq.App, engine: sa.Engine) -> None:
     ran: list[int] = []
     task = app.task(name="t")(lambda: ran.append(1))
     *bad, good = app.enqueue_many([task.new()] * 4)
     for job, written in zip(bad, ("no JSON", "{", ""), strict=True):
-        execute(engine, f"UPDATE jobs SET {cursor_in(engine)} = '{written}' WHERE id = {job.id}")
+        kit.execute(engine, f"UPDATE jobs SET {cursor_in(engine)} = '{written}' WHERE id = {job.id}")
     app.worker(drain=True).run()
     for job in bad:
         found = app.jobs.get(job.id)
@@ -431,31 +412,31 @@ def test_a_cursor_that_is_not_json_fails_its_job_alone(app: sqlq.App, engine: En
     assert (app.jobs.get(good.id).state, ran) == ("finished", [1])
 
 
-OUTCOMES: list[Outcome | None] = [Retried(0, ErrorText("E", "no")), Released(0, snoozed=True), BOOM, None]
+OUTCOMES: list[Outcome | None] = [Retried(0, ErrorText("E", "no")), Released(0, snoozed=True), kit.BOOM, None]
 
 
-@for_each("outcome", OUTCOMES)
+@kit.for_each("outcome", OUTCOMES)
 def test_the_cursor_stays_through_every_outcome(
-    app: sqlq.App, shop: Engine, running: sqlq.JobContext, outcome: Outcome | None
+    app: sqlq.App, shop: sa.Engine, running: sqlq.JobContext, outcome: Outcome | None
 ) -> None:
     """None is a rescue, and a job that has failed is retried by an operator."""
     attempt = attempt_of(running)
     if attempt.claimed.cursor is None:
         save(shop, running, [7])
     if outcome is not None:
-        settle_job(app, attempt.claimed, outcome)
+        kit.settle(app, attempt.claimed, outcome)
     else:
-        execute(shop, "UPDATE jobs SET lease_expires_at = created_at")
-        assert len(rescue(app)) == 1
+        kit.execute(shop, "UPDATE jobs SET lease_expires_at = created_at")
+        assert len(kit.rescue(app)) == 1
     assert app.jobs.get(running.id).cursor == [7]
-    if outcome is BOOM:
+    if outcome is kit.BOOM:
         assert app.jobs.retry([running.id]) == [running.id]
-    (attempt.claimed,) = claim(app)
+    (attempt.claimed,) = kit.claim(app)
     assert json.loads(attempt.claimed.cursor or "") == [7]
 
 
 @pytest.mark.parametrize("moves", [True, False])
-def test_a_snooze_counts_only_without_a_moved_cursor(app: sqlq.App, shop: Engine, moves: bool) -> None:
+def test_a_snooze_counts_only_without_a_moved_cursor(app: sqlq.App, shop: sa.Engine, moves: bool) -> None:
     """So a job may have any number of slices, and still none goes round for ever."""
 
     def give() -> None:
@@ -464,13 +445,13 @@ def test_a_snooze_counts_only_without_a_moved_cursor(app: sqlq.App, shop: Engine
         if n == SLICES:
             return
         with Session(shop) as session, session.begin():
-            session.execute(insert(payments).values(n=n))
+            session.execute(sa.insert(payments).values(n=n))
             job.checkpoint(session, n + 1 if moves else n)
         raise sqlq.Snooze("0s")
 
     task = app.task(name="t", backoff="0s", max_attempts=2)(give)
     job = app.enqueue(task.new())
-    execute(shop, f"UPDATE jobs SET releases = {MAX_RELEASES}, {cursor_in(shop)} = '0'")
+    kit.execute(shop, f"UPDATE jobs SET releases = {MAX_RELEASES}, {cursor_in(shop)} = '0'")
     app.worker(drain=True).run()
     done = app.jobs.get(job.id)
     if moves:
@@ -482,18 +463,18 @@ def test_a_snooze_counts_only_without_a_moved_cursor(app: sqlq.App, shop: Engine
 
 @pytest.mark.parametrize(("cursor", "expected"), [(1, (5, 3)), (2, (0, 1))])
 def test_only_a_moved_cursor_resets_the_counts(
-    app: sqlq.App, shop: Engine, cursor: int, expected: tuple[int, int], running: sqlq.JobContext
+    app: sqlq.App, shop: sa.Engine, cursor: int, expected: tuple[int, int], running: sqlq.JobContext
 ) -> None:
     save(shop, running, 1)
-    execute(shop, "UPDATE jobs SET releases = 5, losses = 3")
+    kit.execute(shop, "UPDATE jobs SET releases = 5, losses = 3")
     attempt_of(running).claimed = attempt_of(running).claimed._replace(losses=3)
     save(shop, running, cursor)
     with app.database.read() as conn:
-        assert tuple(conn.execute(text("SELECT releases, losses FROM jobs")).one()) == expected
+        assert tuple(conn.execute(sa.text("SELECT releases, losses FROM jobs")).one()) == expected
 
 
 def test_a_handler_in_a_thread_sees_at_a_checkpoint_that_an_operator_cancels(
-    app: sqlq.App, shop: Engine
+    app: sqlq.App, shop: sa.Engine
 ) -> None:
     """At the end of a slice, long before the next heartbeat."""
 
@@ -503,18 +484,18 @@ def test_a_handler_in_a_thread_sees_at_a_checkpoint_that_an_operator_cancels(
             if job.should_stop():
                 return
             with Session(shop) as session, session.begin():
-                session.execute(insert(payments).values(n=n))
+                session.execute(sa.insert(payments).values(n=n))
                 if n == 1:
-                    moment = NOW[shop.dialect.name]
-                    session.execute(text(f"UPDATE jobs SET cancel_requested_at = {moment}"))
+                    moment = kit.NOW[shop.dialect.name]
+                    session.execute(sa.text(f"UPDATE jobs SET cancel_requested_at = {moment}"))
                 job.checkpoint(session, n + 1)
 
-    done = run_one(app, give)
+    done = kit.run_one(app, give)
     assert (done.state, done.reason, done.cursor) == ("cancelled", "cancelled on request", 2)
     assert paid(shop) == [0, 1]
 
 
-def test_each_step_is_done_once_and_remembers_its_value(app: sqlq.App, shop: Engine) -> None:
+def test_each_step_is_done_once_and_remembers_its_value(app: sqlq.App, shop: sa.Engine) -> None:
     calls: list[str] = []
 
     def handler() -> Any:
@@ -523,7 +504,7 @@ def test_each_step_is_done_once_and_remembers_its_value(app: sqlq.App, shop: Eng
 
         def write(session: Any) -> str:
             calls.append("pay")
-            session.execute(insert(payments).values(n=job.attempt))
+            session.execute(sa.insert(payments).values(n=job.attempt))
             if job.attempt == 1:
                 raise RuntimeError("it rolls the step back")
             return "paid"
@@ -531,7 +512,7 @@ def test_each_step_is_done_once_and_remembers_its_value(app: sqlq.App, shop: Eng
         def work() -> None:
             while (n := tidy.cursor or 10) < 12:
                 with Session(shop) as session, session.begin():
-                    session.execute(insert(payments).values(n=n))
+                    session.execute(sa.insert(payments).values(n=n))
                     tidy.checkpoint(session, n + 1)
                 if job.attempt == 2:
                     raise RuntimeError("the next attempt goes on behind this slice")
@@ -548,7 +529,7 @@ def test_each_step_is_done_once_and_remembers_its_value(app: sqlq.App, shop: Eng
             raise sqlq.Snooze("0s")
         return values
 
-    done = run_one(app, handler)
+    done = kit.run_one(app, handler)
     assert (done.state, done.result) == ("finished", ["paid", None, [["a", None]], [["a", None]]])
     assert (paid(shop), calls) == ([2, 10, 11], ["pay", "pay", "ask", "ask", "snooze"])
     values = {"pay": "paid", "tidy": None, "ask": [["a", None]]}
@@ -556,13 +537,13 @@ def test_each_step_is_done_once_and_remembers_its_value(app: sqlq.App, shop: Eng
 
 
 def test_steps_of_async_handlers_run_once_and_side_by_side(
-    app: sqlq.App, shop: Engine, database_url: str
+    app: sqlq.App, shop: sa.Engine, database_url: str
 ) -> None:
     calls: list[int] = []
 
     async def handler() -> Any:
         job = sqlq.current_job()
-        engine = create_async_engine(async_database_url(database_url), poolclass=NullPool)
+        engine = create_async_engine(async_database_url(database_url), poolclass=sa.NullPool)
         together = asyncio.Barrier(8)
 
         async def ask(n: int) -> int:
@@ -572,7 +553,7 @@ def test_steps_of_async_handlers_run_once_and_side_by_side(
             return n
 
         async def pay(session: AsyncSession) -> None:
-            await session.execute(insert(payments).values(n=job.attempt))
+            await session.execute(sa.insert(payments).values(n=job.attempt))
 
         asked = [job.step(f"ask {n}").once_async(lambda n=n: ask(n)) for n in range(8)]  # type: ignore[misc]
         values = await asyncio.gather(*asked)
@@ -581,12 +562,12 @@ def test_steps_of_async_handlers_run_once_and_side_by_side(
             raise RuntimeError("no")
         return values
 
-    done = run_one(app, handler)
+    done = kit.run_one(app, handler)
     assert (done.state, done.result) == ("finished", list(range(8))), done.traceback
     assert (sorted(calls), paid(shop)) == (list(range(8)), [1])
 
 
-def test_a_job_has_steps_or_checkpoints(app: sqlq.App, shop: Engine, running: sqlq.JobContext) -> None:
+def test_a_job_has_steps_or_checkpoints(app: sqlq.App, shop: sa.Engine, running: sqlq.JobContext) -> None:
     with Session(shop) as session, session.begin():
         running.step("one").checkpoint(session, 1)
         with pytest.raises(ConfigurationError, match=r"has steps: write step.checkpoint\(session"):
@@ -613,7 +594,7 @@ def test_a_job_has_steps_or_checkpoints(app: sqlq.App, shop: Engine, running: sq
         running.complete(AsyncSession(engine))  # type: ignore[arg-type]
 
 
-@for_each(
+@kit.for_each(
     ("value", "says"),
     [
         (object, "the value of the step 's' is <class 'object'>"),
@@ -651,7 +632,7 @@ def test_a_value_is_encrypted_as_results_are(app: sqlq.App, database_url: str) -
                 raise RuntimeError("no")
             return value
 
-        done = run_one(sealed, handler)
+        done = kit.run_one(sealed, handler)
     assert (done.state, done.result, calls) == ("finished", "a secret", [1])
     assert "secret" not in json.dumps(done.cursor)
     assert done.cursor["sqlq.steps"]["ask"]["value"]["signature"].startswith("e1.")
@@ -678,7 +659,7 @@ def test_a_step_remembers_its_value_inline() -> None:
     assert calls == [1]
 
 
-def test_a_rolled_back_savepoint_undoes_its_checkpoint_inline(app: sqlq.App, shop: Engine) -> None:
+def test_a_rolled_back_savepoint_undoes_its_checkpoint_inline(app: sqlq.App, shop: sa.Engine) -> None:
     began: list[Any] = []
 
     def give() -> None:
@@ -697,7 +678,7 @@ def test_a_rolled_back_savepoint_undoes_its_checkpoint_inline(app: sqlq.App, sho
     assert began == [None, 1]
 
 
-def test_an_eager_job_continues_at_its_committed_checkpoint(shop: Engine) -> None:
+def test_an_eager_job_continues_at_its_committed_checkpoint(shop: sa.Engine) -> None:
     began: list[Any] = []
 
     def give() -> None:
@@ -705,11 +686,11 @@ def test_an_eager_job_continues_at_its_committed_checkpoint(shop: Engine) -> Non
         began.append(job.cursor)
         with Session(shop) as session:
             for n in range(job.cursor or 0, SLICES):
-                session.execute(insert(payments).values(n=n))
+                session.execute(sa.insert(payments).values(n=n))
                 job.checkpoint(session, n + 1)
                 if n == 2 and job.attempt == 1:
                     session.rollback()
-                    session.execute(insert(payments).values(n=100))
+                    session.execute(sa.insert(payments).values(n=100))
                     session.commit()
                     raise RuntimeError("no")
                 session.commit()

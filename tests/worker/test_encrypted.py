@@ -284,11 +284,7 @@ def test_a_task_of_a_queue_with_options_knows_its_app(make: Make, engine: Engine
 @pytest.mark.parametrize("encryption", ["sign", "encrypt"])
 @pytest.mark.parametrize("keys", [None, [OTHER]])
 def test_a_job_is_released_when_its_key_is_not_here(
-    make: Make,
-    engine: Engine,
-    keys: list[str] | None,
-    encryption: Any,
-    caplog: pytest.LogCaptureFixture,
+    make: Make, engine: Engine, keys: list[str] | None, encryption: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """After a day it fails, without a callback."""
     caplog.set_level(logging.DEBUG)

@@ -22,23 +22,7 @@ from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.claim.claimer import Intake
 from sqlq.worker.maintain import services
 from sqlq.worker.run.lease import Leases
-from tests.kit import (
-    claim,
-    claim_on,
-    committed,
-    execute,
-    expire,
-    fate,
-    ids,
-    locked,
-    needs,
-    renew,
-    rescue,
-    settle,
-    span,
-    wait_until,
-    working,
-)
+from tests import kit
 
 pytestmark = pytest.mark.each_database
 
@@ -49,19 +33,19 @@ EVERY_OUTCOME: list[Outcome] = [Finished("1"), Retried(0, ERROR), Failed("error"
 def test_a_lease_is_renewed_while_its_handler_runs(app: sqlq.App, engine: Engine) -> None:
     release = threading.Event()
     app.enqueue(app.task(name="t")(lambda: release.wait(30)).new())
-    with working(app, lease="2s"):
-        wait_until(lambda: app.jobs.list(state="running"), what="the job running")
+    with kit.working(app, lease="2s"):
+        kit.wait_until(lambda: app.jobs.list(state="running"), what="the job running")
         # longer than a lease, and no other worker may take it meanwhile
         seen: set[Any] = set()
 
         def is_renewed() -> bool:
-            seen.update(committed(engine, column="lease_expires_at"))
-            assert rescue(app) == []
+            seen.update(kit.committed(engine, column="lease_expires_at"))
+            assert kit.rescue(app) == []
             return len(seen) == 5
 
-        wait_until(is_renewed, what="four renewals")
+        kit.wait_until(is_renewed, what="four renewals")
         release.set()
-        wait_until(lambda: app.jobs.list(state="finished"), what="the job finished")
+        kit.wait_until(lambda: app.jobs.list(state="finished"), what="the job finished")
     (job,) = app.jobs.list()
     assert (job.attempts, job.lease_token) == (1, 1)
 
@@ -80,8 +64,8 @@ def test_a_worker_that_was_away_lets_others_renew_before_it_rescues(
 
     service.run()
     job = app.enqueue(noop.new())
-    claim(app)
-    expire(engine)
+    kit.claim(app)
+    kit.expire(engine)
     away, rhythm = 100.0, 7.0
     assert not is_rescued_after(away)
     assert not is_rescued_after(rhythm)
@@ -92,18 +76,18 @@ def test_a_worker_that_was_away_lets_others_renew_before_it_rescues(
 def test_a_job_with_an_expired_lease_is_rescued_and_counted(app: sqlq.App, engine: Engine, noop: Any) -> None:
     job = app.enqueue(noop.new().set(max_attempts=3))
     for losses in range(2):
-        claim(app, owner=f"worker-{losses}")
-        assert rescue(app) == [], "the lease has not run out"
-        expire(engine)
-        (rescued,) = rescue(app)
+        kit.claim(app, owner=f"worker-{losses}")
+        assert kit.rescue(app) == [], "the lease has not run out"
+        kit.expire(engine)
+        (rescued,) = kit.rescue(app)
         assert (rescued.id, rescued.attempts, rescued.failed) == (job.id, losses + 1, False)
         assert rescued.owner == f"worker-{losses}"
         due = "available" if losses == 0 else "scheduled"
         assert app.jobs.get(job.id).state == due, "at once after the first, then with backoff"
-        execute(engine, "UPDATE jobs SET available_at = created_at")
-    claim(app)
-    expire(engine)
-    assert rescue(app)[0].failed
+        kit.execute(engine, "UPDATE jobs SET available_at = created_at")
+    kit.claim(app)
+    kit.expire(engine)
+    assert kit.rescue(app)[0].failed
     done = app.jobs.get(job.id)
     assert (done.state, done.reason, done.attempts, done.lease_token) == ("failed", "worker_lost", 3, 6)
     assert [e["reason"] for e in done.errors] == ["worker_lost", "worker_lost"]
@@ -112,19 +96,19 @@ def test_a_job_with_an_expired_lease_is_rescued_and_counted(app: sqlq.App, engin
 @pytest.mark.parametrize("outcome", EVERY_OUTCOME, ids=lambda o: type(o).__name__)
 def test_a_zombie_changes_nothing(app: sqlq.App, engine: Engine, noop: Any, outcome: Outcome) -> None:
     app.enqueue(noop.new())
-    (zombie,) = claim(app, owner="same-name")
-    expire(engine)
-    assert fate(app, zombie) is LeaseState.HELD, "expiry alone revokes nothing"
-    rescue(app)
-    (owner,) = claim(app, owner="same-name")
+    (zombie,) = kit.claim(app, owner="same-name")
+    kit.expire(engine)
+    assert kit.fate(app, zombie) is LeaseState.HELD, "expiry alone revokes nothing"
+    kit.rescue(app)
+    (owner,) = kit.claim(app, owner="same-name")
     before = app.jobs.get(owner.id)
-    assert settle(app, zombie, outcome) == set()
+    assert kit.settle(app, zombie, outcome) == set()
     with app.database.begin() as conn:
         assert lease.extend(conn, [(zombie.id, zombie.lease_token)], lease_ms=60_000) == {}
     assert app.jobs.get(owner.id) == before
-    assert fate(app, zombie) is LeaseState.LOST
-    assert settle(app, owner, Finished(None)) == {owner.id}
-    assert settle(app, zombie, outcome) == set()
+    assert kit.fate(app, zombie) is LeaseState.LOST
+    assert kit.settle(app, owner, Finished(None)) == {owner.id}
+    assert kit.settle(app, zombie, outcome) == set()
     assert app.jobs.get(owner.id).state == "finished"
 
 
@@ -132,13 +116,13 @@ def test_a_zombie_changes_nothing_after_an_operators_retry_reset_the_attempts(
     app: sqlq.App, noop: Any
 ) -> None:
     job = app.enqueue(noop.new())
-    (zombie,) = claim(app)
-    settle(app, zombie, Failed("error", ERROR))
+    (zombie,) = kit.claim(app)
+    kit.settle(app, zombie, Failed("error", ERROR))
     assert app.jobs.retry([job.id]) == [job.id]
-    (owner,) = claim(app)
+    (owner,) = kit.claim(app)
     assert (owner.id, owner.attempts) == (zombie.id, zombie.attempts)
     for outcome in EVERY_OUTCOME:
-        assert settle(app, zombie, outcome) == set()
+        assert kit.settle(app, zombie, outcome) == set()
     assert app.jobs.get(job.id).state == "running"
 
 
@@ -146,12 +130,12 @@ def test_a_zombie_changes_nothing_after_an_operators_retry_reset_the_attempts(
 def test_a_settle_is_not_repeated(app: sqlq.App, noop: Any, outcome: Outcome) -> None:
     """After a lost reply to COMMIT the same settle may come again."""
     app.enqueue(noop.new())
-    (job,) = claim(app)
-    assert settle(app, job, outcome) == {job.id}
+    (job,) = kit.claim(app)
+    assert kit.settle(app, job, outcome) == {job.id}
     after = app.jobs.get(job.id)
-    assert fate(app, job) is LeaseState.SETTLED
+    assert kit.fate(app, job) is LeaseState.SETTLED
     for again in EVERY_OUTCOME:
-        assert settle(app, job, again) == set()
+        assert kit.settle(app, job, again) == set()
     assert app.jobs.get(job.id) == after
 
 
@@ -175,35 +159,35 @@ def test_a_handler_sees_cancelled_when_its_lease_is_lost(
 
     @app.task(name="t")
     def handler() -> None:
-        wait_until(lambda: sqlq.current_job().should_stop(), what="being told")
+        kit.wait_until(lambda: sqlq.current_job().should_stop(), what="being told")
         told.set()
 
     app.enqueue(handler.new())
     caplog.set_level(logging.ERROR, "sqlq")
-    with working(app, lease="3s", queues=["default"]):
-        wait_until(lambda: app.jobs.list(state="running"), what="the job running")
-        later = f"lease_expires_at + {span(engine, 3_600)}"
-        execute(engine, f"UPDATE jobs SET lease_token = 2, reserved_by = 'x', lease_expires_at = {later}")
+    with kit.working(app, lease="3s", queues=["default"]):
+        kit.wait_until(lambda: app.jobs.list(state="running"), what="the job running")
+        later = f"lease_expires_at + {kit.span(engine, 3_600)}"
+        kit.execute(engine, f"UPDATE jobs SET lease_token = 2, reserved_by = 'x', lease_expires_at = {later}")
         assert told.wait(60)
-        wait_until(lambda: "does not count" in caplog.text, what="the outcome being dropped")
+        kit.wait_until(lambda: "does not count" in caplog.text, what="the outcome being dropped")
         assert app.jobs.list()[0].state == "running"
 
 
-@needs("sessions")
+@kit.needs("sessions")
 @pytest.mark.parametrize("verb", ["settle", "extend"])
 def test_a_locked_row_does_not_delay_the_others(app: sqlq.App, engine: Engine, noop: Any, verb: str) -> None:
     app.enqueue_many([noop.new(), noop.new(), noop.new()])
-    first, second, third = held = claim(app)
+    first, second, third = held = kit.claim(app)
 
     def write() -> set[int]:
         if verb == "settle":
-            return settle(app, held, Finished(None))
+            return kit.settle(app, held, Finished(None))
         with app.database.begin() as conn:
-            return ids(set(lease.extend(conn, [(j.id, j.lease_token) for j in held], lease_ms=30_000)))
+            return kit.ids(set(lease.extend(conn, [(j.id, j.lease_token) for j in held], lease_ms=30_000)))
 
-    with locked(engine, second.id):
+    with kit.locked(engine, second.id):
         assert write() == {first.id, third.id}
-        assert fate(app, second) is LeaseState.HELD
+        assert kit.fate(app, second) is LeaseState.HELD
     assert write() == ({second.id} if verb == "settle" else {first.id, second.id, third.id})
 
 
@@ -211,34 +195,34 @@ def test_a_claim_skips_jobs_that_are_not_due_or_that_a_rival_is_claiming(app: sq
     app.enqueue_many([noop.new().set(delay="1h", priority=priority) for priority in (0, 50)])
     app.enqueue_many([noop.new() for _ in range(6)])
     if app.database.engine.dialect.name == "sqlite":  # one writer at a time: the rival cannot even begin
-        assert {j.id for j in claim(app, limit=3)}.isdisjoint(j.id for j in claim(app, limit=3))
+        assert {j.id for j in kit.claim(app, limit=3)}.isdisjoint(j.id for j in kit.claim(app, limit=3))
         return
     with app.database.begin() as rival:
-        theirs = claim_on(rival, limit=3, owner="rival")
-        ours = claim(app)
+        theirs = kit.claim_on(rival, limit=3, owner="rival")
+        ours = kit.claim(app)
     assert len(theirs) == len(ours) == 3
     assert {j.id for j in theirs}.isdisjoint(j.id for j in ours)
 
 
-@needs("mariadb")
+@kit.needs("mariadb")
 def test_a_claim_of_all_due_jobs_does_not_block_producers(app: sqlq.App, noop: Any) -> None:
     """As it would where it locks what lies between rows."""
     first = app.enqueue(noop.new())
     with app.database.begin() as conn:
-        claimed = claim_on(conn, limit=2)
+        claimed = kit.claim_on(conn, limit=2)
         second = app.enqueue(noop.new())
-    assert [job.id for job in (*claimed, *claim(app))] == [first.id, second.id]
+    assert [job.id for job in (*claimed, *kit.claim(app))] == [first.id, second.id]
 
 
 def test_each_claim_raises_the_token_and_counts_the_attempt(app: sqlq.App, noop: Any) -> None:
     app.enqueue(noop.new())
     for token in range(1, 4):
-        (job,) = claim(app)
+        (job,) = kit.claim(app)
         assert (job.lease_token, job.attempts) == (token, 1)
-        settle(app, job, Released())
-    (job,) = claim(app)
-    settle(app, job, Retried(0, ERROR))
-    (job,) = claim(app)
+        kit.settle(app, job, Released())
+    (job,) = kit.claim(app)
+    kit.settle(app, job, Retried(0, ERROR))
+    (job,) = kit.claim(app)
     assert (job.lease_token, job.attempts) == (5, 2)
 
 
@@ -248,15 +232,15 @@ def test_an_attempt_that_is_settled_late_does_not_drop_the_lease_of_the_next(
     """The same worker may claim a released job again before it has noted the end of the last attempt."""
     app.enqueue(noop.new())
     leases = app.worker()._leases
-    (first,) = (Attempt(job, noop, 0.0) for job in claim(app))
+    (first,) = (Attempt(job, noop, 0.0) for job in kit.claim(app))
     leases.hold([first])
-    settle(app, first.claimed, Retried(0, ERROR))
-    (second,) = (Attempt(job, noop, 0.0) for job in claim(app))
+    kit.settle(app, first.claimed, Retried(0, ERROR))
+    (second,) = (Attempt(job, noop, 0.0) for job in kit.claim(app))
     leases.hold([second])
     leases.drop([first.right])
-    expire(engine)
+    kit.expire(engine)
     leases.beat()
-    assert rescue(app) == []
+    assert kit.rescue(app) == []
     assert second.trusted_until > time.monotonic()
     assert first.trusted_until <= time.monotonic()
 
@@ -264,13 +248,13 @@ def test_an_attempt_that_is_settled_late_does_not_drop_the_lease_of_the_next(
 def test_a_claim_whose_reply_was_lost_is_released(app: sqlq.App, noop: Any) -> None:
     """A supervisor renews all jobs in its worker's name, so the lease would never run out."""
     app.enqueue_many([noop.new(), noop.new()])
-    held, claimed = claim(app)
+    held, claimed = kit.claim(app)
     leases = app.worker()._leases
     leases.hold([Attempt(held, noop, 0.0)])  # which is not renewed, but lost
     renewed = {(claimed.id, claimed.lease_token): False}
-    renew(leases, renewed, time.monotonic() + 1)
+    kit.renew(leases, renewed, time.monotonic() + 1)
     assert app.jobs.get(claimed.id).state == "running", "the reply may be under way"
-    renew(leases, renewed, time.monotonic() + 2)
+    kit.renew(leases, renewed, time.monotonic() + 2)
     assert (app.jobs.get(claimed.id).state, app.jobs.get(claimed.id).attempts) == ("available", 0)
 
 
@@ -287,7 +271,7 @@ def test_a_claim_whose_reply_is_late_keeps_its_jobs(app: sqlq.App, monkeypatch: 
         return readable(*given)
 
     monkeypatch.setattr(Intake, "readable", late)
-    with working(app) as worker:
+    with kit.working(app) as worker:
         job = app.enqueue(task.new())
         try:
             assert reached.wait(30)
@@ -297,7 +281,7 @@ def test_a_claim_whose_reply_is_late_keeps_its_jobs(app: sqlq.App, monkeypatch: 
             assert (details.state, details.attempts, details.releases) == ("running", 1, 0)
         finally:
             goes_on.set()
-        wait_until(lambda: app.jobs.get(job.id).state == "finished", what="the job finished")
+        kit.wait_until(lambda: app.jobs.get(job.id).state == "finished", what="the job finished")
     assert ran == [1]
 
 
@@ -305,13 +289,13 @@ def test_a_renewal_by_the_supervisor_extends_trust_and_reveals_lost_jobs(
     app: sqlq.App, noop: Any, engine: Engine
 ) -> None:
     app.enqueue_many([noop.new(), noop.new()])
-    kept, lost = (Attempt(job, None, 5.0) for job in claim(app))
+    kept, lost = (Attempt(job, None, 5.0) for job in kit.claim(app))
     for job in (kept, lost):
         job.claimed_at = 0.0
     leases = app.worker()._leases
     leases.hold([kept, lost])
-    expire(engine)
-    execute(engine, "UPDATE jobs SET lease_token = lease_token + 1 WHERE id = :id", id=lost.id)
+    kit.expire(engine)
+    kit.execute(engine, "UPDATE jobs SET lease_token = lease_token + 1 WHERE id = :id", id=lost.id)
     leases.renewed_for_us({kept.right: True}, 100.0, entered=True)
     assert kept.trusted_until == leases.trusted_until(100.0)
     assert (kept.cancel_requested, kept.stop_requested) == (True, True)
@@ -319,12 +303,12 @@ def test_a_renewal_by_the_supervisor_extends_trust_and_reveals_lost_jobs(
     assert (lost.trusted_until, lost.stop_requested, len(leases)) == (0.0, True, 1)
 
 
-@needs("postgresql")
+@kit.needs("postgresql")
 @pytest.mark.parametrize("columns", ["reserved_at", "reserved_at, reserved_by"])
 def test_a_row_that_was_reserved_by_hand_is_rescued(app: sqlq.App, engine: Engine, columns: str) -> None:
     """SQLite and MariaDB refuse such a row."""
     values = ", ".join({"reserved_at": "now()", "reserved_by": "'me'"}[name] for name in columns.split(", "))
-    execute(engine, f"INSERT INTO jobs (task, {columns}) VALUES ('t', {values})")
+    kit.execute(engine, f"INSERT INTO jobs (task, {columns}) VALUES ('t', {values})")
     with app.database.connect(isolation_level="AUTOCOMMIT") as conn:
         assert look.look(
             conn, app.database, look.KnownQueues(), hosts_within_ms=None, maintenance=True

@@ -26,19 +26,7 @@ from sqlq.testing.database import write_declared
 from sqlq.worker.claim.claimer import Claimer
 from sqlq.worker.maintain.services import Unblock
 from sqlq.worker.settle.settle import Counts
-from tests.kit import (
-    BOOM,
-    blocked,
-    claim,
-    claim_on,
-    count,
-    execute,
-    needs,
-    settle,
-    span,
-    wait_until,
-    waiting_for_locks,
-)
+from tests import kit
 
 pytestmark = pytest.mark.each_database
 
@@ -55,11 +43,11 @@ def state(app: sqlq.App, id: int) -> str:
 
 
 def put_back(app: sqlq.App, held: list[Any], delay_ms: int) -> None:
-    settle(app, held, Retried(delay_ms, ErrorText("ValueError", "no")))
+    kit.settle(app, held, Retried(delay_ms, ErrorText("ValueError", "no")))
 
 
 def lose_wakes(app: sqlq.App) -> None:
-    execute(app.database.engine, "DELETE FROM sqlq_wakes")
+    kit.execute(app.database.engine, "DELETE FROM sqlq_wakes")
 
 
 class Gauge:
@@ -124,7 +112,7 @@ def test_two_admissions_at_once_grant_no_slot_twice(gauge: Gauge, app: sqlq.App)
     app.enqueue_many([call.new() for _ in range(100)])
     look(app)  # makes the key known
     for _ in range(10):
-        held = claim(app)
+        held = kit.claim(app)
         assert len(held) == 5
         put_back(app, held, 0)
         together = threading.Barrier(4)
@@ -137,18 +125,18 @@ def test_two_admissions_at_once_grant_no_slot_twice(gauge: Gauge, app: sqlq.App)
             assert sum(threads.map(lambda _: admitted(), range(4))) == 5
 
 
-@needs("sessions")
+@kit.needs("sessions")
 def test_an_admission_counts_after_it_has_waited_for_the_key(
     gauge: Gauge, app: sqlq.App, engine: Engine
 ) -> None:
     call = gauge.task(5)
     app.enqueue_many([call.new() for _ in range(20)])
     assert look(app) == 5
-    put_back(app, claim(app), 0)
+    put_back(app, kit.claim(app), 0)
     with engine.begin() as other, ThreadPoolExecutor(1) as threads:
         other.execute(text("SELECT 1 FROM sqlq_limits WHERE limit_key = 'stripe' FOR UPDATE"))
         admitting = threads.submit(admit.look, app.database, ["stripe"])
-        wait_until(lambda: waiting_for_locks(engine))
+        kit.wait_until(lambda: kit.waiting_for_locks(engine))
         by_hand = "id IN (SELECT id FROM jobs WHERE blocked_by = 'limit' LIMIT 5)"
         other.execute(
             text(f"UPDATE jobs SET available_at = now(), blocked_by = NULL, due_at = NULL WHERE {by_hand}")
@@ -161,9 +149,9 @@ def test_a_job_that_waits_for_its_next_attempt_holds_no_slot(gauge: Gauge, app: 
     call = gauge.task(1)
     first = app.enqueue(call.new(0))
     look(app)
-    put_back(app, claim(app), 20)
-    wait_until(lambda: look(app) == 1, what="it admitted when it is due")
-    put_back(app, claim(app), 3_600_000)
+    put_back(app, kit.claim(app), 20)
+    kit.wait_until(lambda: look(app) == 1, what="it admitted when it is due")
+    put_back(app, kit.claim(app), 3_600_000)
     done = admit.look(app.database, ["stripe"])
     assert done.number == 0
     assert done.next_ms is not None
@@ -237,7 +225,7 @@ def test_a_large_waiting_list_is_admitted_in_portions(gauge: Gauge, app: sqlq.Ap
     assert [each.has_more for each in done] == [True, True, False, False]
 
 
-@needs("sessions")
+@kit.needs("sessions")
 def test_an_enqueue_does_not_wait_for_another_of_its_key(gauge: Gauge, app: sqlq.App, engine: Engine) -> None:
     call = gauge.task(1)
     with Session(engine) as one, Session(engine) as two:
@@ -249,7 +237,7 @@ def test_an_enqueue_does_not_wait_for_another_of_its_key(gauge: Gauge, app: sqlq
         app.enqueue(call.new(), session=two)
         two.commit()
         one.commit()
-    assert blocked(app) == 2
+    assert kit.blocked(app) == 2
 
 
 def test_jobs_without_a_limit_run_beside_a_full_waiting_list(gauge: Gauge, app: sqlq.App) -> None:
@@ -257,16 +245,16 @@ def test_jobs_without_a_limit_run_beside_a_full_waiting_list(gauge: Gauge, app: 
     call, free = gauge.task(1), app.task(name="free")(lambda: None)
     ids = [job.id for job in app.enqueue_many([call.new(), free.new()])]
     look(app)
-    settle(app, claim(app), BOOM)
+    kit.settle(app, kit.claim(app), kit.BOOM)
     assert app.jobs.retry(all=True) == ids
     assert [state(app, id) for id in ids] == ["blocked", "available"]
     assert gauge.work().finished == 2
     app.enqueue_many([call.new(n) for n in range(5)])
     look(app)
-    claim(app)  # by a worker that holds on to it
+    kit.claim(app)  # by a worker that holds on to it
     app.enqueue_many([free.new() for _ in range(5)])
     assert gauge.work().finished == 5
-    assert blocked(app) == 4
+    assert kit.blocked(app) == 4
 
 
 def test_fairness_admits_a_new_tenant_early(gauge: Gauge, app: sqlq.App) -> None:
@@ -289,7 +277,7 @@ def test_the_limit_of_a_delayed_job_does_not_replace_a_newer_one(app: sqlq.App, 
     with_more.enqueue_many([new.new() for _ in range(9)])
     with_more.close()
     assert look(app) == 5
-    execute(engine, f"UPDATE sqlq_wakes SET at = at - {span(engine, 7_200)}")
+    kit.execute(engine, f"UPDATE sqlq_wakes SET at = at - {kit.span(engine, 7_200)}")
     look(app)
     (known,) = app.limits.list()
     assert known.max_running == 5
@@ -300,8 +288,8 @@ def test_the_job_of_a_schedule_has_its_named_limit(app: sqlq.App, engine: Engine
     app.limit("api", running=4)
     app.schedule("polls", task.new().set(limit="api"), every="1h", catch_up="all")
     write_declared(app)
-    hours = span(engine, 36_000)
-    execute(engine, f"UPDATE sqlq_schedules SET last_at = last_at - {hours}, next_at = next_at - {hours}")
+    hours = kit.span(engine, 36_000)
+    kit.execute(engine, f"UPDATE sqlq_schedules SET last_at = last_at - {hours}, next_at = next_at - {hours}")
     assert len(schedules.tick(app.database).jobs) == 10
     assert look(app) == 4
 
@@ -315,11 +303,11 @@ def test_a_rate_leaves_one_wake_and_counts_from_the_last_start_when_it_changes(a
         admit.sweep(app.database, "")
         app.enqueue(task.new())
     look(app)
-    assert count(app.database.engine, "sqlq_wakes") == 1
+    assert kit.count(app.database.engine, "sqlq_wakes") == 1
     raised = app.limits.set("api", rate="20/1s")
     assert raised.next_start_seconds is not None
     assert raised.next_start_seconds <= 0.15
-    wait_until(lambda: look(app) > 0, what="the next one admitted")
+    kit.wait_until(lambda: look(app) > 0, what="the next one admitted")
     (before,) = app.limits.list()
     lowered = app.limits.set("api", rate="1/1h")
     assert before.next_start_seconds is not None
@@ -333,31 +321,31 @@ SLOWED = Released(3_600_000, snoozed=True, closes=True)
 
 def an_hour_later(engine: Engine) -> None:
     """Let an hour pass for limits, wakes and jobs in line."""
-    hour = span(engine, 3_600)
-    execute(engine, f"UPDATE sqlq_limits SET closed_until = closed_until - {hour}")
-    execute(engine, f"UPDATE sqlq_wakes SET at = at - {hour}")
-    execute(engine, f"UPDATE jobs SET due_at = due_at - {hour}")
+    hour = kit.span(engine, 3_600)
+    kit.execute(engine, f"UPDATE sqlq_limits SET closed_until = closed_until - {hour}")
+    kit.execute(engine, f"UPDATE sqlq_wakes SET at = at - {hour}")
+    kit.execute(engine, f"UPDATE jobs SET due_at = due_at - {hour}")
 
 
 def test_a_slow_down_closes_the_key_for_all_until_its_time(app: sqlq.App, engine: Engine) -> None:
     task = app.task(name="call", limit=sqlq.Limit("api", running=3))(lambda: None)
     slowed, *others = [job.id for job in app.enqueue_many([task.new() for _ in range(5)])]
     assert look(app) == 3
-    (held,) = claim(app, limit=1)
+    (held,) = kit.claim(app, limit=1)
     rescued = held._replace(lease_token=held.lease_token + 1)
-    assert settle(app, rescued, SLOWED) == set()
+    assert kit.settle(app, rescued, SLOWED) == set()
     assert app.limits.list()[0].closed_until is None, "a job that was lost closes nothing"
-    assert settle(app, held, SLOWED) == {slowed}
+    assert kit.settle(app, held, SLOWED) == {slowed}
     app.enqueue(task.new())
     admit.sweep(app.database, "")
-    assert (look(app), claim(app), blocked(app)) == (0, [], 6), "nothing is admitted, nor stays so"
+    assert (look(app), kit.claim(app), kit.blocked(app)) == (0, [], 6), "nothing is admitted, nor stays so"
     assert (app.jobs.get(slowed).attempts, state(app, slowed)) == (0, "blocked")
     assert "its limit api is closed, and opens in " in " ".join(app.jobs.why(others[0]))
     (closed,) = app.limits.list()
     assert app.limits.close("api", until="1m").closed_until == closed.closed_until, "the later end counts"
     an_hour_later(engine)
     assert look(app) == 3, "the wake of its end"
-    assert [job.id for job in claim(app)] == others[:3], "each in its place"
+    assert [job.id for job in kit.claim(app)] == others[:3], "each in its place"
 
 
 def test_an_operator_closes_and_opens_a_key(app: sqlq.App, engine: Engine) -> None:
@@ -372,7 +360,7 @@ def test_an_operator_closes_and_opens_a_key(app: sqlq.App, engine: Engine) -> No
     (opened,) = app.limits.list()
     assert 0 < opened.running <= 11, "at its rate, for the next tenth of a second"
     asyncio.run(app.limits.aclose("api", until="1h"))
-    assert (blocked(app), look(app)) == (50, 0)
+    assert (kit.blocked(app), look(app)) == (50, 0)
     an_hour_later(engine)
     assert look(app) > 0, "the wake of its end"
 
@@ -388,17 +376,17 @@ def test_a_worker_releases_what_it_holds_of_a_key_that_its_job_closes(
     monkeypatch.setattr(Claimer, "ahead", lambda *_: 9)
     gauge.app.enqueue_many([call.new(n) for n in range(9)])
     assert gauge.work(concurrency=1).released == 9
-    assert (gauge.called, blocked(gauge.app)) == ([0], 9)
+    assert (gauge.called, kit.blocked(gauge.app)) == ([0], 9)
 
 
 def lose(app: sqlq.App, id: int) -> None:
-    (dead,) = claim(app)
+    (dead,) = kit.claim(app)
     with app.database.begin() as conn:
         settling.lose(conn, [(dead.id, dead.lease_token)], "died")
 
 
 def cancel_by_force(app: sqlq.App, id: int) -> None:
-    claim(app)
+    kit.claim(app)
     app.jobs.cancel([id], force=True)
 
 
@@ -423,7 +411,7 @@ def test_a_job_that_ends_without_a_settle_releases_its_slot(app: sqlq.App, end: 
 def test_an_expired_job_releases_its_slot(app: sqlq.App, engine: Engine, limit: Any) -> None:
     task = app.task(name="call", limit=limit)(lambda: None)
     late, then = app.enqueue(task.new().set(start_within="90s")), app.enqueue(task.new())
-    execute(engine, f"UPDATE jobs SET start_by = created_at WHERE id = {late.id}")
+    kit.execute(engine, f"UPDATE jobs SET start_by = created_at WHERE id = {late.id}")
     app.worker(drain=True).run()
     assert (state(app, late.id), state(app, then.id)) == ("cancelled", "finished")
 
@@ -518,7 +506,7 @@ def test_a_head_that_is_locked_is_not_overtaken(gauge: Gauge) -> None:
         conn.execute(text("SELECT 1 FROM jobs WHERE id = :id FOR UPDATE"), {"id": first.id})
         admitting = threads.submit(admit.look, gauge.app.database)
         # MariaDB refuses a locked row at once
-        wait_until(lambda: admitting.done() or waiting_for_locks(gauge.app.database.engine))
+        kit.wait_until(lambda: admitting.done() or kit.waiting_for_locks(gauge.app.database.engine))
         conn.commit()
         if refused := admitting.exception(60):
             assert "Lock wait timeout" in str(refused)
@@ -526,5 +514,5 @@ def test_a_head_that_is_locked_is_not_overtaken(gauge: Gauge) -> None:
             assert admitting.result().number == 1
     assert look(gauge.app) == (1 if refused else 0)
     with gauge.app.database.begin() as conn:
-        assert [job.id for job in claim_on(conn, limit=9, lease_ms=1000)] == [first.id]
+        assert [job.id for job in kit.claim_on(conn, limit=9, lease_ms=1000)] == [first.id]
     assert gauge.app.jobs.get(second.id).state == "blocked"

@@ -23,10 +23,7 @@ from sqlq.payload.encryption import new_key
 from sqlq.worker.attempt.context import attempt_of
 from tests.kit import drain, execute, for_each, handler_of, needs, run_one, span, wait_until, working
 
-pytestmark = [
-    pytest.mark.each_database,
-    pytest.mark.filterwarnings("ignore:coroutine .* was never awaited"),
-]
+pytestmark = [pytest.mark.each_database, pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")]
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])

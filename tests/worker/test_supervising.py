@@ -38,21 +38,7 @@ from sqlq.worker.supervise.supervisor import Supervisor
 from sqlq.worker.wait import poller, wake
 from sqlq.worker.wait.poller import LastLook, Poller
 from sqlq.worker.wait.wake import Wake
-from tests.kit import (
-    claim,
-    committed,
-    deaths,
-    execute,
-    locked,
-    needs,
-    refuse_threads,
-    renew,
-    supervised,
-    supervising,
-    wait_until,
-    worker_of,
-    working,
-)
+from tests import kit
 from tests.kit.hand import fail_before
 
 LEASE_MS = 1_000
@@ -96,9 +82,9 @@ def test_started_jobs_of_a_dead_worker_count_and_others_do_not(
 ) -> None:
     """Without shared memory all of them may have started."""
     app.enqueue_many([noop.new() for _ in range(3)])
-    started, unstarted = claim(app, "dead", limit=2)
-    (others,) = claim(app, "alive")
-    dead = deaths("dead", started={right(started)} if has_memory else None)
+    started, unstarted = kit.claim(app, "dead", limit=2)
+    (others,) = kit.claim(app, "alive")
+    dead = kit.deaths("dead", started={right(started)} if has_memory else None)
     assert dead.release(app.database) == inf
     lost, given_back, left = (app.jobs.get(job.id) for job in (started, unstarted, others))
     assert (lost.state, lost.attempts, lost.releases, lost.lease_token) == ("available", 1, 0, 2)
@@ -108,17 +94,17 @@ def test_started_jobs_of_a_dead_worker_count_and_others_do_not(
     else:
         assert (given_back.attempts, given_back.releases) == (1, 0)
     assert (left.state, left.reserved_by) == ("running", "alive")
-    losses = {job.id: job.losses for job in claim(app, "next")}
+    losses = {job.id: job.losses for job in kit.claim(app, "next")}
     assert losses == {started.id: 1, unstarted.id: 0 if has_memory else 1}
 
 
-@needs("sessions")
+@kit.needs("sessions")
 def test_a_locked_row_is_released_later(app: sqlq.App, engine: Engine, noop: Any) -> None:
     app.enqueue_many([noop.new(), noop.new()])
-    held, free = claim(app, "dead")
+    held, free = kit.claim(app, "dead")
     enter(app, "dead")
-    dead = deaths("dead", started={right(held), right(free)})
-    with locked(engine, held.id):
+    dead = kit.deaths("dead", started={right(held), right(free)})
+    with kit.locked(engine, held.id):
         assert dead.release(app.database) < inf, "there is something left to do"
         assert [app.jobs.get(job.id).state for job in (held, free)] == ["running", "available"]
     assert dead.release(app.database) == inf
@@ -137,8 +123,8 @@ def test_a_death_that_cannot_be_settled_keeps_no_other_waiting(
 
     monkeypatch.setattr(lease, "owned", owned_by)
     app.enqueue(noop.new())
-    (job,) = claim(app, "dead")
-    dead = deaths("odd", "dead", started={right(job)})
+    (job,) = kit.claim(app, "dead")
+    dead = kit.deaths("odd", "dead", started={right(job)})
     assert dead.release(app.database) == float("inf"), "nothing is left to do"
     assert app.jobs.get(job.id).state == "available"
     assert "jobs of worker odd stay until their leases have run out: no such thing" in caplog.text
@@ -148,11 +134,11 @@ def test_an_end_that_the_database_refuses_makes_no_job_one_that_never_began(
     app: sqlq.App, engine: Engine, noop: Any
 ) -> None:
     job = app.enqueue(noop.new().set(max_attempts=1))
-    (held,) = claim(app, "dead")
+    (held,) = kit.claim(app, "dead")
     fail_before(engine, job.id)
-    dead = deaths("dead", started={right(held)})
+    dead = kit.deaths("dead", started={right(held)})
     assert dead.release(app.database) == inf, "it is not tried again"
-    assert committed(engine, column="releases") == [0]
+    assert kit.committed(engine, column="releases") == [0]
 
 
 def test_a_job_whose_end_was_refused_is_not_released(app: sqlq.App, engine: Engine, noop: Any) -> None:
@@ -160,16 +146,16 @@ def test_a_job_whose_end_was_refused_is_not_released(app: sqlq.App, engine: Engi
     leases = worker._leases
     enter(app, worker.id)
     job = app.enqueue(noop.new().set(max_attempts=1))
-    (held,) = claim(app, worker.id)
+    (held,) = kit.claim(app, worker.id)
     fail_before(engine, job.id)
     leases.let_go(right(held))
     for _ in range(4):
-        renew(leases, {right(held): False}, time.monotonic())
-        assert committed(engine, column="releases") == [0]
-        assert committed(engine, column="lease_token") == [held.lease_token], "its end was undone"
-    execute(engine, "DELETE FROM failed_jobs")
+        kit.renew(leases, {right(held): False}, time.monotonic())
+        assert kit.committed(engine, column="releases") == [0]
+        assert kit.committed(engine, column="lease_token") == [held.lease_token], "its end was undone"
+    kit.execute(engine, "DELETE FROM failed_jobs")
     for _ in range(2):
-        renew(leases, {right(held): False}, time.monotonic())
+        kit.renew(leases, {right(held): False}, time.monotonic())
     assert app.jobs.get(job.id).state == "failed"
 
 
@@ -183,24 +169,24 @@ def test_a_child_without_a_receiving_thread_is_killed(
         return processes[-1]
 
     monkeypatch.setattr(child_module, "spawn", noted)
-    refuse_threads(monkeypatch, "sqlq-receive")
-    with supervising(Supervisor([], WorkerOptions(processes=1, lease_ms=30_000, grace_ms=0), {})) as code:
-        wait_until(lambda: caplog.messages, what="a line in the log")
+    kit.refuse_threads(monkeypatch, "sqlq-receive")
+    with kit.supervising(Supervisor([], WorkerOptions(processes=1, lease_ms=30_000, grace_ms=0), {})) as code:
+        kit.wait_until(lambda: caplog.messages, what="a line in the log")
     assert caplog.messages == ["no worker process can be started now: can't start new thread"]
     assert code.result() == 0, "it goes on, and waits before it tries again"
-    wait_until(lambda: [process.poll() for process in processes] == [-9], timeout=20, what="its end")
+    kit.wait_until(lambda: [process.poll() for process in processes] == [-9], timeout=20, what="its end")
 
 
-@needs("listen")
+@kit.needs("listen")
 def test_a_host_without_maintenance_has_no_poller(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    refuse_threads(monkeypatch, "sqlq-maintenance")
+    kit.refuse_threads(monkeypatch, "sqlq-maintenance")
     command, setup = [sys.executable, "-m", CHILDREN, "ready"], {"facts": facts_of(app)._asdict()}
     host = Supervisor(command, WorkerOptions(processes=2, lease_ms=30_000, grace_ms=60_000), setup=setup)
     why = "the thread sqlq-maintenance cannot be started"
-    with supervising(host) as code:
-        wait_until(lambda: host.ready == 2, what="both ready")
+    with kit.supervising(host) as code:
+        kit.wait_until(lambda: host.ready == 2, what="both ready")
         assert f"each worker looks for jobs, and runs its services, itself: {why}" in caplog.text
         assert "sqlq-poller" not in {thread.name for thread in threading.enumerate()}
     assert code.result() == 0
@@ -210,24 +196,24 @@ def test_the_heartbeat_renews_its_workers_jobs_and_notifies_it(
     app: sqlq.App, engine: Engine, noop: Any, keeper: Heartbeat, pipe: tuple[Pipe, Pipe]
 ) -> None:
     app.enqueue_many([noop.new(), noop.new()])
-    (mine,), _ = claim(app, "mine", limit=1), claim(app, "other")
+    (mine,), _ = kit.claim(app, "mine", limit=1), kit.claim(app, "other")
     enter(app, "mine")
-    before = committed(engine, column="lease_expires_at")
+    before = kit.committed(engine, column="lease_expires_at")
     keeper.keep(facts_of(app, "mine"), pipe[0])
     message = pipe[1].receive()
     assert message is not None
     assert message["renewed"]["rights"] == [[*right(mine), False]]
     assert message["renewed"]["entered"]
-    after = committed(engine, column="lease_expires_at")
+    after = kit.committed(engine, column="lease_expires_at")
     assert len({*before} & {*after}) == 1, "its own alone"
 
 
-@needs("sessions")
+@kit.needs("sessions")
 def test_a_locked_worker_row_does_not_stop_renewals_of_others(
     app: sqlq.App, engine: Engine, noop: Any
 ) -> None:
     app.enqueue(noop.new())
-    (job,) = claim(app, "well")
+    (job,) = kit.claim(app, "well")
     for worker in ("stuck", "well"):
         enter(app, worker)
     with engine.begin() as conn, app.database.begin() as standing_in:
@@ -244,23 +230,23 @@ def test_a_worker_unknown_to_the_heartbeat_renews_for_itself(
     """An engine with a creator of its own may lead to another database than its URL. The thread of the
     heartbeat is started later when that cannot be now."""
     with monkeypatch.context() as patch:
-        refuse_threads(patch, "sqlq-heartbeat")
+        kit.refuse_threads(patch, "sqlq-heartbeat")
         keeper.keep(facts_of(app), pipe[0])
         assert not keeper.begin()
     assert keeper.begin()
-    wait_until(lambda: not keeper._kept, timeout=30, what="the keeper noticing")
+    kit.wait_until(lambda: not keeper._kept, timeout=30, what="the keeper noticing")
     pipe[0].send(no="renewal")
     assert pipe[1].receive() == {"no": "renewal"}
 
 
 def test_a_worker_whose_supervisor_is_gone_stops_soon() -> None:
     stops: list[int | None] = []
-    with supervised() as (parent, _, supervisor):
+    with kit.supervised() as (parent, _, supervisor):
         parent.listen({"stop": stops.append}, dict)
         supervisor.send(stop=None)
-        wait_until(lambda: stops == [None], timeout=30, what="a stop within its own grace time")
+        kit.wait_until(lambda: stops == [None], timeout=30, what="a stop within its own grace time")
         supervisor.close()
-        wait_until(lambda: stops == [None, ORPHANED_MS], timeout=30, what="the end of the pipe noticed")
+        kit.wait_until(lambda: stops == [None, ORPHANED_MS], timeout=30, what="the end of the pipe noticed")
 
 
 def test_a_bad_message_does_not_stop_a_supervisor_from_receiving() -> None:
@@ -274,10 +260,10 @@ def test_a_bad_message_does_not_stop_a_supervisor_from_receiving() -> None:
     program = """import os, sys; os.write(int(sys.argv[1]), b'{"more": true}\\n{"ended": {}}\\n')"""
     child = Child([sys.executable, "-c", program], hear, {})
     try:
-        wait_until(lambda: len(heard) == 2, timeout=20, what="its last word and its end")
+        kit.wait_until(lambda: len(heard) == 2, timeout=20, what="its last word and its end")
         assert heard == [{"ended": {}}, None]
     finally:
-        wait_until(lambda: child.end() is not None, timeout=20, what="its process ending")
+        kit.wait_until(lambda: child.end() is not None, timeout=20, what="its process ending")
         child.close()
 
 
@@ -291,8 +277,8 @@ def test_the_shared_memory_has_the_running_jobs(app: sqlq.App) -> None:
         seen.append(box.running() == [((job.id, job.lease_token), inf)])
 
     app.enqueue(looks.new())
-    with supervised() as (supervision, box, _):
-        assert worker_of(app, drain=True, supervision=supervision).run().finished == 1
+    with kit.supervised() as (supervision, box, _):
+        assert kit.worker_of(app, drain=True, supervision=supervision).run().finished == 1
         assert seen == [True]
         assert box.read() == set(), "and is forgotten when it is settled"
 
@@ -317,7 +303,7 @@ def looking_out(app: sqlq.App, *, quiet: bool = False) -> Iterator[Counter[str]]
         poller.close(5.0)
 
 
-@needs("listen")
+@kit.needs("listen")
 def test_a_notification_with_the_answer_of_a_poll_is_read_at_once(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,10 +318,10 @@ def test_a_notification_with_the_answer_of_a_poll_is_read_at_once(
     monkeypatch.setattr(workers_look, "look", looks)
     monkeypatch.setattr(poller, "IDLE_POLL_SECONDS", 3600.0)
     with looking_out(app) as seen:
-        wait_until(lambda: seen["sent"], timeout=20, what="a worker sent")
+        kit.wait_until(lambda: seen["sent"], timeout=20, what="a worker sent")
 
 
-@needs("listen")
+@kit.needs("listen")
 def test_the_poller_wakes_a_worker_when_a_job_is_due(
     app: sqlq.App, noop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,38 +335,38 @@ def test_the_poller_wakes_a_worker_when_a_job_is_due(
     monkeypatch.setattr(poller, "IDLE_POLL_SECONDS", 3600.0)
     app.enqueue(noop.new().set(delay="1s"))
     with looking_out(app) as seen:
-        wait_until(lambda: seen["sent"], what="a worker sent")
+        kit.wait_until(lambda: seen["sent"], what="a worker sent")
         assert seen["looked"] == 1
         assert app.jobs.get(1).state == "available", "not before"
 
 
-@needs("listen")
+@kit.needs("listen")
 def test_a_mistake_in_the_poller_is_logged_with_its_traceback(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Under a supervisor too, where a poller logs no outage."""
     monkeypatch.setattr(workers_look, "look", lambda *given, **named: 1 + "1")  # type: ignore[operator]
     with looking_out(app, quiet=True):
-        wait_until(lambda: caplog.records, what="a line in the log")
+        kit.wait_until(lambda: caplog.records, what="a line in the log")
     assert caplog.records[0].exc_info is not None
     assert caplog.records[0].levelname == "ERROR"
     assert "does not answer" not in caplog.text
 
 
-@needs("listen")
+@kit.needs("listen")
 def test_the_poller_starts_the_rescue_of_an_idle_worker(
     app: sqlq.App, engine: Engine, noop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its service runs when a poll has found a job, and not by itself while there are polls."""
     monkeypatch.setattr(poller, "RESCUE_MS", 100)
     job = app.enqueue(noop.new())
-    with working(app, queues=["other"]) as worker:
-        wait_until(worker._last_look.is_recent, what="a poll")
-        execute(engine, "UPDATE jobs SET reserved_at = now(), lease_expires_at = now(), attempts = 1")
-        wait_until(lambda: app.jobs.get(job.id).state == "available", what="the rescue")
+    with kit.working(app, queues=["other"]) as worker:
+        kit.wait_until(worker._last_look.is_recent, what="a poll")
+        kit.execute(engine, "UPDATE jobs SET reserved_at = now(), lease_expires_at = now(), attempts = 1")
+        kit.wait_until(lambda: app.jobs.get(job.id).state == "available", what="the rescue")
 
 
-@needs("postgresql")
+@kit.needs("postgresql")
 def test_a_resting_worker_keeps_one_connection_beside_that_for_claims(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,17 +376,17 @@ def test_a_resting_worker_keeps_one_connection_beside_that_for_claims(
         pool: Any = database.engine.pool
         return int(pool.checkedin() + pool.checkedout())
 
-    with working(app) as worker:
+    with kit.working(app) as worker:
         with app.database.read(), app.database.for_loops.read(), app.database.for_loops.read():
             pass
         notify.notify(app.database.for_loops)
         with app.database.for_claims.read(), app.database.for_claims.read():
             pass
-        wait_until(lambda: worker._wake.is_resting, what="the worker resting")
+        kit.wait_until(lambda: worker._wake.is_resting, what="the worker resting")
         worker._wake.call()
-        wait_until(lambda: open_(app.database.for_loops) <= 1, what="connections closed")
-        wait_until(lambda: open_(app.database.for_claims) <= 1, what="connections of claims closed")
-        wait_until(lambda: open_(app.database) == 0, what="the App's connections closed")
+        kit.wait_until(lambda: open_(app.database.for_loops) <= 1, what="connections closed")
+        kit.wait_until(lambda: open_(app.database.for_claims) <= 1, what="connections of claims closed")
+        kit.wait_until(lambda: open_(app.database) == 0, what="the App's connections closed")
 
 
 def test_a_call_at_the_end_of_a_wait_counts_for_the_next_wait(
@@ -439,16 +425,16 @@ def test_a_wait_ends_at_the_nearest_known_time(app: sqlq.App, monkeypatch: pytes
     assert 0.1 <= time.monotonic() - began < 10.0
 
 
-@needs("postgresql")
+@kit.needs("postgresql")
 def test_the_only_worker_of_its_supervisor_looks_from_the_start(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(poller, "STAND_BY_SECONDS", 3600.0)
-    with supervised(is_alone=True) as (parent, _, _), working(app, supervision=parent) as worker:
-        wait_until(lambda: worker._last_look.at() > 0, what="its lookout looking")
+    with kit.supervised(is_alone=True) as (parent, _, _), kit.working(app, supervision=parent) as worker:
+        kit.wait_until(lambda: worker._last_look.at() > 0, what="its lookout looking")
 
 
-@needs("postgresql")
+@kit.needs("postgresql")
 def test_a_worker_whose_supervisor_falls_silent_rescues_jobs(
     app: sqlq.App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -468,16 +454,16 @@ def test_a_worker_whose_supervisor_falls_silent_rescues_jobs(
 
     monkeypatch.setattr(settle, "rescue", rescue)
     monkeypatch.setattr(services.Sweep, "run", sweep)
-    with supervised() as (parent, box, _):
+    with kit.supervised() as (parent, box, _):
         box.note_poll(time.monotonic() + 3600)
-        with working(app, supervision=parent) as worker:
-            wait_until(lambda: worker._wake.is_resting, what="the worker resting")
+        with kit.working(app, supervision=parent) as worker:
+            kit.wait_until(lambda: worker._wake.is_resting, what="the worker resting")
             assert turns == []
             box.note_poll(time.monotonic() - poller.TRUSTED_SECONDS + 0.1)
-            wait_until(lambda: {*turns} == {"rescue", "sweep"}, what="a rescue, and a sweep")
+            kit.wait_until(lambda: {*turns} == {"rescue", "sweep"}, what="a rescue, and a sweep")
 
 
-@needs("mariadb")
+@kit.needs("mariadb")
 @pytest.mark.parametrize("by", ["sqlq", "session", "another process"])
 def test_a_worker_without_notifications_is_woken_by_enqueues_of_its_machine(
     app: sqlq.App, engine: Engine, monkeypatch: pytest.MonkeyPatch, by: str
@@ -487,8 +473,8 @@ def test_a_worker_without_notifications_is_woken_by_enqueues_of_its_machine(
     monkeypatch.setattr(wake, "POLL_SECONDS", 3600.0)
     ran = threading.Event()
     task = app.task(name="t")(ran.set)
-    with working(app) as worker:
-        wait_until(lambda: worker._wake.is_resting, what="the worker at rest")
+    with kit.working(app) as worker:
+        kit.wait_until(lambda: worker._wake.is_resting, what="the worker at rest")
         if by == "another process":
             url = engine.url.render_as_string(hide_password=False)
             subprocess.run([sys.executable, "-m", "sqlq", "-d", url, "enqueue", "t"], check=True, timeout=60)
