@@ -138,7 +138,9 @@ class Waiters:
         """Return the answers that differ from what a new waiter for the ended job gets."""
 
         async def ask() -> dict[int, list[Answer]]:
-            told = {id: task.result() for id, task in self._answers.items() if task.done()}
+            # cancelled at the end of the block, where the job had not ended
+            answered = {id: task for id, task in self._answers.items() if not task.cancelled()}
+            told = {id: task.result() for id, task in answered.items() if task.done()}
             return {id: each for id, each in told.items() if {*each} != {await answer(app, id)}}
 
         return asyncio.run(ask())
