@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from math import inf
 from typing import Any, Literal
 
 from sqlq.app.app import App
@@ -136,17 +137,16 @@ class InlineEnqueuer(Here):
 
     def answer(self, job: InlineJob) -> None:
         assert job.signal is not None
-        if job.until_ms is None and job.timeout_ms is not None:
-            job.until_ms = self.now_ms + job.timeout_ms
-        is_over = job.until_ms is not None and job.until_ms <= self.now_ms
-        if job.signal not in self.signals and not is_over:
+        if job.until_ms is None:
+            job.until_ms = self.now_ms + (inf if job.timeout_ms is None else job.timeout_ms)
+        came = job.signal in self.signals
+        if not came and job.until_ms > self.now_ms:
             job.state = State.BLOCKED
             return
-        outcome = "signal" if job.signal in self.signals else "timeout"
-        job.wait = Wait(job.signal, outcome, self.signals.get(job.signal))
+        job.wait = Wait(job.signal, "signal" if came else "timeout", self.signals.get(job.signal))
         job.signal = None
         if job.task is WAIT:
-            job.state = State.FINISHED if outcome == "signal" else State.FAILED
+            job.state = State.FINISHED if came else State.FAILED
             job.result = job.wait.value and json.loads(job.wait.value)
             job.error = JobTimeoutError(f"no signal {job.wait.name} came in time")
 
