@@ -292,9 +292,7 @@ def test_an_empty_look_at_a_server_that_takes_no_writes_is_refused(database_url:
 
 
 @needs("mariadb")
-def test_workers_wait_while_a_server_takes_no_writes(
-    tmp_path: Path, database_url: str, mariadb: MariaDB
-) -> None:
+def test_workers_wait_while_no_write_is_taken(tmp_path: Path, database_url: str, mariadb: MariaDB) -> None:
     """As while a primary is handed over. It stops no administrator, so the worker is another user."""
     name, url = f"sqlq_{uuid4().hex[:12]}", make_url(database_url)
     mariadb.administer(f"CREATE USER {name}")

@@ -193,9 +193,7 @@ def await_end(app: sqlq.App, worker: WorkerProcess, ids: list[int]) -> list[str]
 
 
 @pytest.mark.parametrize("habit", HABITS)
-def test_a_worker_bears_what_programs_do(
-    app: sqlq.App, database_url: str, tmp_path: Path, habit: str
-) -> None:
+def test_workers_bear_what_programs_do(app: sqlq.App, database_url: str, tmp_path: Path, habit: str) -> None:
     source = textwrap.dedent(HABITS[habit])
     module = MODULE.format(at_import=source, in_handler=textwrap.indent(source, "    "))
     (tmp_path / "m.py").write_text(module)
@@ -250,9 +248,7 @@ for isolate in (False, True):
 """
 
 
-def test_a_child_that_a_handler_forks_is_a_usual_process(
-    app: sqlq.App, database_url: str, tmp_path: Path
-) -> None:
+def test_a_handlers_fork_is_a_usual_process(app: sqlq.App, database_url: str, tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(FORKS)
     handlers = ("takes_signals", "pools", "falls_through", "falls_through_coroutine")
     with worker_process(tmp_path, "m:app", database_url, "-c", "1") as worker:
@@ -286,9 +282,7 @@ def prints_alone():
 
 
 @pytest.mark.parametrize("broken", ["a full disk", "a reader that has gone"])
-def test_prints_to_a_broken_output_fail_no_job(
-    app: sqlq.App, database_url: str, tmp_path: Path, broken: str
-) -> None:
+def test_a_broken_output_fails_no_job(app: sqlq.App, database_url: str, tmp_path: Path, broken: str) -> None:
     (tmp_path / "m.py").write_text(PRINTS)
     ids = enqueue(app, *("prints", "prints_more", "prints_alone") * 2)
     reading, writing = os.pipe()

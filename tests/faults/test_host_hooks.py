@@ -86,9 +86,7 @@ def test_a_useless_connection_is_invalidated(app: sqlq.App, error: str) -> None:
     assert caught.value.connection_invalidated
 
 
-def test_an_unreachable_database_raises_sqlalchemys_error(
-    app: sqlq.App, postgresql: object, database_url: str
-) -> None:
+def test_an_outage_raises_sqlalchemys_error(app: sqlq.App, postgresql: object, database_url: str) -> None:
     if app.database.engine.dialect.name == "sqlite":
         elsewhere = sqlq.App("sqlite:////proc/version")  # a file, but none that can be written
     else:

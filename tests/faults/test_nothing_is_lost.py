@@ -140,9 +140,7 @@ FORKS = {
 
 @pytest.mark.parametrize("program", FORKS)
 @needs("file")
-def test_a_program_forks_and_loses_nothing_while_a_file_is_open(
-    app: sqlq.App, database_url: str, program: str
-) -> None:
+def test_a_fork_loses_nothing_while_a_file_is_open(app: sqlq.App, database_url: str, program: str) -> None:
     jobs, output = FORKS[program]
     words = ("-W", "ignore::DeprecationWarning", "-m", "tests.programs.forking", program, database_url)
     done = run_program(*words)

@@ -115,9 +115,7 @@ def test_many_processes_and_a_long_reader_share_one_sqlite_file(
         assert before <= shop.killed.keys(), "only a job that a killed process had in hand runs again"
 
 
-def test_a_transaction_that_read_before_a_rival_wrote_is_refused_in_one_sentence(
-    app: sqlq.App, engine: Engine
-) -> None:
+def test_a_transaction_that_read_before_a_rival_wrote_is_refused(app: sqlq.App, engine: Engine) -> None:
     """Deterministically what the crowd meets by chance; and begun with the write lock it is not refused."""
     task = app.task(name="t")(lambda: None)
     app.enqueue(task.new())

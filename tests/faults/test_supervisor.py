@@ -315,9 +315,7 @@ def test_systemd_learns_when_the_workers_work_and_that_the_supervisor_lives(
             assert b"READY=1" not in said(b"STOPPING=1")
 
 
-def test_a_manager_that_does_not_listen_holds_nothing_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_manager_that_is_deaf_holds_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(tmp_path / "notify"))
         monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))

@@ -103,9 +103,7 @@ def test_naive_and_distant_times_are_refused(given: Any, reason: str) -> None:
         (durations.in_units, 3 << 40, "3 TiB"),
     ],
 )
-def test_durations_rates_and_sizes_are_written_for_people(
-    write: Callable[[float], str], number: float, text: str
-) -> None:
+def test_numbers_are_written_for_people(write: Callable[[float], str], number: float, text: str) -> None:
     assert write(number) == text
 
 

@@ -129,9 +129,7 @@ def test_counts_are_sent_once(totals: Totals, counting: Meter) -> None:
     assert round(seconds, 6) == 0.06
 
 
-def test_counters_begin_at_zero_when_a_worker_has_counted_nothing_of_a_task(
-    totals: Totals, counting: Meter
-) -> None:
+def test_counters_begin_at_zero_before_a_task_is_counted(totals: Totals, counting: Meter) -> None:
     """Prometheus sees no increase in a series that begins at another number."""
     counting.claimed([], 0.02)
     counting.flush()

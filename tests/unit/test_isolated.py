@@ -164,9 +164,7 @@ def executor(slots: int, some: Spawned, outcomes: SimpleQueue[Outcome]) -> Execu
     return Executor(slots, lambda _: None, lambda _, end: outcomes.put(end), lambda: True, some.isolates)
 
 
-def test_an_exception_of_the_subprocess_pool_costs_no_slot(
-    spawned: type[Spawned], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_the_pool_costs_no_slot(spawned: type[Spawned], monkeypatch: pytest.MonkeyPatch) -> None:
     def raises(running: Attempt, *_: object) -> Outcome:
         raise SystemExit
 

@@ -236,9 +236,7 @@ def test_a_notification_wakes_the_worker_with_a_free_slot_and_fewest_jobs(host: 
     assert host.sent == ["less busy", "busy", "busy"]
 
 
-def test_another_worker_is_woken_when_the_last_one_does_not_react(
-    host: Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_worker_is_woken_when_the_last_is_late(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child_module, "LATE_SECONDS", 0.0)
     for name in ("a", "b"):
         host.add(name)
@@ -329,9 +327,7 @@ def test_no_other_process_starts_when_the_first_has_logged_why_it_cannot(status:
 
 
 @for_each(("status", "any_ready"), [(-9, False), (1, True), (3, False)])
-def test_starts_that_fail_follow_ever_later_until_the_supervisor_gives_up(
-    status: int, any_ready: bool
-) -> None:
+def test_failed_starts_follow_ever_later_until_the_supervisor_gives_up(status: int, any_ready: bool) -> None:
     restarts = RestartPolicy(2)
     if any_ready:
         restarts.ready()

@@ -340,9 +340,7 @@ def test_eager_takes_no_text(wrong: Any) -> None:
             refused()
 
 
-def test_another_database_on_the_command_line_drops_the_listen_url(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_another_database_drops_the_listen_url(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SQLQ_LISTEN_URL", "postgresql://env/shop")
     monkeypatch.setenv("SQLQ_DATABASE_URL", "")  # the command sets it
     monkeypatch.syspath_prepend(tmp_path)

@@ -139,9 +139,7 @@ def test_claims_after_the_cursor_take_due_jobs_in_order(
 
 @needs("postgresql")
 @pytest.mark.parametrize("drain", [False, True])
-def test_a_worker_with_only_slow_claims_runs_every_job(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch, drain: bool
-) -> None:
+def test_slow_claims_alone_run_every_job(app: sqlq.App, monkeypatch: pytest.MonkeyPatch, drain: bool) -> None:
     monkeypatch.setattr(claims, "DEAR_SECONDS", -1.0)
     monkeypatch.setattr(claims, "DEAR_SECONDS_A_JOB", 0.0)
     if drain:  # it may not end because the next claim from the head is not due yet

@@ -66,9 +66,7 @@ def test_a_rollback_after_complete_is_a_failed_attempt_with_the_reason(
 
 
 @pytest.mark.parametrize("way", ["complete", "checkpoint", "acomplete", "acheckpoint"])
-def test_a_rollback_on_an_unconfigured_sqlite_engine_keeps_nothing(
-    app: sqlq.App, database_url: str, way: str
-) -> None:
+def test_a_rollback_on_unconfigured_sqlite_keeps_nothing(app: sqlq.App, database_url: str, way: str) -> None:
     """Nothing was written before that Python's driver for SQLite would have begun a transaction for."""
     arguments = [] if way.endswith("complete") else [1]
 
@@ -265,7 +263,7 @@ def running(app: sqlq.App) -> sqlq.JobContext:
 
 
 @common_ways
-def test_checkpoints_on_each_kind_of_session_continue(
+def test_checkpoints_in_each_way_continue(
     app: sqlq.App, shop: sa.Engine, database_url: str, way: Way
 ) -> None:
     def give() -> None:
@@ -330,7 +328,7 @@ def test_a_zombie_saves_nothing(app: sqlq.App, shop: sa.Engine, running: sqlq.Jo
     assert (paid(shop), app.jobs.get(running.id).cursor, running.cursor) == ([], None, None)
 
 
-def test_the_last_checkpoint_of_a_transaction_counts(
+def test_a_transactions_last_checkpoint_counts(
     app: sqlq.App, shop: sa.Engine, running: sqlq.JobContext
 ) -> None:
     for cursors in ([1, {"after": [2]}], [None], [3]):
@@ -473,7 +471,7 @@ def test_only_a_moved_cursor_resets_the_counts(
         assert tuple(conn.execute(sa.text("SELECT releases, losses FROM jobs")).one()) == expected
 
 
-def test_a_handler_in_a_thread_sees_at_a_checkpoint_that_an_operator_cancels(
+def test_a_handler_in_a_thread_sees_at_a_checkpoint_that_it_is_cancelled(
     app: sqlq.App, shop: sa.Engine
 ) -> None:
     """At the end of a slice, long before the next heartbeat."""
@@ -536,9 +534,7 @@ def test_each_step_is_done_once_and_remembers_its_value(app: sqlq.App, shop: sa.
     assert done.cursor == {"sqlq.steps": {name: {"value": value} for name, value in values.items()}}
 
 
-def test_steps_of_async_handlers_run_once_and_side_by_side(
-    app: sqlq.App, shop: sa.Engine, database_url: str
-) -> None:
+def test_async_steps_run_once_and_side_by_side(app: sqlq.App, shop: sa.Engine, database_url: str) -> None:
     calls: list[int] = []
 
     async def handler() -> Any:

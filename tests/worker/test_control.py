@@ -94,9 +94,7 @@ def test_only_the_newest_request_counts_and_once(app: sqlq.App) -> None:
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("word", ["stop", "restart"])
-def test_a_stopped_worker_in_a_program_finishes_its_jobs(
-    app: sqlq.App, held: Held, noop: Any, word: str
-) -> None:
+def test_a_stopped_worker_in_a_program_ends_its_jobs(app: sqlq.App, held: Held, noop: Any, word: str) -> None:
     running = app.enqueue(held.task.new())
     worker = app.worker(grace="0s").start()
     assert held.started.wait(20)

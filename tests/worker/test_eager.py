@@ -272,9 +272,7 @@ def test_many_threads_commit_on_connections_of_their_own(shop: OrderShop, engine
     assert sorted(shop.done) == sorted(f"{n} {i}" for n in range(8) for i in range(25) if i % 5)
 
 
-def test_eager_of_a_call_comes_before_the_app(
-    shop: OrderShop, session: Session, engine: Engine, tmp_path: Path
-) -> None:
+def test_a_calls_eager_comes_first(shop: OrderShop, session: Session, engine: Engine, tmp_path: Path) -> None:
     """And a test's own database comes before that of the App."""
     shop.app.enqueue(shop.note.new("at once"), eager=True)
     assert shop.done == ["at once"]

@@ -63,9 +63,7 @@ def stored(engine: Engine, table: str = "jobs", column: str = "payload") -> list
         return list(conn.scalars(text(f"SELECT {column} FROM {table} ORDER BY id")))
 
 
-def test_signed_and_encrypted_jobs_run_and_so_are_their_results(
-    encrypting: sqlq.App, engine: Engine, how: str
-) -> None:
+def test_protected_jobs_run_and_so_are_their_results(encrypting: sqlq.App, engine: Engine, how: str) -> None:
     @encrypting.task(name="pay")
     def pay(card: str, id: UUID, amount: int = 1) -> dict[str, Any]:
         return {"card": card, "id": str(id), "amount": amount}

@@ -337,9 +337,7 @@ def test_a_worker_goes_on_when_a_log_handler_raises(
     assert sum("a log handler raised RuntimeError" in line for line in lines) == 3
 
 
-def test_a_settled_job_is_let_go_when_its_report_raises(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_settled_job_is_let_go_when_a_report_raises(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     tell = Reporter.ended
     raised: list[bool] = []
 

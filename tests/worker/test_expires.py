@@ -87,9 +87,7 @@ def test_an_operator_may_have_an_expired_job_run(app: sqlq.App, engine: Engine, 
     assert ran == [1]
 
 
-def test_a_job_may_expire_while_it_waits_for_a_slot(
-    app: sqlq.App, task: sqlq.Task[..., None], ran: list[int]
-) -> None:
+def test_a_job_may_expire_without_a_slot(app: sqlq.App, task: sqlq.Task[..., None], ran: list[int]) -> None:
     """The worker judges by what was left when it claimed the job, and by its own clock since."""
     app.enqueue(task.new(1).set(start_within="1h"))
     (claimed,) = claim(app)
@@ -102,9 +100,7 @@ def test_a_job_may_expire_while_it_waits_for_a_slot(
 
 
 @pytest.mark.parametrize("first", [sqlq.Snooze("0s"), ValueError("no")], ids=("snoozed", "failed"))
-def test_a_job_started_in_time_goes_on_after_snooze_and_retry(
-    app: sqlq.App, engine: Engine, first: Exception
-) -> None:
+def test_started_jobs_go_on_after_snooze_and_retry(app: sqlq.App, engine: Engine, first: Exception) -> None:
     """Neither a snooze nor a retry is a new start."""
     seen: list[int] = []
 

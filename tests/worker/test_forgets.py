@@ -139,9 +139,7 @@ def test_an_ended_attempt_leaves_nothing_in_memory(app: sqlq.App, database_url: 
 
 
 @needs("row_locks")
-def test_the_locals_of_older_failures_are_dropped_while_none_can_be_written(
-    app: sqlq.App, engine: Engine
-) -> None:
+def test_locals_of_older_failures_are_dropped_while_none_is_written(app: sqlq.App, engine: Engine) -> None:
     jobs, gone = 3 * MAX_WITH_LOCALS, list[int]()
     started, go_on = threading.Semaphore(0), threading.Event()
 

@@ -175,9 +175,7 @@ def test_progress_is_visible_while_the_job_runs(app: sqlq.App, engine: Engine, k
 
 
 @pytest.mark.parametrize("ending", ["returns", "fails", "is retried", "is cancelled", "completes itself"])
-def test_the_last_progress_is_in_the_row_however_the_job_ends(
-    app: sqlq.App, engine: Engine, ending: str
-) -> None:
+def test_the_last_progress_is_stored_however_the_job_ends(app: sqlq.App, engine: Engine, ending: str) -> None:
     def handler() -> None:
         job = sqlq.current_job()
         job.progress(1, of=3)

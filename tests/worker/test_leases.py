@@ -285,9 +285,7 @@ def test_a_claim_whose_reply_is_late_keeps_its_jobs(app: sqlq.App, monkeypatch: 
     assert ran == [1]
 
 
-def test_a_renewal_by_the_supervisor_extends_trust_and_reveals_lost_jobs(
-    app: sqlq.App, noop: Any, engine: Engine
-) -> None:
+def test_supervisor_renewals_extend_trust_and_reveal_losses(app: sqlq.App, noop: Any, engine: Engine) -> None:
     app.enqueue_many([noop.new(), noop.new()])
     kept, lost = (Attempt(job, None, 5.0) for job in kit.claim(app))
     for job in (kept, lost):

@@ -142,9 +142,7 @@ def test_a_hanging_lifespan_ends_with_the_grace_time(
     assert "does not end, and is left behind" in caplog.text
 
 
-def test_an_error_at_the_exit_of_the_lifespan_is_logged(
-    app: sqlq.App, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_error_at_the_lifespans_exit_is_logged(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:
     @app.lifespan
     def noted() -> Iterator[None]:
         yield

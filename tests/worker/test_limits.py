@@ -205,9 +205,7 @@ def test_the_sweep_admits_jobs_of_a_lost_wake(gauge: Gauge) -> None:
     assert gauge.work().finished == 7
 
 
-def test_a_drain_runs_a_waiting_list_by_priority_then_age(
-    gauge: Gauge, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drain_runs_the_waiting_by_priority_then_age(gauge: Gauge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Unblock, "run", lambda self: 60.0)  # which might find it first
     call = gauge.app.task(name="call")(gauge.run)
     rare = sqlq.Limit("rare", running=1)  # of which the worker does not know

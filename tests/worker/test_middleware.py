@@ -51,9 +51,7 @@ def noting(told: list[Any], name: str) -> Any:
     return around
 
 
-def test_middleware_runs_around_each_attempt_in_order_of_registration(
-    app: sqlq.App, kind: str, told: list[Any]
-) -> None:
+def test_middleware_runs_around_each_attempt_in_order(app: sqlq.App, kind: str, told: list[Any]) -> None:
     def handler() -> None:
         told.append("handler")
 

@@ -137,9 +137,7 @@ def writes(app: sqlq.App) -> None:
         conn.execute(text("DELETE FROM jobs WHERE id = 0"))
 
 
-def test_a_turn_without_a_statement_does_not_end_the_outage(
-    app: sqlq.App, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_turn_without_a_statement_ends_no_outage(app: sqlq.App, caplog: pytest.LogCaptureFixture) -> None:
     """For example a service of the host, or one that is not due: the database may still be away."""
     told: list[list[str]] = []
     away = fails(AWAY)
@@ -194,9 +192,7 @@ def test_a_missing_right_is_logged_with_its_grant(
     ]
 
 
-def test_two_databases_have_each_their_own_outage(
-    app: sqlq.App, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_outages_are_per_database(app: sqlq.App, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Two Apps in one process: the answer of one database is no news of the other."""
     caplog.set_level(logging.WARNING)
     other = sqlq.App(f"sqlite:///{tmp_path / 'other.db'}")

@@ -162,9 +162,7 @@ def test_an_attempt_whose_outcome_cannot_be_computed_fails(
 UNREADABLE = ("not json", "[1]", "7", '{"args": 7}', '{"kwargs": []}', '{"args": [], "other": 1}', "")
 
 
-def test_an_unreadable_payload_fails_on_its_first_attempt_and_blocks_nobody(
-    app: sqlq.App, engine: Engine
-) -> None:
+def test_an_unreadable_payload_fails_at_once_and_blocks_nobody(app: sqlq.App, engine: Engine) -> None:
     task = app.task(name="t")(lambda: "ok")
     for payload in (*UNREADABLE, "[" * 100_000):
         execute(engine, "INSERT INTO jobs (task, payload) VALUES ('t', :payload)", payload=payload)

@@ -68,9 +68,7 @@ def test_a_schedule_locked_by_another_tick_is_read_again_soon(app: sqlq.App, eng
 
 
 @needs("listen")
-def test_the_poller_reports_when_the_next_schedule_is_due(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_poller_reports_when_a_schedule_is_due(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     """So a change is seen soon, though the service itself sleeps for long."""
     heard: list[float] = []
     monkeypatch.setattr(Ticks, "expect", lambda ticks, moment: heard.append(moment))

@@ -32,9 +32,7 @@ from tests.kit.isolated import Spawned
 
 
 @pytest.mark.parametrize("patient", [False, True, 0.2], ids=str)
-def test_a_worker_ends_without_its_tables_unless_it_may_wait(
-    empty_database_url: str, patient: bool | float
-) -> None:
+def test_a_worker_ends_without_tables_unless_it_waits(empty_database_url: str, patient: bool | float) -> None:
     app = sqlq.App(empty_database_url)
     with pytest.raises((SchemaVersionError, MissingFileError), match="sqlq migrate"):
         app.worker().run(patient=patient)
@@ -126,9 +124,7 @@ def test_a_job_is_released_when_no_event_loop_can_be_made(
     assert all(app.jobs.get(id).attempts == 1 for id in jobs), "what did not start did not count"
 
 
-def test_a_slot_stays_when_its_thread_cannot_be_started(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slot_stays_when_its_thread_cannot_start(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     together = threading.Barrier(2, timeout=60)
     task = app.task(name="t")(together.wait)
     with working(app, concurrency=2):
@@ -335,9 +331,7 @@ def test_a_worker_that_has_left_does_not_register_again(app: sqlq.App) -> None:
 
 
 @needs("file")
-def test_unwritten_outcomes_bound_the_started_jobs_on_sqlite(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unwritten_outcomes_bound_starts_on_sqlite(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that has run, and whose outcome is not written, runs again after a crash."""
     monkeypatch.setattr(settling, "MAX_UNWRITTEN_IN_A_FILE", 5)
     ran: list[int] = []

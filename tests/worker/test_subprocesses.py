@@ -22,9 +22,7 @@ from tests.kit.workers import listening
 
 
 @needs("cheap")
-def test_a_subprocess_is_killed_before_its_job_is_released(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_subprocess_ends_before_its_job_is_released(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     spawned = Spawned(DEAF)
     settled: list[list[bool]] = []
     settle = Settler.settle

@@ -209,9 +209,7 @@ def test_the_heartbeat_renews_its_workers_jobs_and_notifies_it(
 
 
 @kit.needs("sessions")
-def test_a_locked_worker_row_does_not_stop_renewals_of_others(
-    app: sqlq.App, engine: Engine, noop: Any
-) -> None:
+def test_a_locked_worker_row_stops_no_renewals_of_others(app: sqlq.App, engine: Engine, noop: Any) -> None:
     app.enqueue(noop.new())
     (job,) = kit.claim(app, "well")
     for worker in ("stuck", "well"):
@@ -304,9 +302,7 @@ def looking_out(app: sqlq.App, *, quiet: bool = False) -> Iterator[Counter[str]]
 
 
 @kit.needs("listen")
-def test_a_notification_with_the_answer_of_a_poll_is_read_at_once(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_notification_within_a_poll_is_read_at_once(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     look = workers_look.look
 
     def looks(conn: Connection, *arguments: Any, **options: Any) -> Any:
@@ -322,9 +318,7 @@ def test_a_notification_with_the_answer_of_a_poll_is_read_at_once(
 
 
 @kit.needs("listen")
-def test_the_poller_wakes_a_worker_when_a_job_is_due(
-    app: sqlq.App, noop: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_poller_wakes_a_worker_in_time(app: sqlq.App, noop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     look = workers_look.look
 
     def looks(*asked: Any, **more: Any) -> workers_look.Look:
@@ -389,9 +383,7 @@ def test_a_resting_worker_keeps_one_connection_beside_that_for_claims(
         kit.wait_until(lambda: open_(app.database) == 0, what="the App's connections closed")
 
 
-def test_a_call_at_the_end_of_a_wait_counts_for_the_next_wait(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_call_as_a_wait_ends_counts_for_the_next(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     """A drain that missed the end of its last job would rest for ever."""
     events: list[threading.Event] = []
 
@@ -426,18 +418,14 @@ def test_a_wait_ends_at_the_nearest_known_time(app: sqlq.App, monkeypatch: pytes
 
 
 @kit.needs("postgresql")
-def test_the_only_worker_of_its_supervisor_looks_from_the_start(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_supervisors_only_worker_looks_at_once(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(poller, "STAND_BY_SECONDS", 3600.0)
     with kit.supervised(is_alone=True) as (parent, _, _), kit.working(app, supervision=parent) as worker:
         kit.wait_until(lambda: worker._last_look.at() > 0, what="its lookout looking")
 
 
 @kit.needs("postgresql")
-def test_a_worker_whose_supervisor_falls_silent_rescues_jobs(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_of_a_silent_supervisor_rescues_jobs(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the supervisor looks, it also does the maintenance."""
     monkeypatch.setattr(services, "RESCUE_MS", 50)
     monkeypatch.setattr("sqlq.worker.maintain.maintenance.RESCUE_MS", 50)

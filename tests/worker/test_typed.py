@@ -113,9 +113,7 @@ def test_a_job_of_another_release_is_released_until_a_worker_takes_it(
         (UUID, None, None),
     ],
 )
-def test_a_result_is_stored_by_its_annotation(
-    app: sqlq.App, annotation: Any, result: Any, stored: Any
-) -> None:
+def test_a_result_is_stored_by_annotation(app: sqlq.App, annotation: Any, result: Any, stored: Any) -> None:
     def handler() -> Any:
         return result
 

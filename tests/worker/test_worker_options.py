@@ -56,9 +56,7 @@ def test_an_outage_is_no_time_without_work(app: sqlq.App, monkeypatch: pytest.Mo
 
 
 @needs("cheap")
-def test_a_worker_stops_in_good_order_whatever_the_database_raises(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_stops_whatever_the_database_raises(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hook of the host may raise so, in place of the driver's error."""
 
     def raises(*given: Any, **more: Any) -> None:
@@ -116,9 +114,7 @@ def test_a_worker_is_started_waited_for_and_stopped(app: sqlq.App) -> None:
 
 
 @needs("cheap")
-def test_a_handler_that_ends_as_it_is_released_is_settled_once(
-    app: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_ending_at_its_release_is_settled_once(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> None:
     started, go = threading.Event(), threading.Event()
 
     @app.task(name="t")
