@@ -180,17 +180,6 @@ def test_a_command_that_looks_goes_on_without_an_app_that_is_broken(bare: Comman
     assert bare(*words.split(), "-d", "sqlite:///a.db", env=named).err == ""
 
 
-@for_each("words", ["cancel 1", "queues pause mail", "retry 1", "prune --finished 1d"])
-def test_a_command_that_acts_wants_its_database_where_the_app_is_broken(bare: Command, words: str) -> None:
-    """The App may have another database than the variable."""
-    (bare.directory / "shop.py").write_text("import nowhere")
-    named = {"SQLQ_APP": "shop:app", "SQLQ_DATABASE_URL": "sqlite:///a.db"}
-    assert bare(*words.split(), env=named).sentence().endswith("name its database with -d")
-    assert bare("status", env={"SQLQ_APP": "shop:app"}).sentence().endswith("name its database with -d")
-    assert "cannot be imported" in bare("work", env=named).err
-    assert "name its database" not in bare("work", env=named).err
-
-
 def test_commands_leave_out_what_the_environment_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ from sqlq.store import health
 from sqlq.store.limits import admit
 from sqlq.store.workers import workers
 from sqlq.testing import drain
-from tests.kit import claim_on, for_each, needs, span, wait_until
+from tests.kit import claim_on, for_each, needs, span
 from tests.kit.command import Command, Console, obey_permissions
 
 BOOM = Failed("error", ErrorText("ValueError", "no box\nof that size", "Traceback …\n  line 1\nValueError"))
@@ -69,71 +69,6 @@ def test_a_narrow_terminal_folds_what_does_not_fit(console: Console, monkeypatch
     assert f"retry {id}" in console("show", str(id)).partition("\nnext\n")[2], "whole, however long"
 
 
-MOMENT = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d\d:\d\d"
-SPAN = r"[\d.]+ m?s"
-
-ODD = """
-import os
-from pathlib import Path
-
-import sqlq
-
-app = sqlq.App()
-
-@app.task(max_attempts=5, backoff="10ms")
-def odd() -> str:
-    job = sqlq.current_job()
-    if job.attempt == 1:
-        raise ValueError("no van\\nat all")
-    if job.attempt == 2:
-        os._exit(9)
-    if not Path("snoozed").exists():
-        Path("snoozed").touch()
-        raise sqlq.Snooze("10ms")
-    if not Path("mended").exists():
-        raise sqlq.Retry("0s") if job.attempt < 5 else LookupError("no box")
-    return "sent"
-"""
-
-
-def test_show_prints_every_attempt_of_a_jobs_history(sqlq_: Command, app: sqlq.App) -> None:
-    """Attempts fail, kill their process and snooze. Then the job fails for good, an operator retries it, and
-    it finishes."""
-    (sqlq_.directory / "odd.py").write_text(ODD)
-    id: int = sqlq_("-a", "odd:app", "enqueue", "odd.odd", "--json").json()["id"]
-
-    def work() -> str:
-        assert sqlq_("-a", "odd:app", "work", "--drain").code == 0
-        return app.jobs.get(id).state
-
-    wait_until(lambda: work() == "failed")
-    assert sqlq_.ok("retry", str(id))
-    sqlq_.touch("mended")
-    # its first attempts are as odd again
-    wait_until(lambda: work() == "finished")
-    outcomes = [line.outcome for line in app.jobs.get(id).history]
-    before = ["failed", "lost", "snoozed", "failed", "failed", "failed", "put_back"]
-    assert outcomes == [*before, "failed", "lost", "finished"]
-    said = sqlq_.ok("show", str(id))
-    _, heading, story = said.partition("\nhistory\n")
-    assert heading, said
-    on = rf"\(after {SPAN}, on \S+ pid \d+\)"
-    expected = [
-        rf"    1  {MOMENT}  failed: ValueError: no van {on}\n",
-        rf"    2  {MOMENT}  lost: sqlq\.errors\.WorkerLostError: .* \(after {SPAN}, on worker ",
-        rf"    3  {MOMENT}  snoozed {on}\n",
-        rf"    5  {MOMENT}  failed: LookupError: no box ",
-        rf"    –  {MOMENT}  put back\n",
-        rf"    3  {MOMENT}  finished \(after {SPAN}, on ",
-    ]
-    places = [re.search(line, story) for line in expected]
-    assert all(places), story
-    starts = [place.start() for place in places if place]
-    assert starts == sorted(starts)
-    found = sqlq_("show", str(id), "--json").json()["history"]
-    assert [line["outcome"] for line in found] == outcomes
-
-
 LOOKS = (
     *("status", "status --exact", "jobs", "jobs --state failed", "show {id}", "why {id}", "workers --all"),
     *("schedules", "failed", "doctor", "migrate --check"),
@@ -181,13 +116,6 @@ def test_commands_read_a_read_only_file(console: Console, tmp_path: Path, journa
     assert f"job {id}: failed" in done.out
     if way == "by its permissions":
         assert "may only be read" in done.out
-
-
-@needs("file")
-def test_a_file_that_may_not_be_written_is_reported_in_one_sentence(bare: Command, engine: Engine) -> None:
-    read_only = f"sqlite:///file:{engine.url.database}?mode=ro&uri=true"
-    said = bare("-d", read_only, "queues", "pause", "mail").sentence()
-    assert "attempt to write a readonly database; make the file, and its directory, ones that you may" in said
 
 
 @needs("cheap")

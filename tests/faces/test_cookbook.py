@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import hmac
-import json
 import logging
-import threading
 import time
 from contextlib import closing
 from functools import partial
@@ -18,13 +14,12 @@ import pytest
 import sentry_sdk
 from sentry_sdk.envelope import Envelope
 from sentry_sdk.transport import Transport
-from sqlalchemy import Engine, Insert
-from sqlalchemy.orm import Session
+from sqlalchemy import Engine
 
 import sqlq
 from sqlq.testing import drain
 from tests.kit import for_each, wait_until, working
-from tests.kit.pages import BLOCKS, COOKBOOK, PAGES, Desk, Order, block, commands, run_python
+from tests.kit.pages import BLOCKS, COOKBOOK, PAGES, Desk, block, commands, run_python
 from tests.kit.processes import reasons, worker_process
 from tests.kit.service import Service
 
@@ -40,12 +35,6 @@ def cook(name: str, names: dict[str, Any], **replaced: str) -> SimpleNamespace:
     """Run a recipe and return its names."""
     run_python(name, names, "recipe", **replaced)
     return SimpleNamespace(**names)
-
-
-def drain_now(app: sqlq.App) -> None:
-    """Run all that waits, whatever its delay."""
-    app.jobs.reschedule(all=True)
-    drain(app)
 
 
 def test_a_recipe_is_short_and_explains_its_safety() -> None:
@@ -69,24 +58,6 @@ def test_a_recipe_keeps_the_rate_of_an_api(names: dict[str, Any], app: sqlq.App)
         assert len(crm.requests) == 6
         assert {path for path, _, _ in crm.requests} == {f"/contacts/{id}" for id in range(5)}
     assert sorted(app.jobs.get(job.id).attempts for job in jobs) == [1] * 5
-
-
-def test_a_recipe_signs_each_attempt_of_a_webhook(names: dict[str, Any], app: sqlq.App) -> None:
-    with Service(500, 200, 410).serving() as customer:
-        recipe = cook("webhook_with_signature", names)
-        job = app.enqueue(recipe.deliver.new(f"{customer.url}/events", {"order": 7}))
-        drain(app)
-        drain_now(app)
-        assert app.jobs.get(job.id).attempts == 2
-        for path, headers, body in customer.requests:
-            assert (path, headers["webhook-id"]) == ("/events", f"msg_{job.id}")
-            assert json.loads(body) == {"order": 7}
-            signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.{body}".encode()
-            digest = hmac.digest(recipe.SECRET, signed, "sha256")
-            assert headers["webhook-signature"] == f"v1,{base64.b64encode(digest).decode()}"
-        gone = app.enqueue(recipe.deliver.new(customer.url, {}))
-        drain(app)
-        assert app.jobs.get(gone.id).state == "cancelled"
 
 
 AGENT = """
@@ -137,78 +108,6 @@ def test_an_agent_killed_at_each_step_calls_each_once_more_at_most(
     names = [f"job-{job.id} {name}" for name in ("ask", "find the parcel", "track it", "mail")]
     times = 1 if moment == "before" else 2
     assert (folder / "calls").read_text().splitlines() == [name for name in names for _ in range(times)]
-
-
-def test_a_recipe_publishes_what_is_approved(names: dict[str, Any], app: sqlq.App, engine: Engine) -> None:
-    sent, online = list[tuple[str, str]](), list[tuple[int, str]]()
-    names |= {"send_mail": lambda *mail: sent.append(mail), "put_online": lambda *page: online.append(page)}
-    recipe = cook("approval_by_mail", names)
-    with Session(engine) as session, session.begin():
-        recipe.submit(session, 7, "ada")
-    drain(app)
-    ((_, mail),) = sent
-    link, browser = mail.partition("example.com")[2], recipe.web.test_client()
-    assert "<button>" in browser.get(link).text
-    drain(app)
-    assert online == []
-    answers = [browser.post(link).text for _ in range(2)]
-    assert answers == ["Thank you.", "Somebody has answered before you."]
-    assert browser.post(f"{link}x").status_code == 404
-    drain(app)
-    assert (online, len(sent)) == ([(7, "ada")], 1)
-
-
-def test_a_recipe_shows_progress_and_cancels(names: dict[str, Any], app: sqlq.App) -> None:
-    began, written = threading.Event(), list[int]()
-
-    def write_page(page: int) -> None:
-        began.set()
-        written.append(page)
-
-    names |= {"write_page": write_page, "remove_pages": written.clear}
-    cook("progress_bar", names)
-    recipe = cook("cancel_button", names)
-    browser = recipe.web.test_client()
-    page = browser.post("/exports").location
-    assert b"<progress>" in browser.get(page).data
-    waiting = {"state": "available", "share": None, "result": None}
-    assert browser.get(f"{page}/state").json == waiting
-    drain(app)
-    assert browser.get(f"{page}/state").json == {"state": "finished", "share": 1, "result": "orders.pdf"}
-    assert browser.get("/exports/1/state").status_code == 404
-    assert browser.post(page).status_code == 302
-    assert browser.get(f"{page}/state").json["state"] == "finished"
-
-    began.clear()
-    new = recipe.long_export.new(10**9).set(unique_key="a-key", unique_until="pruned")
-    app.enqueue(new)
-    with working(app):
-        assert began.wait(30)
-        browser.post("/exports/a-key")
-        wait_until(lambda: browser.get("/exports/a-key/state").json["state"] == "cancelled", 10)
-    assert written == []
-
-
-def test_a_recipe_imports_each_line_once(names: dict[str, Any], app: sqlq.App, tmp_path: Path) -> None:
-    lines = [f"order {number:06} of a file that is long" for number in range(4_000)]
-    (tmp_path / "orders.csv").write_text("\n".join(lines))
-    inserts = iter(range(100))
-
-    class Faltering(Session):
-        def execute(self, statement: Any, *rest: Any, **options: Any) -> Any:
-            done = super().execute(statement, *rest, **options)
-            if isinstance(statement, Insert) and next(inserts) == 1:
-                raise ConnectionError("at the second slice")
-            return done
-
-    recipe = cook("batch_import", names | {"Session": Faltering})
-    job = app.enqueue(recipe.import_orders.new(str(tmp_path / "orders.csv")))
-    drain(app)
-    assert app.jobs.get(job.id).cursor < 70_000
-    drain_now(app)
-    assert app.jobs.get(job.id).attempts == 2
-    with Session(names["engine"]) as session:
-        assert [order.item for order in session.query(Order).order_by(Order.id)] == lines
 
 
 def test_a_recipe_deploys_green_beside_blue(desk: Desk) -> None:

@@ -532,9 +532,3 @@ def test_grants_name_a_role_that_does_not_exist_and_the_schema(
     said = console("grants", "select", "--as", "reader").splitlines()
     assert said[0] == 'GRANT USAGE ON SCHEMA queueing TO "select";'
     assert said[-1] == 'GRANT SELECT ON queueing.job_states, queueing.queue_stats TO "select";'
-
-
-@needs("file")
-def test_grants_refuses_sqlite(console: Console) -> None:
-    said = console.sentence("grants", "web", "--as", "producer")
-    assert "has no roles: who may write the file may do everything" in said
