@@ -269,10 +269,10 @@ def signal(app: Any, names: Sequence[str], *, keep: str | None = None) -> Outcom
     """
     from sqlq.admin.facet import audited
 
-    def send(_: Any, name: str, value: str = "null", *, keep: str = "7d") -> Any:
-        return app.signal(name, read_json(value, "the value is"), keep=keep)
+    def send(_: Any, name: str, *value: str, keep: str | None) -> Any:
+        return app.signal(name, read_json(" ".join(value) or "null", "the value is"), keep=keep or "7d")
 
-    is_first = audited("signal")(send)(app.flows, *names[:2], **({} if keep is None else {"keep": keep}))
+    is_first = audited("signal")(send)(app.flows, *names, keep=keep)
     line = f"sent {names[0]}" if is_first else f"{names[0]} came too late: the first signal counts"
     return Outcome({"signal": names[0], "first": is_first}, [line])
 
