@@ -79,9 +79,6 @@ def test_tables_in_a_named_schema_equal_those_of_the_default(empty: Engine, migr
         execute(empty, f"DROP SCHEMA {scripted}")
 
 
-# ── The history ─────────────────────────────────────────────────────────────────────────────────────────────
-
-
 def test_the_history_is_one_line_without_gaps() -> None:
     revisions = list(ScriptDirectory(str(migrate.location())).walk_revisions())[::-1]
     assert [r.revision for r in revisions] == [f"{n:04}" for n in range(1, len(revisions) + 1)]

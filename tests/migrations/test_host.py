@@ -97,6 +97,9 @@ class Host:
         return []
 
 
+MakeHost = Callable[..., Host]
+
+
 @pytest.fixture
 def engine(empty: Engine) -> Engine:
     """An engine on the host's database, empty at first."""
@@ -104,7 +107,7 @@ def engine(empty: Engine) -> Engine:
 
 
 @pytest.fixture
-def make_host(tmp_path: Path, empty_database_url: str) -> Callable[..., Host]:
+def make_host(tmp_path: Path, empty_database_url: str) -> MakeHost:
     """A host on that database; options are those of its `context.configure`."""
     return partial(Host, tmp_path / "host", empty_database_url)
 
@@ -114,10 +117,7 @@ def columns_of_orders(engine: Engine) -> list[str]:
         return list(connection.execute(text("SELECT * FROM orders")).keys())
 
 
-# ── Migrations ──────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_up_and_down_inside_the_hosts_migration(make_host: Callable[..., Host], engine: Engine) -> None:
+def test_up_and_down_inside_the_hosts_migration(make_host: MakeHost, engine: Engine) -> None:
     host = make_host()
     command.upgrade(host.config, "head")
     assert standing.check(engine, None).standing == "up to date"
@@ -129,7 +129,7 @@ def test_up_and_down_inside_the_hosts_migration(make_host: Callable[..., Host], 
     assert standing.check(engine, None).standing == "up to date"
 
 
-def test_a_failed_host_migration_leaves_no_tables(make_host: Callable[..., Host], engine: Engine) -> None:
+def test_a_failed_host_migration_leaves_no_tables(make_host: MakeHost, engine: Engine) -> None:
     host = make_host(then="raise RuntimeError('the host failed')")
     with pytest.raises(RuntimeError, match="the host failed"):
         command.upgrade(host.config, "head")
@@ -142,7 +142,7 @@ def test_a_failed_host_migration_leaves_no_tables(make_host: Callable[..., Host]
 
 @needs("schemas", empty=True)
 def test_a_schema_by_argument_or_by_setting(
-    make_host: Callable[..., Host], engine: Engine, monkeypatch: pytest.MonkeyPatch
+    make_host: MakeHost, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = make_host(up='schema="queueing"', down='"base", schema="queueing"')
     command.upgrade(host.config, "head")
@@ -160,16 +160,19 @@ def in_a_context(engine: Engine, work: Callable[[Operations], None]) -> None:
         work(Operations(MigrationContext.configure(connection)))
 
 
-# ── Offline ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_the_hosts_offline_sql_holds_sqlqs(make_host: Callable[..., Host], engine: Engine) -> None:
-    host = make_host()
+def test_the_hosts_offline_sql_makes_and_drops_sqlqs_tables(make_host: MakeHost, engine: Engine) -> None:
+    offline = MigrationContext.configure(dialect_name=engine.dialect.name, opts={"as_sql": True})
+    with pytest.raises(ConfigurationError, match=f"give both revisions, as in '{version.HEAD}:base'"):
+        sqlq.alembic.downgrade(Operations(offline), "base")
+    host = make_host(down=f'"{version.HEAD}:base"')
     command.upgrade(host.config, "head", sql=True)
     assert own_names(engine) == set()
-    run_script(engine, host.output.getvalue())
+    run_script(engine, makes := host.output.getvalue())
     assert standing.check(engine, None).standing == "up to date"
     assert columns_of_orders(engine) == ["id", "total"]
+    command.downgrade(host.config, "a1:base", sql=True)
+    run_script(engine, host.output.getvalue().removeprefix(makes))
+    assert own_names(engine) == set()
 
 
 def test_a_migration_for_another_database_is_refused_in_one_sentence() -> None:
@@ -179,23 +182,7 @@ def test_a_migration_for_another_database_is_refused_in_one_sentence() -> None:
         sqlq.alembic.upgrade(Operations(host))
 
 
-def test_an_offline_downgrade_with_both_revisions_drops_the_tables(
-    make_host: Callable[..., Host], engine: Engine
-) -> None:
-    offline = MigrationContext.configure(dialect_name=engine.dialect.name, opts={"as_sql": True})
-    with pytest.raises(ConfigurationError, match=f"give both revisions, as in '{version.HEAD}:base'"):
-        sqlq.alembic.downgrade(Operations(offline), "base")
-    host = make_host(down=f'"{version.HEAD}:base"')
-    command.upgrade(host.config, "head")
-    command.downgrade(host.config, "a1:base", sql=True)
-    run_script(engine, host.output.getvalue())
-    assert own_names(engine) == set()
-
-
-# ── Autogenerate ────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_autogenerate_leaves_sqlqs_tables(make_host: Callable[..., Host], engine: Engine) -> None:
+def test_autogenerate_leaves_sqlqs_tables(make_host: MakeHost, engine: Engine) -> None:
     host = make_host(include_name=sqlq.alembic.include_name)
     command.upgrade(host.config, "head")
     assert host.differences() == []
@@ -207,7 +194,7 @@ def test_autogenerate_leaves_sqlqs_tables(make_host: Callable[..., Host], engine
 @pytest.mark.parametrize("given", ["app", None])
 @pytest.mark.parametrize("schemas", [False, True])
 def test_include_name_knows_the_default_schema_by_its_name(
-    make_host: Callable[..., Host], engine: Engine, given: str | None, schemas: bool
+    make_host: MakeHost, engine: Engine, given: str | None, schemas: bool
 ) -> None:
     """Alembic gives None for the schema that a search_path begins with."""
     execute(engine, "CREATE SCHEMA app")
@@ -222,7 +209,7 @@ def test_include_name_knows_the_default_schema_by_its_name(
 
 @needs("file", empty=True)
 def test_include_name_knows_that_sqlite_has_one_schema(
-    make_host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
+    make_host: MakeHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SQLQ_SCHEMA", "queueing")
     host = make_host(include_name=sqlq.alembic.include_name)

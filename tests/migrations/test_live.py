@@ -30,6 +30,7 @@ from tests.migrations.later_release import TODAY, Migrator
 pytestmark = pytest.mark.each_database
 
 Builder = TypeVar("Builder")
+Start = Callable[..., Migrator]
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def later(migrated: Engine, history: Path, monkeypatch: pytest.MonkeyPatch) -> E
 
 
 @pytest.fixture
-def start(empty_database_url: str, history: Path) -> Iterator[Callable[..., Migrator]]:
+def start(empty_database_url: str, history: Path) -> Iterator[Start]:
     """Starts the later release's migrator in a process of its own."""
     started: list[Migrator] = []
 
@@ -65,9 +66,6 @@ def start(empty_database_url: str, history: Path) -> Iterator[Callable[..., Migr
     yield start
     for process in started:
         process.kill()
-
-
-# ── Step by step ────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_an_upgrade_keeps_jobs_and_views_and_rewrites_no_table(later: Engine) -> None:
@@ -118,7 +116,7 @@ task = app.task(name="t")(lambda n: n)
 @pytest.mark.integration
 @needs("server", empty=True)
 def test_one_of_three_migrators_migrates_and_workers_of_both_releases_run(
-    migrated: Engine, start: Callable[..., Migrator], history: Path, empty_database_url: str
+    migrated: Engine, start: Start, history: Path, empty_database_url: str
 ) -> None:
     (history / "shop.py").write_text(SHOP)
     execute(migrated, "DELETE FROM jobs")
@@ -132,33 +130,28 @@ def test_one_of_three_migrators_migrates_and_workers_of_both_releases_run(
         task = app.task(name="t")(lambda n: n)
         app.enqueue_many([task.new(n) for n in range(20)])
         app.worker(drain=True, max_jobs=10).run()
-        assert finished(migrated) == 10
+        assert count(migrated, "finished_jobs") == 10
         assert start(command=["-a", "shop:app", "work", "--drain"]).process.wait(60) == 0
-        assert finished(migrated) == 20
-
-
-# ── Locks ───────────────────────────────────────────────────────────────────────────────────────────────────
+        assert count(migrated, "finished_jobs") == 20
 
 
 @needs("server", empty=True)
 def test_traffic_goes_on_while_a_migration_cannot_get_its_lock(
-    migrated: Engine, start: Callable[..., Migrator], empty_database_url: str
+    migrated: Engine, start: Start, empty_database_url: str
 ) -> None:
-    app = sqlq.App(empty_database_url)
+    app, file = sqlq.App(empty_database_url), table_file(migrated)
     task = app.task(name="t")(lambda n: n)
-    file = table_file(migrated)
     execute(migrated, "DELETE FROM jobs")
-    enqueued: list[int] = []
-    ended = threading.Event()
+    enqueued, ended = list[int](), threading.Event()
 
     def enqueue() -> None:
         while not ended.is_set():
             enqueued.append(app.enqueue(task.new(len(enqueued))).id)
 
     def goes_on(number: int) -> None:
-        so_far, done = len(enqueued), finished(migrated)
+        so_far, done = len(enqueued), count(migrated, "finished_jobs")
         wait_until(
-            lambda: len(enqueued) > so_far + number and finished(migrated) > done + number,
+            lambda: len(enqueued) > so_far + number and count(migrated, "finished_jobs") > done + number,
             what="jobs enqueued and done",
         )
 
@@ -178,7 +171,7 @@ def test_traffic_goes_on_while_a_migration_cannot_get_its_lock(
         finally:
             ended.set()
             thread.join()
-        wait_until(lambda: finished(migrated) == len(enqueued), what="all jobs done")
+        wait_until(lambda: count(migrated, "finished_jobs") == len(enqueued), what="all jobs done")
     app.close()
     assert (revision(migrated), table_file(migrated), live_index(migrated)) == ("0802", file, True)
 
@@ -202,9 +195,7 @@ def test_a_lock_timeout_is_one_sentence_and_changes_nothing(
 
 @pytest.mark.integration
 @needs("postgresql", empty=True)
-def test_a_migrator_killed_while_it_waits_for_a_lock_leaves_nothing(
-    migrated: Engine, start: Callable[..., Migrator]
-) -> None:
+def test_a_migrator_killed_while_it_waits_for_a_lock_leaves_nothing(migrated: Engine, start: Start) -> None:
     with migrated.connect() as long_transaction:
         long_transaction.execute(text("SELECT count(*) FROM jobs"))
         killed = start(lock_timeout_ms=60_000)
@@ -266,9 +257,6 @@ def test_a_migration_killed_at_each_statement_goes_on(empty: Engine, when: str) 
     assert catalogue(empty) == made
 
 
-# ── Indexes ─────────────────────────────────────────────────────────────────────────────────────────────────
-
-
 @contextmanager
 def building(engine: Engine, start: Callable[[], Builder]) -> Iterator[Builder]:
     """A builder in the middle of its build, which waits for a transaction that wrote to jobs before."""
@@ -284,25 +272,30 @@ def building(engine: Engine, start: Callable[[], Builder]) -> Iterator[Builder]:
 
 
 @needs("sessions", empty=True)
-def test_an_index_build_blocks_no_job(
-    migrated: Engine, start: Callable[..., Migrator], empty_database_url: str
+def test_an_index_build_blocks_no_job_and_ignores_statement_timeouts(
+    migrated: Engine, start: Start, empty_database_url: str
 ) -> None:
-    app = sqlq.App(empty_database_url)
-    task = app.task(name="t")(lambda: None)
-    with building(migrated, start) as migrator:
-        app.enqueue(task.new().set(queue="q"))
+    database = execute(migrated, "SELECT current_database()")
+    with migrated.connect() as connection:
+        connection.execution_options(isolation_level="AUTOCOMMIT")
+        for name in ("statement_timeout", "idle_in_transaction_session_timeout"):
+            connection.execute(text(f"ALTER DATABASE {database} SET {name} = '300ms'"))
+    with building(migrated, start) as migrator, closing(sqlq.App(empty_database_url)) as app:
+        app.enqueue(app.task(name="t")(lambda: None).new().set(queue="q"))
         app.worker(["q"], drain=True).run()
-        assert finished(migrated) == 1
+        assert count(migrated, "finished_jobs") == 1
+        old = """SELECT count(*) = 3 FROM pg_stat_activity
+                  WHERE datname = current_database()
+                     AND statement_timestamp() - state_change > interval '700ms'
+                    AND (state = 'idle in transaction' OR query LIKE 'CREATE INDEX CONCURRENTLY%')"""
+        wait_until(lambda: execute(migrated, old), what="the build, its guard and ours being old")
     assert migrator.migrated_from("0801")
     assert live_index(migrated) is True
-    app.close()
 
 
 @pytest.mark.integration
 @needs("sessions", empty=True)
-def test_an_index_of_an_aborted_build_is_built_again(
-    migrated: Engine, start: Callable[..., Migrator]
-) -> None:
+def test_an_index_of_an_aborted_build_is_built_again(migrated: Engine, start: Start) -> None:
     with building(migrated, start) as migrator:
         build = "datname = current_database() AND query LIKE 'CREATE INDEX CONCURRENTLY%'"
         execute(migrated, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {build}")
@@ -318,7 +311,7 @@ def test_an_index_of_an_aborted_build_is_built_again(
 
 @pytest.mark.integration
 @needs("postgresql", empty=True)
-def test_a_second_migrator_keeps_an_index_build(migrated: Engine, start: Callable[..., Migrator]) -> None:
+def test_a_second_migrator_keeps_an_index_build(migrated: Engine, start: Start) -> None:
     with building(migrated, start) as migrator:
         second = start()
         assert second.says("waiting for another migration")
@@ -330,7 +323,7 @@ def test_a_second_migrator_keeps_an_index_build(migrated: Engine, start: Callabl
 
 @pytest.mark.integration
 @needs("postgresql", empty=True)
-def test_an_index_build_of_a_stranger_is_taken_over(migrated: Engine, start: Callable[..., Migrator]) -> None:
+def test_an_index_build_of_a_stranger_is_taken_over(migrated: Engine, start: Start) -> None:
     """As a server leaves it that does not end the statements of a killed client."""
 
     def build() -> None:
@@ -383,23 +376,6 @@ def test_a_failed_unique_index_leaves_nothing_behind(migrated: Engine) -> None:
 
 
 @needs("sessions", empty=True)
-def test_an_index_build_ignores_statement_timeouts(migrated: Engine, start: Callable[..., Migrator]) -> None:
-    database = execute(migrated, "SELECT current_database()")
-    with migrated.connect() as connection:
-        connection.execution_options(isolation_level="AUTOCOMMIT")
-        for name in ("statement_timeout", "idle_in_transaction_session_timeout"):
-            connection.execute(text(f"ALTER DATABASE {database} SET {name} = '300ms'"))
-    with building(migrated, start) as migrator:
-        old = """SELECT count(*) = 3 FROM pg_stat_activity
-                  WHERE datname = current_database()
-                     AND statement_timestamp() - state_change > interval '700ms'
-                    AND (state = 'idle in transaction' OR query LIKE 'CREATE INDEX CONCURRENTLY%')"""
-        wait_until(lambda: execute(migrated, old), what="the build, its guard and ours being old")
-    assert migrator.migrated_from("0801")
-    assert live_index(migrated) is True
-
-
-@needs("sessions", empty=True)
 def test_a_pool_of_one_connection_suffices(later: Engine) -> None:
     engine = create_engine(later.url, pool_size=1, max_overflow=0, pool_timeout=1)
     assert migrate.upgrade(engine, None) == TODAY
@@ -407,9 +383,6 @@ def test_a_pool_of_one_connection_suffices(later: Engine) -> None:
     with engine.connect() as connection:
         assert connection.execute(text("SHOW lock_timeout")).scalar() == "0", "no setting is left in the pool"
     engine.dispose()
-
-
-# ── What the tests look at ──────────────────────────────────────────────────────────────────────────────────
 
 
 def table_file(engine: Engine) -> int | None:
@@ -426,10 +399,6 @@ def table_file(engine: Engine) -> int | None:
 
 def revision(engine: Engine) -> str:
     return str(execute(engine, "SELECT version_num FROM sqlq_version"))
-
-
-def finished(engine: Engine) -> int:
-    return count(engine, "finished_jobs")
 
 
 def live_index(engine: Engine, name: str = "jobs_by_task") -> bool | None:

@@ -30,10 +30,9 @@ def migrated(empty: Engine) -> Engine:
     return empty
 
 
-# ── Up ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def test_upgrade_makes_the_tables_once(empty: Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_upgrade_makes_the_tables_once_and_downgrade_knows_its_revisions(
+    empty: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
     found = standing.check(empty, None)
     assert (found.standing, found.revision) == ("missing", None)
     assert f"create them with `sqlq migrate -d {empty.url.render_as_string()}`" in found.message
@@ -47,6 +46,10 @@ def test_upgrade_makes_the_tables_once(empty: Engine, caplog: pytest.LogCaptureF
     assert own_names(empty) == standing.OWN_NAMES
     assert standing.check(empty, None)[:2] == ("up to date", version.HEAD)
     assert migrate.upgrade(empty, None) == version.HEAD
+    said = r"cannot be taken down to revision '0077': .*; revisions go from .base. to " + version.HEAD
+    with pytest.raises(ConfigurationError, match=said):
+        migrate.downgrade(empty, None, "0077")
+    assert own_names(empty) == standing.OWN_NAMES
 
 
 def test_a_failing_revision_leaves_nothing_but_steps_that_can_be_repeated(empty: Engine) -> None:
@@ -87,9 +90,6 @@ def test_upgrade_is_one_transaction_whatever_the_engine_does(empty_database_url:
         connection.rollback()
     assert own_names(engine) == set()
     engine.dispose()
-
-
-# ── Refused ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("works", [True, False])
@@ -136,19 +136,12 @@ def test_a_foreign_table_is_refused_and_left_alone(empty: Engine, foreign: str) 
 
 @needs("roles", empty=True)
 def test_an_existing_schema_needs_no_right_to_create_one(empty: Engine) -> None:
-    with empty.begin() as connection:
-        connection.execute(text("CREATE ROLE sqlq_owner"))
-        connection.execute(text("CREATE SCHEMA queueing AUTHORIZATION sqlq_owner"))
+    execute(empty, "CREATE ROLE sqlq_owner; CREATE SCHEMA queueing AUTHORIZATION sqlq_owner")
     event.listen(empty, "begin", lambda connection: connection.exec_driver_sql("SET LOCAL ROLE sqlq_owner"))
     migrate.upgrade(empty, "queueing")
     assert standing.check(empty, "queueing").standing == "up to date"
-    with empty.begin() as connection:
-        connection.execute(text("RESET ROLE"))
-        connection.execute(text("DROP OWNED BY sqlq_owner"))
-        connection.execute(text("DROP ROLE sqlq_owner"))
+    execute(empty, "RESET ROLE; DROP OWNED BY sqlq_owner; DROP ROLE sqlq_owner")
 
-
-# ── Down ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 MOVED = (
     "id, queue, task, payload, priority, attempts, max_attempts, available_at, lease_token, "
@@ -184,13 +177,6 @@ def test_tables_at_a_revision_that_no_release_has_are_left_alone(migrated: Engin
     assert execute(migrated, "SELECT version_num FROM sqlq_version") == number
 
 
-def test_downgrade_to_an_unknown_revision_is_refused(migrated: Engine) -> None:
-    said = r"cannot be taken down to revision '0077': .*; revisions go from .base. to " + version.HEAD
-    with pytest.raises(ConfigurationError, match=said):
-        migrate.downgrade(migrated, None, "0077")
-    assert own_names(migrated) == standing.OWN_NAMES
-
-
 @needs("server", empty=True)
 def test_downgrade_does_not_queue_behind_a_long_transaction(
     migrated: Engine, monkeypatch: pytest.MonkeyPatch
@@ -202,8 +188,6 @@ def test_downgrade_does_not_queue_behind_a_long_transaction(
             migrate.downgrade(migrated, None, "base")
     assert own_names(migrated) == standing.OWN_NAMES
 
-
-# ── At once ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 MIGRATOR = """
 import logging, sys
@@ -251,7 +235,7 @@ def test_a_waiting_migration_names_the_holder_of_the_lock(
         pytest.skip("the file's lock has no names")
     monkeypatch.setattr(online, "TIMEOUT_S", 1.0)
     monkeypatch.setattr(migrate, "HOLDER_AFTER_S", 0.2)
-    with empty.connect() as stranger, stranger.begin():
+    with empty.begin() as stranger:
         assert migrations.lock(stranger, None)
         session = stranger.exec_driver_sql(f"SELECT {number[empty.dialect.name]}").scalar()
         with pytest.raises(ConfigurationError, match=f"{empty.url.username} in session {session}, "):
@@ -263,9 +247,6 @@ def test_a_waiting_migration_names_the_holder_of_the_lock(
     assert migrate.upgrade(empty, None) is None
 
 
-# ── Reading the revision ────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.parametrize(
     ("found", "sentence"),
     [
@@ -274,15 +255,15 @@ def test_a_waiting_migration_names_the_holder_of_the_lock(
         (None, "does not hold sqlq's tables yet: create them with `sqlq migrate -d {url}`"),
     ],
 )
-def test_require_names_the_fault_and_its_remedy(empty: Engine, found: str | None, sentence: str) -> None:
-    migrate.upgrade(empty, None)
-    execute(empty, "DELETE FROM sqlq_version")
+def test_require_names_the_fault_and_its_remedy(migrated: Engine, found: str | None, sentence: str) -> None:
+    execute(migrated, "DELETE FROM sqlq_version")
     if found:
-        execute(empty, "INSERT INTO sqlq_version (version_num, oldest_code) VALUES (:of, :of)", of=found)
-    with empty.begin() as connection, pytest.raises(SchemaVersionError) as complaint:
+        execute(migrated, "INSERT INTO sqlq_version (version_num, oldest_code) VALUES (:of, :of)", of=found)
+    with migrated.begin() as connection, pytest.raises(SchemaVersionError) as complaint:
         version.require(connection, None)
-    assert sentence.format(url=empty.url.render_as_string(), head=version.HEAD) in str(complaint.value)
-    assert str(complaint.value).startswith(empty.url.render_as_string())
+    url = migrated.url.render_as_string()
+    assert str(complaint.value).startswith(url)
+    assert sentence.format(url=url, head=version.HEAD) in str(complaint.value)
 
 
 @pytest.mark.parametrize(
