@@ -20,7 +20,7 @@ from sqlq.cli import STAYING, main
 from sqlq.cli.context import Context
 from sqlq.cli.root import sqlq as command_line
 from sqlq.config import command_hint
-from tests.kit import for_each, needs
+from tests.kit import needs
 from tests.kit.command import Command
 
 COMMANDS = [
@@ -156,28 +156,6 @@ def test_the_demo_needs_nothing_and_leaves_nothing(bare: Command) -> None:
     assert len(output.splitlines()) <= 60
     assert sorted(bare.directory.iterdir()) == before
     assert list(elsewhere.iterdir()) == []
-
-
-LOOKS = (
-    *("status", "doctor", "queues", "workers", "jobs", "failed", "schedules", "flows", "limits", "audit"),
-    *("show 1", "why 1", "workers pause --all", "workers restart --all"),
-)
-
-
-@for_each("words", LOOKS)
-def test_a_command_that_looks_goes_on_without_an_app_that_is_broken(bare: Command, words: str) -> None:
-    named = {"SQLQ_APP": "shop:app", "SQLQ_DATABASE_URL": "sqlite:///a.db"}
-    if not (bare.directory / "a.db").exists():
-        bare.ok("migrate", "-d", "sqlite:///a.db")
-        bare.ok("enqueue", "shop.where", env=named)
-        (bare.directory / "shop.py").write_text("import nowhere")
-    done = bare(*words.split(), env=named)
-    assert done.out
-    (line,) = done.err.splitlines()
-    assert line.startswith("sqlq: the App's module 'shop' cannot be imported: ModuleNotFoundError")
-    assert line.endswith(f"; going on without the App, with sqlite:///{bare.directory}/a.db")
-    assert done.code == (words == "doctor"), "it has found that no worker is alive"
-    assert bare(*words.split(), "-d", "sqlite:///a.db", env=named).err == ""
 
 
 def test_commands_leave_out_what_the_environment_names(

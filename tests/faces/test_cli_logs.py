@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.cli.terminal.logs import JsonLines, Lines, Stderr
 from sqlq.config.constants import ERROR_BYTES
 from sqlq.worker.report import reporter
-from tests.kit import needs, wait_until
+from tests.kit import needs
 from tests.kit.command import Command
 from tests.kit.preloaded import Forked, preloaded
 
@@ -241,28 +238,6 @@ def test_jobs_go_on_when_nobody_reads_the_pipe(many: Command, app: sqlq.App, tas
         os.close(reading)
         os.close(writing)
     assert len(app.jobs.list(state="finished", limit=2_000)) == 1_500
-
-
-@pytest.mark.integration
-def test_the_worker_logs_how_many_lines_it_dropped(many: Command, app: sqlq.App, engine: Engine) -> None:
-    enqueue(app, "wordy", 400)
-    reading, writing = os.pipe()
-    process = working(many, stderr=writing)
-    os.close(writing)
-    try:
-        with engine.connect() as conn:
-            count = text("SELECT count(*) FROM finished_jobs")
-            wait_until(lambda: conn.scalar(count) == 400, timeout=120, what="all jobs run")
-        said = os.read(reading, 1_000_000)
-        enqueue(app, "plain", 1)
-        while b"dropped: stderr took no more" not in said:
-            said += os.read(reading, 65_536)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        os.close(reading)
-    (line,) = (line for line in said.decode().splitlines() if "were dropped" in line)
-    assert re.search(r" WARNING \d+ lines were dropped", line)
 
 
 def test_lines_logged_before_a_kill_are_written(many: Command, app: sqlq.App) -> None:

@@ -186,15 +186,6 @@ def test_the_second_signal_leaves_at_once(
     assert "Traceback" not in sqlq_.log()
 
 
-@needs("cheap")
-def test_variables_come_before_pyproject_and_options_before_variables(sqlq_: Command) -> None:
-    (sqlq_.directory / "pyproject.toml").write_text("[tool.sqlq]\nprocesses = 2\nconcurrency = 4\n")
-    assert "4 slots in each of 2 processes" in sqlq_.work().err
-    sqlq_.environment["SQLQ_CONCURRENCY"] = "3"
-    assert "3 slots in each of 2 processes" in sqlq_.work().err
-    assert " 5 slots, " in sqlq_.work("-c", "5", "-p", "1").err
-
-
 FAULTY = """
 import re
 import psycopg

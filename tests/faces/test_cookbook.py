@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from contextlib import closing
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import sentry_sdk
-from sentry_sdk.envelope import Envelope
-from sentry_sdk.transport import Transport
 from sqlalchemy import Engine
 
 import sqlq
-from sqlq.testing import drain
 from tests.kit import for_each, wait_until, working
 from tests.kit.pages import BLOCKS, COOKBOOK, PAGES, Desk, block, commands, run_python
 from tests.kit.processes import reasons, worker_process
@@ -29,12 +22,6 @@ def app(app: sqlq.App, engine: Engine) -> sqlq.App:
     if engine.dialect.name == "sqlite":
         sqlq.configure_sqlite(engine, immediate=True)
     return app
-
-
-def cook(name: str, names: dict[str, Any], **replaced: str) -> SimpleNamespace:
-    """Run a recipe and return its names."""
-    run_python(name, names, "recipe", **replaced)
-    return SimpleNamespace(**names)
 
 
 def test_a_recipe_is_short_and_explains_its_safety() -> None:
@@ -49,9 +36,9 @@ def test_a_recipe_is_short_and_explains_its_safety() -> None:
 
 def test_a_recipe_keeps_the_rate_of_an_api(names: dict[str, Any], app: sqlq.App) -> None:
     with Service(429).serving() as crm:
-        recipe = cook("rate_limited_api", names, **{"https://crm.example.com": crm.url})
+        run_python("rate_limited_api", names, "recipe", **{"https://crm.example.com": crm.url})
         begin = time.monotonic()
-        jobs = app.enqueue_many([recipe.update_contact.new(id) for id in range(5)])
+        jobs = app.enqueue_many([names["update_contact"].new(id) for id in range(5)])
         with working(app):
             assert not app.wait_all(jobs, timeout="30s").pending
         assert time.monotonic() - begin > 0.5  # six starts, one each 0.1 s
@@ -128,49 +115,3 @@ def test_a_recipe_deploys_green_beside_blue(desk: Desk) -> None:
             assert "asked blue" in desk.run(stop)
             wait_until(lambda: "blue" not in desk.run(lists), 10)
             assert "green" in desk.run(lists)
-
-
-class Memory(Transport):
-    """Keeps what Sentry's SDK would send."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.events: list[dict[str, Any]] = []
-
-    def capture_envelope(self, envelope: Envelope) -> None:
-        self.events += [dict(event) for item in envelope.items if (event := item.get_event()) is not None]
-
-
-def test_a_recipe_makes_one_issue_of_a_failed_job(
-    names: dict[str, Any], app: sqlq.App, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memory = Memory()
-    init = partial(sentry_sdk.init, transport=memory, auto_enabling_integrations=False)
-    monkeypatch.setattr("sentry_sdk.init", init)
-    monkeypatch.setattr("logging.Logger.callHandlers", logging.Logger.callHandlers)  # Sentry replaces it
-    with sentry_sdk.isolation_scope():
-        cook("sentry", names)
-
-        @app.task(name="shop.charge", max_attempts=2, backoff="0s")
-        def charge(tenant: str) -> None:
-            sentry_sdk.set_tag("tenant", tenant)
-            sentry_sdk.capture_message("asking the bank")
-            raise ValueError(f"declined {sqlq.current_job().attempt}")
-
-        @app.task(name="shop.wait")
-        def wait() -> None:
-            raise sqlq.Snooze("1h")
-
-        job = app.enqueue_many([charge.new("blue"), wait.new()])[0]
-        drain(app)
-        logging.getLogger("sqlq.worker").error("worker process 7 died")
-        sentry_sdk.get_global_scope().set_client(None)
-    of_job = {"sqlq.job": str(job.id), "sqlq.task": "shop.charge"}
-    issues = [event for event in memory.events if "exception" in event]
-    assert [event["exception"]["values"][-1]["value"] for event in issues] == ["declined 2"]
-    assert issues[0]["tags"] == of_job | {"sqlq.reason": "error"}
-    assert issues[0]["transaction"] == "shop.charge"
-    others = [event for event in memory.events if "exception" not in event]
-    said = [event.get("message") or event["logentry"]["message"] for event in others]
-    assert said == ["asking the bank", "asking the bank", "worker process 7 died"]
-    assert [event["tags"] for event in others[:2]] == [of_job | {"tenant": "blue"}] * 2

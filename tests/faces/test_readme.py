@@ -24,13 +24,12 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import django
 import prometheus_client
@@ -435,21 +434,6 @@ def test_a_block_prints_the_output_below_it(
     drain(names["app"])
     names["app"].close()
     assert capsys.readouterr().out == block("output", name)
-
-
-def test_a_block_converts_arguments_by_their_annotations(
-    names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names |= {"dataclass": dataclass, "date": date, "Decimal": Decimal, "UUID": UUID, "uuid4": uuid4}
-    shop = ModuleType("shop")
-    shop.__dict__.update(names)
-    monkeypatch.setitem(sys.modules, "shop", shop)
-    run_python("arguments", names)
-    app, job = names["app"], names["job"]
-    (id, *rest) = app.jobs.get(job.id).payload["args"]
-    assert rest == ["2030-01-31", [{"item": "Blue teapot", "price": "24.50"}]]
-    drain(app)
-    assert app.result(job) == {UUID(id): Decimal("24.50")}
 
 
 @pytest.mark.parametrize("empty_database_url", ["sqlite", "postgresql"], indirect=True)
