@@ -114,13 +114,6 @@ def test_ctrl_c_in_the_middle_of_an_import_is_quiet(bare: Command, module: str) 
     assert (done.code, done.out, done.err.strip()) == (130, "", "")
 
 
-def test_a_command_leaves_no_log_of_sqlite_behind(bare: Command) -> None:
-    """The process ends without looking through its memory, so it has to close what is open."""
-    for command in ("migrate", "status"):
-        bare.ok("-d", "sqlite:///jobs.db", command, env={"PYTHONUNBUFFERED": "1"})
-        assert [path.name for path in bare.directory.glob("jobs.db*")] == ["jobs.db"]
-
-
 @pytest.mark.parametrize(
     ("words", "threshold"),
     [("status", 1_000_000), *((name, 50_000) for name in sorted(STAYING))],

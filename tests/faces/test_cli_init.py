@@ -82,16 +82,6 @@ def test_init_writes_a_task_and_a_test_that_passes(project: Command, kind: str) 
     assert "1 passed" in python(project, "-m", "pytest", "-q", "-p", "no:cacheprovider", test)
 
 
-def test_the_steps_that_init_names_run(project: Command) -> None:
-    steps = project.ok("init", "--yes").partition("now run: ")[2].splitlines()
-    migrate, enqueue, work, test = (step.split() for step in steps)
-    assert (migrate, test) == (["sqlq", "migrate"], ["python", "-m", "pytest", "test_tasks.py"])
-    project.ok(*migrate[1:])
-    assert project.ok(*enqueue[1:]).startswith("enqueued job 1: tasks.greet in queue default")
-    assert "1 finished" in project(*work[1:]).err
-    assert project.ok("show", "1", "--result") == '"Hello, Ada!"\n'
-
-
 @pytest.mark.slow
 def test_init_in_a_project_of_django(project: Command) -> None:
     python(project, "-m", "django", "startproject", "site_", ".")
@@ -107,13 +97,6 @@ def test_init_in_a_project_of_django(project: Command) -> None:
         said = python(project, *words[1:])
     assert "Ran 1 test" in said
     assert "OK" in said
-
-
-def test_init_ignores_a_dangling_symlink_when_an_editor_locks_a_file(project: Command) -> None:
-    make(project, {"shop/__init__.py": ""})
-    for folder in (project.directory, project.directory / "shop"):
-        (folder / ".#tasks.py").symlink_to("me@localhost.1234:1")
-    assert project.ok("init", "--yes").startswith("a project of plain Python\n")
 
 
 @pytest.mark.parametrize("made", [(), ("pyproject.toml",)], ids=["a folder", "a file"])

@@ -32,15 +32,7 @@ from tests.kit.visitor import HOST, Visitor
 
 ROOT = Path(__file__).parents[3]
 PAGES = [
-    "",
-    "jobs",
-    "failures",
-    "queues",
-    "workers",
-    "flows",
-    "schedules",
-    "limits",
-    "database",
+    *("", "jobs", "failures", "queues", "workers", "flows", "schedules", "limits", "database"),
     "api/v1/jobs",
 ]
 
