@@ -221,9 +221,7 @@ def test_settles_survive_the_loss_of_commits_and_of_replies_to_them(load: Scenar
         wait_until(lambda: proxy.losses == 0, timeout=30, what="all of them lost")
         resumed = [load.wait_for_finish(time.monotonic())]
         load.stop()
-        wait_until(
-            lambda: load.count("jobs") == 0, timeout=20, what="all settled before their leases run out"
-        )
+        wait_until(lambda: load.count("jobs") == 0, timeout=20, what="all settled before leases run out")
         end(load, worker, "COMMITs of settles, or the replies to them, are lost", resumed, faults=5)
         assert "lost" not in worker.log.read_text()
         assert load.ran_again() == 0

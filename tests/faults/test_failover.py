@@ -117,9 +117,7 @@ def test_a_waiter_does_not_trust_an_old_primary_that_wakes(pair: Pair) -> None:
         job = other.enqueue(other.task(name="t")(lambda: None).new())
         other.jobs.cancel([job.id])
         waiter = pool.submit(app.wait_all, [job], "60s")
-        wait_until(
-            lambda: waiter.done() or conn.execute(waits).fetchone() != (0,), what="a COMMIT that waits"
-        )
+        wait_until(lambda: waiter.done() or conn.execute(waits).fetchone() != (0,), what="a waiting COMMIT")
         standby.configure("default_transaction_read_only = on")
         assert [each.id for each in waiter.result(60).ended] == [job.id]
 

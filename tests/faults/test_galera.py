@@ -106,9 +106,7 @@ def cluster(number: int = 3) -> Iterator[Sequence[Node]]:
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
-    pytest.mark.skipif(
-        library() is None, reason="NOT TESTED: there is no Galera, which Debian's package galera-4 has"
-    ),
+    pytest.mark.skipif(library() is None, reason="NOT TESTED: no Galera; Debian's package galera-4 has it"),
 ]
 
 

@@ -290,13 +290,11 @@ def test_a_broken_output_fails_no_job(app: sqlq.App, database_url: str, tmp_path
     if broken == "a full disk":
         os.close(writing)
         writing = os.open("/dev/full", os.O_WRONLY)
-    command = [sys.executable, "-m", "sqlq", "-a", "m:app", "-d", database_url, "work", "--drain"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))}
-    with os.fdopen(writing, "wb") as stdout:
+    args = [sys.executable, "-m", "sqlq", "-a", "m:app", "-d", database_url, "work", "--drain"]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path)))}
+    with os.fdopen(writing, "wb") as out:
         pipe = subprocess.PIPE
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, stdout=stdout, stderr=pipe, timeout=60, check=False
-        )
+        done = subprocess.run(args, cwd=tmp_path, env=env, stdout=out, stderr=pipe, timeout=60, check=False)
     assert done.returncode == 0
     assert states(app, ids) == ["finished"] * 6
     lines = [line for line in done.stderr.decode().splitlines() if "printed is dropped" in line]

@@ -277,9 +277,7 @@ ROWS = {
     "attempts at the largest there may be": row(task="'fails'", attempts=LARGEST, max_attempts=LARGEST),
     "token at the largest there may be": row(lease_token=LARGEST_TOKEN),
     "releases at the largest there may be": row(task="'snooze'", releases=LARGEST),
-    "token and losses at the largest there may be, expired": expired(
-        lease_token=LARGEST_TOKEN, losses=LARGEST
-    ),
+    "token and losses at the largest possible, expired": expired(lease_token=LARGEST_TOKEN, losses=LARGEST),
     "errors that are no array": row(task="'fails'", errors="'xx'"),
     "headers that are no JSON": row(headers="'{'"),
     "a backoff without end": row(
@@ -330,8 +328,6 @@ ACCEPTED_AND_KEPT_OUT = {
     "sqlite": (ROWS | SQLITE_ROWS, KEPT_OUT | NEGATIVE | LARGEST_ID | SQLITE_KEPT_OUT),
     "mariadb": (ROWS | NEGATIVE, KEPT_OUT),
 }
-
-
 NEVER = {
     "postgresql": "'infinity'",
     "sqlite": "9000000000000000000",

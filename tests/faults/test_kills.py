@@ -99,11 +99,9 @@ def storm(shop: Scenario, faults: Sequence[Fault], *options: str) -> None:
 
 def wait_for_ticks(shop: Scenario) -> None:
     """Wait for a tick of each schedule after the last fault."""
-    before = {each.name: each.ticks for each in shop.app.schedules.list()}
-    assert len(before) == len(beats.BEATS)
-    wait_until(
-        lambda: all(each.ticks > before[each.name] for each in shop.app.schedules.list()), what="ticks"
-    )
+    seen = {each.name: each.ticks for each in shop.app.schedules.list()}
+    assert len(seen) == len(beats.BEATS)
+    wait_until(lambda: all(each.ticks > seen[each.name] for each in shop.app.schedules.list()), what="ticks")
 
 
 def judge(shop: Scenario) -> None:

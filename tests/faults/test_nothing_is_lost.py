@@ -52,9 +52,8 @@ def test_a_thousand_transactions_leave_exactly_the_committed_jobs_done(
             how = chance.choice(WAYS)
             with Session(shop_engine) as session:
                 session.execute(text("INSERT INTO orders VALUES (:n)"), {"n": n})
-                job = work.new("quick", n).set(
-                    delay=timedelta(milliseconds=chance.choice([0, 0, 0, 5, 50, 500]))
-                )
+                delay = timedelta(milliseconds=chance.choice([0, 0, 0, 5, 50, 500]))
+                job = work.new("quick", n).set(delay=delay)
                 if "savepoint" in how:
                     savepoint = session.begin_nested()
                     work.app.enqueue(job, session=session)

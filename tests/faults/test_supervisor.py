@@ -77,10 +77,10 @@ def test_a_worker_goes_on_when_its_fork_server_was_killed(play: Scenario) -> Non
 
 
 def test_a_poison_job_ends_as_worker_lost_and_harms_no_other(play: Scenario) -> None:
-    normal = [play.new("work").set(max_attempts=3) for _ in range(500)]
+    good = [play.new("work").set(max_attempts=3) for _ in range(500)]
     poison = play.new("poison")
     jobs = play.app.enqueue_many(
-        [*normal[:5], poison, *normal[5:200], poison, *normal[200:400], poison, *normal[400:]]
+        [*good[:5], poison, *good[5:200], poison, *good[200:400], poison, *good[400:]]
     )
     poisons = {job.id for job in jobs if job.task.endswith(".poison")}
     with play.working():

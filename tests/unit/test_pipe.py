@@ -24,8 +24,6 @@ from tests.kit import for_each
 MOMENT = datetime(2030, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 JOB = ClaimedJob(1, 2, "q", "t", '{"args": ["ä"]}', 1, 5, 0, None, None, MOMENT, 1)
 ERROR = ErrorText("ValueError", "no\n\0", "trace")
-
-
 OUTCOMES = [Finished('{"a": [1]}'), Cancelled(None), Failed("error", ERROR), Released(3, unknown_task=True)]
 
 

@@ -14,8 +14,6 @@ from tests.kit.processes import run_program
 
 ROOT = Path(__file__).parents[2]
 ERRORS = {name for name, kind in vars(errors).items() if inspect.isclass(kind)}
-
-
 PROMISED = """
     App AttemptRecord Cancel EnqueueError EnqueuedFlow Flow FlowDetails Job JobCancelledError JobContext
     JobDetails JobEvent JobFailedError JobNotFoundError JobOutcome JobTimeoutError LeaseLostError Limit

@@ -141,9 +141,7 @@ REFUSED: dict[str, Refused] = {
         ),
     ),
     "middleware of an App": table(lambda value: APP(URL).middleware(value), *MIDDLEWARE),
-    "middleware of a task": table(
-        lambda value: APP(URL).task(name="t", middleware=[value])(send), *MIDDLEWARE
-    ),
+    "middleware of a task": table(lambda each: APP(URL).task(name="t", middleware=[each])(send), *MIDDLEWARE),
     "encryption of an App": table(
         lambda options: APP(URL, **options),
         ({"encryption": "sign"}, "encryption is set, but there is no key"),

@@ -23,9 +23,7 @@ from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Cancelled, ErrorText, Failed, Line, Released, Retried, users_line
 from tests.kit import for_each
 
-JOB = ClaimedJob(
-    id=7, lease_token=1, queue="mail", task="shop.send_receipt", payload="{}", attempts=1, max_attempts=3
-)
+JOB = ClaimedJob(7, 1, "mail", "shop.send_receipt", "{}", attempts=1, max_attempts=3)
 LAST = JOB._replace(attempts=3)
 
 HOUR = 3_600_000

@@ -203,9 +203,7 @@ def test_no_spelling_of_a_password_is_shown(spelling: str, driver: str) -> None:
 
 
 def test_a_password_among_the_parameters_is_the_one_that_counts() -> None:
-    assert (
-        urls.masked(URL.create("postgresql", "u", "secret", "h", 5432, "d")) == "postgresql://u:***@h:5432/d"
-    )
+    assert urls.masked(URL.create("postgresql", "u", "s", "h", 5432, "d")) == "postgresql://u:***@h:5432/d"
     url = urls.database_url("postgresql://u:other@h/d?password=a%20b&sslmode=require")
     assert (url.password, dict(url.query)) == ("a b", {"sslmode": "require"})
 
@@ -374,13 +372,11 @@ def test_a_command_names_database_schema_and_app_and_steers_no_terminal(
 # -- pyproject.toml ------------------------------------------------------------------------------------------
 
 
-BOTH = '[tool.sqlq]\napp = "shop:app"\ndatabase-url = "sqlite:///dev.db"\n'
-
-
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory of a project, two levels below its pyproject.toml, as the current one."""
-    (tmp_path / "pyproject.toml").write_text(BOTH)
+    table = '[tool.sqlq]\napp = "shop:app"\ndatabase-url = "sqlite:///dev.db"\n'
+    (tmp_path / "pyproject.toml").write_text(table)
     inner = tmp_path / "src" / "shop"
     inner.mkdir(parents=True)
     monkeypatch.chdir(inner)

@@ -229,8 +229,6 @@ def test_none_may_be_an_item_of_variable_arguments() -> None:
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts
-
-
 anything_at_all = st.recursive(
     st.one_of(
         *(leaves, st.floats(), st.text("\0\ud800a"), st.binary(), st.datetimes(), st.decimals()),
@@ -477,8 +475,6 @@ class Part:
 
 
 FITS = (sqlq.JobOutcome | None, dict[str, Any], Mapping[str, Any], Typed, Any, object, int | dict, "NotHere")
-
-
 FITS_NOT = (Part, int, "str", list[Any], bool | None, None, UUID, Literal["failed"], Annotated[int, "an id"])
 
 

@@ -45,8 +45,6 @@ def test_the_kit_lists_its_modules_and_explains_each() -> None:
 
 
 ASSERTING = {"raises", "warns", "fail", "wait_until"}
-
-
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -183,11 +181,9 @@ def test_a_database_overrides_few_verbs() -> None:
 # -- out of running there is one door ------------------------------------------------------------------------
 
 
-def places(pattern: str) -> set[str]:
+def places(regex: str) -> set[str]:
     """Return the files of sqlq that hold the pattern."""
-    return {
-        str(file.relative_to(ROOT)) for file in ROOT.rglob("*.py") if re.search(pattern, file.read_text())
-    }
+    return {str(file.relative_to(ROOT)) for file in ROOT.rglob("*.py") if re.search(regex, file.read_text())}
 
 
 def test_only_settle_takes_rows_out_of_jobs_and_puts_them_back() -> None:

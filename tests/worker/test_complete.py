@@ -217,9 +217,7 @@ def test_an_owners_write_waits_for_a_heartbeat_and_a_heartbeat_skips_it(
         with app.database.begin() as heartbeat:
             assert list(lease.extend(heartbeat, rights[:1], lease_ms=30_000)) == rights[:1]
             written = pool.submit(write_first)
-            kit.wait_until(
-                lambda: written.done() or kit.waiting_for_locks(shop), what="it waiting for the row"
-            )
+            kit.wait_until(lambda: written.done() or kit.waiting_for_locks(shop), what="a wait for the row")
             assert not written.done()
         written.result(10)
     with shop.begin() as conn, app.database.begin() as heartbeat:

@@ -29,8 +29,6 @@ from tests.kit.flows import Shop
 
 KEY, OTHER = new_key(), new_key()
 SECRET = "4111-1111"
-
-
 Make = Callable[..., sqlq.App]
 
 

@@ -245,9 +245,8 @@ def test_a_refused_callback_does_not_block_other_rescues(
     refuse(engine, "INSERT ON jobs", "NEW.task = 'alarm'")
     pay = shop.task(lambda: 1, max_attempts=1)
     plain = shop.app.task(name="plain", max_attempts=1)(lambda: 1)
-    made = shop.app.enqueue_many(
-        [pay.new(), plain.new(), pay.new().set(on_failure=shop.thank), pay.new(), plain.new()]
-    )
+    thanked = pay.new().set(on_failure=shop.thank)
+    made = shop.app.enqueue_many([pay.new(), plain.new(), thanked, pay.new(), plain.new()])
     shop.claim("dead")
     for _ in range(2):
         expire(engine)

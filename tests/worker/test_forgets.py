@@ -167,9 +167,7 @@ def test_locals_of_older_failures_are_dropped_while_none_is_written(app: sqlq.Ap
                 wait_until(lambda: len(gone) == jobs - MAX_WITH_LOCALS, what="the older ones gone")
         finally:
             go_on.set()
-        wait_until(
-            lambda: len(app.jobs.list(state="failed", limit=jobs)) == jobs, what="the failures written"
-        )
+        wait_until(lambda: len(app.jobs.list(state="failed", limit=jobs)) == jobs, what="failures written")
     failed = app.jobs.list(state="failed", limit=jobs)
     assert {job.exception for job in failed} == {"LookupError"}
     assert all("raise ValueError(str(number))" in (job.traceback or "") for job in failed)

@@ -308,9 +308,8 @@ def test_a_row_that_was_reserved_by_hand_is_rescued(app: sqlq.App, engine: Engin
     values = ", ".join({"reserved_at": "now()", "reserved_by": "'me'"}[name] for name in columns.split(", "))
     kit.execute(engine, f"INSERT INTO jobs (task, {columns}) VALUES ('t', {values})")
     with app.database.connect(isolation_level="AUTOCOMMIT") as conn:
-        assert look.look(
-            conn, app.database, look.KnownQueues(), hosts_within_ms=None, maintenance=True
-        ).expired
+        seen = look.look(conn, app.database, look.KnownQueues(), hosts_within_ms=None, maintenance=True)
+        assert seen.expired
         assert health.stuck(conn, longer_than_ms=0), "and the doctor sees it"
     with app.database.begin() as conn:
         (rescued,) = settling.rescue(conn)

@@ -359,8 +359,6 @@ def test_enqueue_middleware_adds_headers_and_those_of_the_job_win(app: sqlq.App,
 
 
 TENANT: ContextVar[str] = ContextVar("tenant")
-
-
 REQUEST: ContextVar[Any] = ContextVar("request", default="no request")
 
 

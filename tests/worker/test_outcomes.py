@@ -125,9 +125,8 @@ def test_retry_snooze_and_cancel(app: sqlq.App) -> None:
     def signals(ends: bool) -> None:
         raise sqlq.Cancel("not wanted any more") if ends else sqlq.Snooze(at)
 
-    retried, snoozed, cancelled = map(
-        app.enqueue, (retry.new(), signals.new(ends=False), signals.new(ends=True))
-    )
+    new = retry.new(), signals.new(ends=False), signals.new(ends=True)
+    retried, snoozed, cancelled = map(app.enqueue, new)
     counts = drain(app)
     assert (counts.finished, counts.retried, counts.released, counts.cancelled) == (1, 2, 1, 1)
     assert seen == [1, 2, 3]
@@ -159,12 +158,10 @@ def test_an_attempt_whose_outcome_cannot_be_computed_fails(
     assert "how its attempt ended cannot be judged" in caplog.text
 
 
-UNREADABLE = ("not json", "[1]", "7", '{"args": 7}', '{"kwargs": []}', '{"args": [], "other": 1}', "")
-
-
 def test_an_unreadable_payload_fails_at_once_and_blocks_nobody(app: sqlq.App, engine: Engine) -> None:
     task = app.task(name="t")(lambda: "ok")
-    for payload in (*UNREADABLE, "[" * 100_000):
+    of_a_shape = ("[1]", "7", '{"args": 7}', '{"kwargs": []}', '{"args": [], "other": 1}')
+    for payload in ("not json", "", *of_a_shape, "[" * 100_000):
         execute(engine, "INSERT INTO jobs (task, payload) VALUES ('t', :payload)", payload=payload)
     behind = app.enqueue(task.new())
     counts = drain(app)

@@ -277,9 +277,7 @@ def test_a_job_that_outlasts_the_grace_time_is_released_uncounted(
 
 
 @pytest.mark.usefixtures("soon")
-@pytest.mark.parametrize(
-    ("handler", "by_sql"), [*((handler, False) for handler in HANDLERS), (HANDLERS[0], True)]
-)
+@pytest.mark.parametrize(("handler", "by_sql"), [*((each, False) for each in HANDLERS), (HANDLERS[0], True)])
 def test_a_job_with_one_attempt_fails_when_it_outlasts_the_grace_time(
     app: sqlq.App, engine: Engine, handler: str, by_sql: bool
 ) -> None:

@@ -30,9 +30,8 @@ def insert(engine: Engine, **columns: Any) -> int:
 
 def shown(engine: Engine, id: int) -> Any:
     with engine.connect() as conn:
-        return conn.execute(
-            text("SELECT state, attempts, max_attempts FROM job_states WHERE id = :id"), {"id": id}
-        ).one()
+        query = text("SELECT state, attempts, max_attempts FROM job_states WHERE id = :id")
+        return conn.execute(query, {"id": id}).one()
 
 
 def test_a_row_takes_timeout_and_attempts_from_its_task(app: sqlq.App, engine: Engine) -> None:
@@ -73,9 +72,7 @@ def test_a_row_takes_headers_backoff_and_retention_from_its_task(
 
     plain, unreadable = insert(engine, task="t"), insert(engine, task="t", backoff="soon")
     drain(app)
-    own = insert(
-        engine, task="t", headers='{"b": "row"}', backoff='"0s"', retention_ms=60_000, max_attempts=3
-    )
+    own = insert(engine, task="t", headers='{"b":"row"}', backoff='"0s"', retention_ms=60_000, max_attempts=3)
     drain(app)
     assert seen == [{"a": "task"}, {"a": "task"}, *[{"b": "row"}] * 3]
     assert app.jobs.get(unreadable).state == "scheduled"
@@ -94,14 +91,10 @@ def test_a_rescue_counts_attempts_by_the_tasks_option(app: sqlq.App, engine: Eng
     assert [job.max_attempts for job in claimer.claim(3)] == [1, 2, 5]
     guard.advance(engine, 60_000)
     with app.database.begin() as conn:
-        assert {lost.id: lost.failed for lost in settle.rescue(conn)} == dict(
-            zip(ids, (True, False, False), strict=True)
-        )
-    assert [tuple(shown(engine, id)) for id in ids] == [
-        ("failed", 1, 1),
-        ("available", 1, 2),
-        ("available", 1, None),
-    ]
+        rescued = {lost.id: lost.failed for lost in settle.rescue(conn)}
+    assert rescued == dict(zip(ids, (True, False, False), strict=True))
+    expected = [("failed", 1, 1), ("available", 1, 2), ("available", 1, None)]
+    assert [tuple(shown(engine, id)) for id in ids] == expected
     assert app.jobs.get(ids[0]).reason == "worker_lost"
 
 

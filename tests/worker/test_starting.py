@@ -39,10 +39,6 @@ def test_a_worker_ends_without_tables_unless_it_waits(empty_database_url: str, p
     app.close()
 
 
-NEWER = "UPDATE sqlq_version SET version_num = '0701'"
-TOO_NEW = "UPDATE sqlq_version SET version_num = '0702', oldest_code = '0702'"
-
-
 @pytest.fixture
 def looking_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     version.log_newer.cache_clear()  # each test has a database of its own
@@ -57,30 +53,27 @@ def test_a_newer_revision_is_logged_once(
     caplog.set_level(logging.INFO, "sqlq")
     said = f"at revision 0701, newer than the {version.HEAD} of this sqlq, which works with them"
     with app.worker():
-        execute(engine, NEWER)
+        execute(engine, "UPDATE sqlq_version SET version_num = '0701'")
         wait_until(lambda: said in caplog.text, timeout=30, what="the line")
         job = app.enqueue(noop.new())
         wait_until(lambda: app.jobs.get(job.id).state == "finished", what="a job done after that")
     assert [r.__dict__["event"] for r in caplog.records].count("schema_newer") == 1
 
 
-TOO_OLD = "UPDATE sqlq_version SET version_num = '0000'"
-
-
 @pytest.mark.usefixtures("looking_all_the_time")
 @pytest.mark.parametrize(
-    ("change", "sentence"),
+    ("revision", "sentence"),
     [
         (
-            TOO_NEW,
+            "'0702', oldest_code = '0702'",
             f"at revision 0702, newer than the {version.HEAD} this sqlq knows: install the newer sqlq here",
         ),
-        (TOO_OLD, f"older than the {version.HEAD} this sqlq needs: run"),
+        ("'0000'", f"older than the {version.HEAD} this sqlq needs: run"),
     ],
     ids=["too new", "too old"],
 )
 def test_a_worker_left_behind_stops_in_good_order(
-    app: sqlq.App, engine: Engine, change: str, sentence: str, caplog: pytest.LogCaptureFixture
+    app: sqlq.App, engine: Engine, revision: str, sentence: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     began, go = threading.Event(), threading.Event()
 
@@ -94,7 +87,7 @@ def test_a_worker_left_behind_stops_in_good_order(
     worker = app.worker().start()
     try:
         assert began.wait(30)
-        execute(engine, change)
+        execute(engine, f"UPDATE sqlq_version SET version_num = {revision}")
         wait_until(lambda: "stopping:" in caplog.text, timeout=30, what="the worker stopping")
     finally:
         go.set()

@@ -149,8 +149,6 @@ def test_subprocesses_are_forked_unless_the_import_has_opened_what_none_can_shar
 
 @pytest.mark.parametrize("what", ["exit_codes", "descriptors", "owner", "standstill"])
 def test_a_fork_server_forks_processes_like_those_that_start_anew(what: str) -> None:
-    command = [sys.executable, "-m", "tests.programs.fork_server", what]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, start_new_session=True
-    )
+    args = [sys.executable, "-m", "tests.programs.fork_server", what]
+    done = subprocess.run(args, cwd=ROOT, capture_output=True, text=True, check=False, start_new_session=True)
     assert done.returncode == 0, done.stderr
