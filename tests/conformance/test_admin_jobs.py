@@ -402,7 +402,7 @@ def test_a_batch_has_the_jobs_of_separate_calls_in_all_tables(app: sqlq.App, loa
     assert (app.jobs.of_batch("import"), app.jobs.counts(batch="import")) == ([], {})
 
 
-def test_a_batch_is_waited_for_and_has_results(app: sqlq.App, load: Any) -> None:
+def test_a_batch_has_results_and_failed_jobs_stay_in_it_when_run_again(app: sqlq.App, load: Any) -> None:
     load(1, 2, 3)
     with working(app):
         done = app.wait_all(app.jobs.of_batch(IMPORT), timeout="30s")
@@ -412,9 +412,6 @@ def test_a_batch_is_waited_for_and_has_results(app: sqlq.App, load: Any) -> None
     assert app.result([batch[2].id, batch[0].id], raw=True) == [6, 2]
     assert asyncio.run(app.jobs.acounts(batch=IMPORT)) == {"finished": 3}
     assert app.result(app.jobs.of_batch("none")) == []
-
-
-def test_failed_jobs_of_a_batch_are_counted_and_stay_in_it_when_run_again(app: sqlq.App, load: Any) -> None:
     (mine,), (other,) = load(-1), load(-2, batch="b")
     drain(app)
     found, complete = app.jobs.failures(batch="b")
@@ -490,13 +487,11 @@ def test_jobs_are_chosen_by_the_time_of_their_end_in_the_order_of_their_ids(
     hand: Hand, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finished, failed = hand.ended(2, Finished()), hand.ended(2)
-    earlier = f"SET finished_at = finished_at - {span(engine, 7_200)}"
-    execute(engine, f"UPDATE finished_jobs {earlier}")
+    execute(engine, f"UPDATE finished_jobs SET finished_at = finished_at - {span(engine, 7_200)}")
     cancelled = hand.ended(1, Cancelled("no"))
 
     def chosen(**options: Any) -> list[int]:
-        replays = hand.app.jobs.replay(**options)
-        if replays:
+        if replays := hand.app.jobs.replay(**options):
             hand.app.jobs.cancel([*replays.values()])
         return [*replays]
 
@@ -507,14 +502,9 @@ def test_jobs_are_chosen_by_the_time_of_their_end_in_the_order_of_their_ids(
     assert chosen(since="1h", until="2h") == []
     assert chosen(ids=cancelled) == cancelled
     monkeypatch.setattr(lookup, "BATCH", 3)
-    ids = [
-        *hand.ended(3, Finished(), "pack"),
-        *hand.ended(3, task="pack"),
-        *hand.ended(2, Finished(), "pack"),
-    ]
+    ids = hand.ended(3, Finished(), "pack") + hand.ended(3, task="pack") + hand.ended(2, Finished(), "pack")
     jobs = hand.app.jobs.replay(task="pack")
-    assert list(jobs) == ids
-    assert list(jobs.values()) == sorted(jobs.values())
+    assert (list(jobs), list(jobs.values())) == (ids, sorted(jobs.values()))
 
 
 def test_a_replay_of_ids_writes_nothing_when_interrupted(hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -695,8 +685,8 @@ def test_cancel_returns_an_outcome_for_each_id(hand: Hand) -> None:
 
 def test_operator_calls_refuse_a_database_without_tables(empty_database_url: str) -> None:
     with closing(sqlq.App(empty_database_url)) as app:
-        calls = (lambda: app.jobs.cancel([1]), lambda: app.queues.pause("q"), lambda: app.queues.resume("q"))
-        for call in (*calls, lambda: app.jobs.prune(failed="1d"), app.workers.list):
+        verbs = (lambda: app.jobs.cancel([1]), lambda: app.queues.pause("q"), lambda: app.queues.resume("q"))
+        for call in (*verbs, lambda: app.jobs.prune(failed="1d"), app.workers.list):
             with pytest.raises((SchemaVersionError, ConfigurationError), match="migrate"):
                 call()
 

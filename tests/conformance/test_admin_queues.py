@@ -262,11 +262,10 @@ def test_a_worker_runs_jobs_of_its_tasks_when_strangers_fill_the_window(app: sql
     assert drain(app).finished == 1
 
 
-def rows(*names: str, first: int | None = 1) -> list[tuple[str, float, int | None]]:
-    return [(name, 0.0, None if first is None else first + i) for i, name in enumerate(names)]
-
-
 def test_known_queues_keep_those_with_the_latest_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rows(*names: str) -> list[tuple[str, float, int | None]]:
+        return [(name, 0.0, i) for i, name in enumerate(names, 1)]
+
     now = [1_000.0]
     monkeypatch.setattr(look, "LARGEST_WINDOW", 3)
     monkeypatch.setattr("sqlq.store.workers.look.time.monotonic", lambda: now[0])
@@ -283,7 +282,7 @@ def test_known_queues_keep_those_with_the_latest_claims(monkeypatch: pytest.Monk
     assert queues.with_jobs == ["later", "g"]
     assert queues.after == "", "there are no more queues after this window"
     named = KnownQueues(["mail"])
-    named.note(rows("mail", first=None), claimed=["mail"])
+    named.note([("mail", 0.0, None)], claimed=["mail"])
     assert (named.names, named.after) == (["mail"], None), "it has no window"
 
 
@@ -541,7 +540,6 @@ def crowded(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> sqlq.App:
         monkeypatch.setattr(failed_rows, bound, 100)
     kind = app.database.dialect.name
     soon, later = NOW[kind], f"{NOW[kind]} + {span(app.database.engine, 86_400)}"
-    carried = "queue, task, payload, priority, attempts, available_at, lease_token, unique_until, releases"
     with app.database.begin() as conn:
         if kind == "postgresql":
             for table in ("jobs", "finished_jobs", "failed_jobs"):
@@ -552,8 +550,8 @@ def crowded(app: sqlq.App, monkeypatch: pytest.MonkeyPatch) -> sqlq.App:
         insert_many(conn, 10, into, f"'rare', 't', 0, {soon}")
         for ended, column, value in (("finished", "outcome", "finished"), ("failed", "reason", "error")):
             conn.exec_driver_sql(
-                f"INSERT INTO {ended}_jobs ({column}, {ended}_at, id, created_at, {carried}) "
-                f"SELECT '{value}', created_at, id, created_at, {carried} FROM jobs WHERE queue = 'mail'"
+                f"INSERT INTO {ended}_jobs ({column}, {ended}_at, id, created_at, {CARRIED}) "
+                f"SELECT '{value}', created_at, id, created_at, {CARRIED} FROM jobs WHERE queue = 'mail'"
             )
         claim_on(conn, ["rare"], limit=5, owner="w")
     return app
@@ -636,10 +634,8 @@ def test_a_probe_steps_over_all_jobs_of_an_error(app: sqlq.App) -> None:
         assert f"failed_jobs_error ({place})" in plan
 
 
-COLUMNS = (
-    "queue, task, payload, priority, attempts, available_at, lease_token, unique_until, releases, "
-    "created_at, reason, exception, message, fingerprint, failed_at"
-)
+CARRIED = "queue, task, payload, priority, attempts, available_at, lease_token, unique_until, releases"
+COLUMNS = f"{CARRIED}, created_at, reason, exception, message, fingerprint, failed_at"
 
 
 def insert_failed(
@@ -658,38 +654,28 @@ def insert_failed(
         insert_many(conn, rows, f"failed_jobs (id, {COLUMNS})", values)
 
 
-@pytest.fixture
-def burst(app: sqlq.App) -> sqlq.App:
-    """50,000 failed jobs of three errors in three queues; the newest 10,000 are all of one queue."""
+def test_every_queue_and_error_is_counted_beyond_the_newest_10_000(app: sqlq.App) -> None:
+    """The newest 10,000 are all of one queue."""
     insert_failed(app, 15_000, "mail", "shop.send", "SMTPError", first=0)
     insert_failed(app, 20_000, "exports", "shop.export", "DiskFull", first=20_000)
     insert_failed(app, 15_000, "bulk", "shop.crunch", "KeyError", first=60_000)
-    return app
 
+    def numbers(**only: Any) -> dict[str, int]:
+        groups, is_complete = app.jobs.failures(**only)
+        assert is_complete
+        return {f"{each.task}: {each.fingerprint}": each.number for each in groups}
 
-def numbers(app: sqlq.App, **only: Any) -> dict[tuple[str, str], int]:
-    groups, is_complete = app.jobs.failures(**only)
-    assert is_complete
-    return {(each.task, each.fingerprint): each.number for each in groups}
-
-
-def test_every_queue_and_error_is_counted_beyond_the_newest_10_000(burst: sqlq.App) -> None:
-    queues = {each.queue: (each.failed, each.capped, each.estimated) for each in burst.queues.list()}
+    queues = {each.queue: (each.failed, each.capped, each.estimated) for each in app.queues.list()}
     assert queues == {"mail": (15_000, (), ()), "exports": (20_000, (), ()), "bulk": (15_000, (), ())}
-    assert numbers(burst) == {
-        ("shop.export", "DiskFull"): 20_000,
-        ("shop.send", "SMTPError"): 15_000,
-        ("shop.crunch", "KeyError"): 15_000,
-    }
-    exports = {("shop.export", "DiskFull"): 20_000}
-    assert numbers(burst, queue="exports") == exports
-    assert numbers(burst, task="shop.export") == exports
-    assert numbers(burst, queue="exports", task="shop.export") == exports
-    assert numbers(burst, error="DiskFull") == exports
-    assert numbers(burst, queue="nowhere") == numbers(burst, task="mail") == numbers(burst, error="?") == {}
-    assert burst.queues._vitals()[0] == {"error": 50_000}
-    assert burst.jobs._counts(("failed",), error="DiskFull") == {"failed": 20_000}
-    (group,), _ = burst.jobs.failures(queue="mail")
+    exports = {"shop.export: DiskFull": 20_000}
+    assert numbers() == exports | {"shop.send: SMTPError": 15_000, "shop.crunch: KeyError": 15_000}
+    of_exports = ({"queue": "exports"}, {"task": "shop.export"}, {"queue": "exports", "task": "shop.export"})
+    for only in (*of_exports, {"error": "DiskFull"}):
+        assert numbers(**only) == exports, only
+    assert numbers(queue="nowhere") == numbers(task="mail") == numbers(error="?") == {}
+    assert app.queues._vitals()[0] == {"error": 50_000}
+    assert app.jobs._counts(("failed",), error="DiskFull") == {"failed": 20_000}
+    (group,), _ = app.jobs.failures(queue="mail")
     assert group.newest == 15_000
     lasted = (group.last_at - group.first_at).total_seconds()
     assert lasted == pytest.approx(15_000, abs=300)

@@ -25,22 +25,13 @@ pytestmark = pytest.mark.variants
 """Each test tries one of twenty ways to hold a connection; `poe test-all` has each try all of them."""
 
 
-SETTINGS = (
-    "autocommit",
-    "isolation_level",
-    "row_factory",
-    "text_factory",
-    "cursor_factory",
-    "in_transaction",
-)
-
-
 @common_modes
 def test_enqueue_keeps_the_settings_of_a_callers_connection(app: sqlq.App, send: Any, caller: Caller) -> None:
-    def settings(connection: Any) -> dict[str, Any]:
-        found = {name: getattr(connection, name, None) for name in SETTINGS}
+    names = ("isolation_level", "row_factory", "text_factory", "cursor_factory", "in_transaction")
+
+    def settings(connection: Any) -> list[Any]:
         status = getattr(getattr(connection, "info", None), "transaction_status", None)
-        return found | {"status": status}
+        return [status, *(getattr(connection, name, None) for name in ("autocommit", *names))]
 
     before = settings(caller.session)
     caller.begin()
@@ -202,21 +193,6 @@ def test_jobs_in_a_database_in_memory(app: sqlq.App, send: Any, database_url: st
                     in_memory.enqueue(new, session=conn)
 
 
-@needs("schemas")
-def test_the_search_path_of_the_caller_does_not_redirect_jobs(
-    app: sqlq.App, send: Any, watch: Engine, database_url: str
-) -> None:
-    execute(watch, "CREATE SCHEMA tenant; CREATE TABLE tenant.jobs (LIKE public.jobs INCLUDING ALL)")
-    options = [None, "missing,Public", r'"$user",\ "public" -cwork_mem=8MB', "pg_temp,public"]
-    for path in options:
-        option = path and f"-csearch_path={path}"
-        with psycopg.connect(dsn(database_url), options=option) as conn:
-            conn.execute("SET search_path TO tenant")
-            app.enqueue(send.new(1), session=conn)
-            assert conn.execute("SELECT count(*) FROM public.jobs").fetchone() != (0,)
-    assert len(committed(watch)) == len(options)
-
-
 @needs("roles")
 def test_a_connection_of_the_other_kind_is_refused_with_the_right_call(
     app: sqlq.App, send: Any, tmp_path: Path, database_url: str
@@ -232,8 +208,7 @@ def test_a_connection_of_the_other_kind_is_refused_with_the_right_call(
                 await app.aenqueue(send.new(1), session=cast(Any, conn))
 
     asyncio.run(main())
-    drivers: tuple[Any, ...] = (psycopg, psycopg2)
-    for driver in drivers:
+    for driver in cast(Any, (psycopg, psycopg2)):
         says = rf"session is a {driver.__name__}.[Cc]ursor: pass a Session or Connection"
         with closing(driver.connect(dsn(database_url))) as theirs, pytest.raises(EnqueueError, match=says):
             app.enqueue(send.new(1), session=theirs.cursor())

@@ -30,7 +30,7 @@ from tests.kit.mariadb import MariaDB, OwnMariaDB
 from tests.kit.postgresql import async_database_url
 
 
-async def asynchronous() -> None: ...
+async def awaited() -> None: ...
 
 
 class Bad:
@@ -66,10 +66,7 @@ MISTAKES: dict[type[Exception], list[tuple[Callable[[Bad], Any], str]]] = {
         (lambda my: my.task.new(1).set(delay="5 minutes"), "delay is '5 minutes': write it as in"),
         (lambda my: my.enqueue(my.task), "not a Task: write app.enqueue"),
         (lambda my: my.enqueue(my.task(1)), "not a NoneType: calling a task runs it here and now"),
-        (
-            lambda my: my.enqueue(asynchronous()),
-            "not a coroutine: calling a task runs it here and now; write",
-        ),
+        (lambda my: my.enqueue(awaited()), "not a coroutine: calling a task runs it here and now; write"),
         (lambda my: my.enqueue([my.task.new(1)]), "not a list: write app.enqueue"),
         (lambda my: my.enqueue("shop.send"), "not a str: write"),
         (lambda my: my.in_a_batch(my.task), "not a Task"),
@@ -145,11 +142,9 @@ def test_mariadb_by_the_name_of_mysql_is_refused_in_a_sentence(app: sqlq.App, da
 def test_a_multi_master_extension_is_refused(tmp_path: Path, database_url: str, extension: str) -> None:
     with psycopg.connect(dsn(database_url), autocommit=True) as conn:
         conn.execute("SET allow_system_table_mods = on")
-        conn.execute(
-            "INSERT INTO pg_extension (oid, extname, extowner, extnamespace, extrelocatable, extversion) "
-            "VALUES (99999, %s, 10, 11, false, '5')",
-            [extension],
-        )
+        names = "oid, extname, extowner, extnamespace, extrelocatable, extversion"
+        row = f"(99999, '{extension}', 10, 11, false, '5')"
+        conn.execute(f"INSERT INTO pg_extension ({names}) VALUES {row}".encode())
     command = Command(tmp_path, SQLQ_DATABASE_URL=database_url)
     words = f"extension {extension} several servers take writes, and two of them may claim the same job"
     assert words in command("migrate").sentence()
@@ -183,10 +178,8 @@ def test_another_server_is_refused_by_its_version(version: str) -> None:
     words = rf"runs on MariaDB, and mariadb\S+ leads to MySQL {version}"
     if "MariaDB" in version:
         words = rf"needs MariaDB 10\.11 or newer; mariadb\S+ is version {version.partition('-')[0]}"
-    with (
-        closing(OwnMariaDB(f"--version={version}")) as pretender,
-        closing(sqlq.App(pretender.url("mysql"))) as app,
-    ):
+    server = OwnMariaDB(f"--version={version}")
+    with closing(server), closing(sqlq.App(server.url("mysql"))) as app:
         task = app.task(name="t")(lambda: None)
         for refused in (app.migrate, lambda: app.enqueue(task.new()), lambda: drain(app)):
             with pytest.raises(UnsupportedDatabaseError, match=words):

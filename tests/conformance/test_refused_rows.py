@@ -99,15 +99,13 @@ def _cancel() -> None:
 _LOST, _ENDS = "has lost its worker, but", "INSERT ON finished_jobs"
 _POISON, _CHANGED, _DUE = "NEW.task = 'poison'", "OLD.task = 'poison'", "UPDATE ON sqlq_schedules"
 _MAY_START = f"{_CHANGED} AND OLD.blocked_by = 'limit' AND NEW.blocked_by IS NULL"
-_RELEASED = f"{_CHANGED} AND NEW.reserved_at IS NULL"
+_RELEASED, _SCHEDULE = f"{_CHANGED} AND NEW.reserved_at IS NULL", "of a schedule is due, but"
 CASES = {
     "settle": Case(Play.enqueue, _ENDS, _POISON, "finished", "its outcome could not be stored"),
     "rescue": Case(Play.claimed, "INSERT ON failed_jobs", _POISON, "failed", _LOST),
     "rescue of rows that refuse a change": Case(Play.claimed, "UPDATE ON jobs", _CHANGED, "failed", _LOST),
     "ticks": Case(Play.scheduled, "INSERT ON jobs", _POISON, "finished", "schedule poison"),
-    "ticks of rows that refuse a change": Case(
-        Play.scheduled, _DUE, _CHANGED, "finished", "of a schedule is due, but"
-    ),
+    "ticks of rows that refuse a change": Case(Play.scheduled, _DUE, _CHANGED, "finished", _SCHEDULE),
     "unblock": Case(Play.chains, _ENDS, _POISON, "finished", "waits for no other step any more, but"),
     "admission": Case(Play.in_line, "UPDATE ON jobs", _MAY_START, "finished", "may start by its limit, but"),
     "prune": Case(Play.old, "DELETE ON finished_jobs", _CHANGED, "", "is old enough to be deleted, but", 0),
@@ -212,13 +210,7 @@ def test_outcomes_of_a_refused_task_are_settled_apart_from_then_on(
 @pytest.mark.parametrize("after_a_deadlock", [False, True], ids=["", "after a deadlock"])
 @pytest.mark.parametrize("name", CASES)
 def test_refused_rows_hold_up_no_other(
-    app: sqlq.App,
-    engine: Engine,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    *,
-    name: str,
-    after_a_deadlock: bool,
+    app: sqlq.App, engine: Engine, monkeypatch: Any, caplog: Any, *, name: str, after_a_deadlock: bool
 ) -> None:
     if after_a_deadlock and engine.dialect.name == "sqlite":
         return  # with one writer there is none

@@ -272,9 +272,8 @@ def building(engine: Engine, start: Callable[[], Builder]) -> Iterator[Builder]:
 
 
 @needs("sessions", empty=True)
-def test_an_index_build_blocks_no_job_and_ignores_statement_timeouts(
-    migrated: Engine, start: Start, empty_database_url: str
-) -> None:
+def test_an_index_build_blocks_no_job(migrated: Engine, start: Start, empty_database_url: str) -> None:
+    """Nor do timeouts of statements and of idle transactions end it."""
     database = execute(migrated, "SELECT current_database()")
     with migrated.connect() as connection:
         connection.execution_options(isolation_level="AUTOCOMMIT")
