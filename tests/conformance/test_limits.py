@@ -77,13 +77,10 @@ def set_by_an_operator(app: sqlq.App) -> None:
     app.database.run(lambda conn: admit.pin(conn, KEY, Rule(2)))
 
 
-@pytest.mark.parametrize(
-    "why",
-    [
-        *("in_line", "holding_a_slot", "failed", "a_step_that_waits", "set_by_an_operator"),
-        *("at_a_slow_rate", "closed"),
-    ],
-)
+NEEDED = "in_line holding_a_slot failed a_step_that_waits set_by_an_operator at_a_slow_rate closed"
+
+
+@pytest.mark.parametrize("why", NEEDED.split())
 def test_a_key_that_is_needed_is_kept(app: sqlq.App, engine: Engine, why: str) -> None:
     options: dict[str, Any] = {"in_line": {"running": 1}, "at_a_slow_rate": {"rate": "1/60d"}}
     task = limited(app, **options.get(why, {}))
@@ -191,11 +188,9 @@ def test_limited_jobs_without_a_session_are_blocked(app: sqlq.App, call: Any, wa
     assert committed(watch, WAKES) == [STRIPE] * 2
     with pytest.raises(sqlq.EnqueueError, match=r"takes a second statement.*enqueue it with app.enqueue"):
         app.statement(call.new(1))
-    sql, _ = app.statement(call.new(1).set(limit=None))
-    assert sql.startswith("INSERT")
+    assert app.statement(call.new(1).set(limit=None))[0].startswith("INSERT")
     first = app.enqueue(call.new(1).set(unique_key="k"))
-    free = call.new(2).set(limit=None, unique_key="k", on_conflict="replace")
-    again = app.enqueue(free)
+    again = app.enqueue(call.new(2).set(limit=None, unique_key="k", on_conflict="replace"))
     assert (again.id, again.created, again.replaced, str(again.state)) == (first.id, False, False, "blocked")
     assert app.jobs.get(first.id).payload == {"args": [1]}
     assert committed(watch, JOBS) == [("stripe", "limit", True)] * 4

@@ -96,21 +96,16 @@ def test_ended_jobs_have_no_times_that_python_cannot_read(app: sqlq.App, engine:
     assert len(columns) == 6
     century = timedelta(days=36_600) // timedelta(milliseconds=1)
     late: dict[str, Any] = {f"{ended}_at": datetime(9998, 1, 1, tzinfo=UTC), "retention_ms": century}
-    wrong: list[dict[str, Any]] = [
-        {c.name: datetime(year, 1, 1, tzinfo=UTC)} for c in columns for year in (1969, 9999)
-    ]
-    for values in [*wrong, late]:
-        with pytest.raises(DBAPIError, match=r"(?i)constraint|overflow"), engine.begin() as conn:
-            conn.execution_options(schema_translate_map={"__sqlq__": None}).execute(
-                update(table).values(values)
-            )
+    years = [datetime(year, 1, 1, tzinfo=UTC) for year in (1969, 9999)]
+    here = engine.execution_options(schema_translate_map={"__sqlq__": None})
+    for values in [*({c.name: moment} for c in columns for moment in years), late]:
+        with pytest.raises(DBAPIError, match=r"(?i)constraint|overflow"), here.begin() as conn:
+            conn.execute(update(table).values(values))
     assert [each.id for each in app.jobs.list()] == [job.id]
 
 
 OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"delay": "1h"},
-    {"available_at": datetime(2030, 1, 31, 8, tzinfo=UTC)},
+    *({}, {"delay": "1h"}, {"available_at": datetime(2030, 1, 31, 8, tzinfo=UTC)}),
     {"priority": 9, "timeout": "1m", "max_attempts": 7, "queue": "other"},
     {"unique_key": "k", "unique_until": "start"},
     {"unique_key": "l", "delay": "1h", "priority": -3},

@@ -145,9 +145,8 @@ def test_jobs_arrive_as_without_a_session(app: sqlq.App, send: Any, watch: Engin
 
 @common_ways
 def test_results_are_in_the_order_given(app: sqlq.App, send: Any, watch: Engine, caller: Caller) -> None:
-    new = [
-        send.new(i).set(unique_key=f"k{i % 7}" if i % 3 == 0 else None, priority=i % 5) for i in range(2_500)
-    ]
+    keys = [None if i % 3 else f"k{i % 7}" for i in range(2_500)]
+    new = [send.new(i).set(unique_key=key, priority=i % 5) for i, key in enumerate(keys)]
     caller.begin()
     jobs = caller.enqueue_many(app, new)
     caller.commit()

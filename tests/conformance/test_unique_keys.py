@@ -321,13 +321,13 @@ def test_statement_has_the_conflict_clause(app: sqlq.App, send: Any, engine: Eng
 
 
 @needs("sessions")
-@pytest.mark.parametrize("rival_commits", [True, False])
+@pytest.mark.parametrize("commits", [True, False])
 def test_the_later_of_two_replaces_wins(
-    app: sqlq.App, send: Any, engine: Engine, pool: ThreadPoolExecutor, rival_commits: bool
+    app: sqlq.App, send: Any, engine: Engine, pool: Any, commits: bool
 ) -> None:
     first = app.enqueue(send.new(1).set(unique_key="k"))
     new, newest = (send.new(n).set(unique_key="k", on_conflict="replace") for n in (2, 3))
-    with rivalling(engine, 1, rival_commits) as rival:
+    with rivalling(engine, 1, commits) as rival:
         app.enqueue(new, session=rival)
         future = pool.submit(app.enqueue, newest)
     again = future.result(20)
@@ -340,9 +340,9 @@ def test_a_replace_of_a_running_job_waits_for_its_claim_and_for_no_completion(
     app: sqlq.App, send: Any, engine: Engine, pool: ThreadPoolExecutor
 ) -> None:
     first = app.enqueue(send.new(1).set(unique_key="k"))
+    newer = send.new(2).set(unique_key="k", on_conflict="replace")
     with app.database.begin() as conn:
         (held,) = claim_on(conn, limit=1, owner="w", lease_ms=60_000)
-        newer = send.new(2).set(unique_key="k", on_conflict="replace")
         future = pool.submit(app.enqueue, newer)
         wait_until(lambda: waiting_for_locks(engine) == 1, what="it waits for the claim")
     again = future.result(20)
