@@ -20,16 +20,9 @@ from tests.kit import for_each
 @for_each(
     ("given", "ms"),
     [
-        ("0s", 0),
-        ("500ms", 500),
-        ("1d", 86_400_000),
-        ("1h30m", 5_400_000),
-        ("1.5s", 1_500),
-        (" 5m ", 300_000),
-        ("1m1ms", 60_001),
-        (timedelta(minutes=5), 300_000),
-        (timedelta(microseconds=1_999), 1),
-        (timedelta(days=36_600), durations.MAX_MS),
+        *(("0s", 0), ("500ms", 500), ("1d", 86_400_000), ("1h30m", 5_400_000), ("1.5s", 1_500)),
+        *((" 5m ", 300_000), ("1m1ms", 60_001), (timedelta(minutes=5), 300_000)),
+        *((timedelta(microseconds=1_999), 1), (timedelta(days=36_600), durations.MAX_MS)),
     ],
 )
 def test_durations(given: Any, ms: int) -> None:
@@ -71,52 +64,34 @@ def test_naive_and_distant_times_are_refused(given: Any, reason: str) -> None:
         durations.aware(given, "available_at")
 
 
-@for_each(
-    ("write", "number", "text"),
-    [
-        (durations.readable, 0, "0 ms"),
-        (durations.readable, 0.00833, "0.01 ms"),
-        (durations.readable, 999.4, "999 ms"),
-        (durations.readable, 999.7, "1 s"),
-        (durations.readable, 1_250, "1.25 s"),
-        (durations.readable, 60_300, "60.3 s"),
-        (durations.readable, 119_600, "2 min"),
-        (durations.readable, 130_200, "2 min 10 s"),
-        (durations.readable, 3_599_400, "59 min 59 s"),
-        (durations.readable, 3_599_600, "1 h"),
-        (durations.readable, 172_769_000, "47 h 59 min"),
-        (durations.readable, 172_771_000, "2 d"),
-        (durations.readable, 356_400_000, "4 d 3 h"),
-        (durations.readable, durations.MAX_MS, "36,600 d"),
-        (durations.rate, 0, "0 a second"),
-        (durations.rate, 1_173.2, "1,170 a second"),
-        (durations.rate, 3.5512, "3.55 a second"),
-        (durations.rate, 0.1, "0.1 a second"),
-        (durations.rate, 0.05, "3 a minute"),
-        (durations.rate, 0.00833, "0.5 a minute"),
-        (durations.rate, 0.00001, "0.86 a day"),
-        (durations.rate, 0.0000001, "0.01 a day"),
-        (durations.in_units, 0, "0 bytes"),
-        (durations.in_units, 999, "999 bytes"),
-        (durations.in_units, 1_000, "0.98 KiB"),
-        (durations.in_units, 1023 * 1024, "1 MiB"),
-        (durations.in_units, 3 << 40, "3 TiB"),
-    ],
-)
-def test_numbers_are_written_for_people(write: Callable[[float], str], number: float, text: str) -> None:
-    assert write(number) == text
+WRITTEN: dict[Callable[[float], str], dict[float, str]] = {
+    durations.readable: {
+        0: "0 ms", 0.00833: "0.01 ms", 999.4: "999 ms", 999.7: "1 s", 1_250: "1.25 s", 60_300: "60.3 s",
+        119_600: "2 min", 130_200: "2 min 10 s", 3_599_400: "59 min 59 s", 3_599_600: "1 h",
+        172_769_000: "47 h 59 min", 172_771_000: "2 d", 356_400_000: "4 d 3 h",
+        durations.MAX_MS: "36,600 d",
+    },
+    durations.rate: {
+        0: "0 a second", 1_173.2: "1,170 a second", 3.5512: "3.55 a second", 0.1: "0.1 a second",
+        0.05: "3 a minute", 0.00833: "0.5 a minute", 0.00001: "0.86 a day", 0.0000001: "0.01 a day",
+    },
+    durations.in_units: {
+        0: "0 bytes", 999: "999 bytes", 1_000: "0.98 KiB", 1023 * 1024: "1 MiB", 3 << 40: "3 TiB",
+    },
+}  # fmt: skip
+
+
+@for_each("write", WRITTEN)
+def test_numbers_are_written_for_people(write: Callable[[float], str]) -> None:
+    assert {number: write(number) for number in WRITTEN[write]} == WRITTEN[write]
 
 
 @for_each(
     ("seconds", "past", "future"),
     [
-        (0.1, "just now", "just now"),
-        (3.2, "3 s ago", "in 3 s"),
-        (60.3, "60 s ago", "in 60 s"),
-        (130.2, "2 min ago", "in 2 min 10 s"),
-        (5_400.2, "90 min ago", "in 1 h 30 min"),
-        (48_960.2, "14 h ago", "in 13 h 36 min"),
-        (345_600.2, "4 d ago", "in 4 d"),
+        *((0.1, "just now", "just now"), (3.2, "3 s ago", "in 3 s"), (60.3, "60 s ago", "in 60 s")),
+        *((130.2, "2 min ago", "in 2 min 10 s"), (5_400.2, "90 min ago", "in 1 h 30 min")),
+        *((48_960.2, "14 h ago", "in 13 h 36 min"), (345_600.2, "4 d ago", "in 4 d")),
     ],
 )
 def test_times_are_written_for_people(seconds: float, past: str, future: str) -> None:
@@ -127,12 +102,8 @@ def test_times_are_written_for_people(seconds: float, past: str, future: str) ->
 
 @given(st.floats(0, 1e15))
 def test_no_measured_number_has_an_exponent(number: float) -> None:
-    for text in (
-        durations.amount(number),
-        durations.rate(number),
-        durations.readable(number),
-        durations.in_units(number),
-    ):
+    for write in (durations.amount, durations.rate, durations.readable, durations.in_units):
+        text = write(number)
         assert "e+" not in text
         assert "e-" not in text
 

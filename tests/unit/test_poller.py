@@ -56,11 +56,7 @@ def test_a_watchdog_counts_no_time_when_the_supervisor_did_not_run(monkeypatch: 
 @pytest.mark.parametrize(
     ("since_jobs", "hosts", "seconds"),
     [
-        (-0.1, 1, 0.25),
-        (0.0, 1, 0.1),
-        (10.0, 1, 0.1),
-        (60.0, 1, 0.6),
-        (60.0, 20, 12.0),
+        *((-0.1, 1, 0.25), (0.0, 1, 0.1), (10.0, 1, 0.1), (60.0, 1, 0.6), (60.0, 20, 12.0)),
         (float("inf"), 1, float("inf")),
     ],
 )

@@ -100,12 +100,8 @@ def test_handlers_that_no_worker_could_import_need_a_name(monkeypatch: pytest.Mo
 @for_each(
     ("handler", "is_async"),
     [
-        (send, False),
-        (send_async, True),
-        (functools.partial(send_async, 7), True),
-        (CallmeAsync(), True),
-        (Callme(), False),
-        (Sender().send, False),
+        *((send, False), (send_async, True), (functools.partial(send_async, 7), True)),
+        *((CallmeAsync(), True), (Callme(), False), (Sender().send, False)),
     ],
 )
 def test_async_handlers_are_known_as_such(handler: Callable[..., Any], is_async: bool) -> None:
