@@ -498,15 +498,13 @@ def test_a_listing_reports_whether_it_is_complete(hand: Hand) -> None:
     running = hand.enqueue(1, queue="busy")
     hand.claim("busy")
     newer = hand.enqueue(5, queue="mail")
-    listing = hand.app.jobs.list
 
     def ids(**how: Any) -> tuple[list[int], bool]:
-        found = listing(**how)
+        found = hand.app.jobs.list(**how)
         return [job.id for job in found], found.complete
 
     assert ids(queue="rare", within=5) == ([], False)
-    assert ids(queue="rare", within=7) == ([old], True)
-    assert ids(queue="rare", within=None) == ([old], True)
+    assert ids(queue="rare", within=7) == ids(queue="rare", within=None) == ([old], True)
     assert ids(limit=5, within=5) == (newer[::-1], True), "five were wanted, and there they are"
     assert ids(state="running", within=5) == (running, True), "an index has these"
     assert [job.id for job in hand.app.jobs.list(queue="rare")] == [old]

@@ -34,8 +34,8 @@ def deadlock(watched_orders: Engine, take: Callable[[Session], object]) -> Itera
         rival.rollback()
 
 
-def keyed(send: Any) -> Any:
-    return send.new(1).set(unique_key="k")
+def keyed(send: Any, key: str = "k") -> Any:
+    return send.new(1).set(unique_key=key)
 
 
 def enqueue_undone(caller: Caller, app: sqlq.App, send: Any) -> None:
@@ -53,10 +53,9 @@ def test_a_session_refuses_all_after_a_deadlock_to_rollback(app: sqlq.App, send:
                 undo()
         else:
             enqueue_undone(buyer, app, send)
-        with pytest.raises(PendingRollbackError):
-            buyer.order(2)
-        with pytest.raises(PendingRollbackError):
-            buyer.commit()
+        for go_on in (lambda: buyer.order(2), buyer.commit):
+            with pytest.raises(PendingRollbackError):
+                go_on()
         buyer.rollback()
         assert buyer.committed()[0] == []
     buyer.order(3)
@@ -154,20 +153,17 @@ def test_a_lock_timeout_undoes_one_statement_only(app: sqlq.App, send: Any, watc
 def test_neighbouring_keys_do_not_deadlock_when_just_freed(app: sqlq.App, send: Any, watch: Engine) -> None:
     """An ended key stays in the index until the purge, which an old snapshot holds back."""
 
-    def with_key(key: str) -> Any:
-        return send.new().set(unique_key=key)
-
-    a, b, _ = app.enqueue_many([with_key(key) for key in "abm"])
+    a, b, _ = app.enqueue_many([keyed(send, key) for key in "abm"])
     with watch.connect() as old, Session(watch) as session, Session(watch) as other:
         old.execute(text("START TRANSACTION WITH CONSISTENT SNAPSHOT"))
         old.execute(text("SELECT COUNT(*) FROM jobs"))
         app.jobs.cancel([a, b])
         for each in (session, other):
             each.execute(text("SET SESSION innodb_lock_wait_timeout = 2"))
-        app.enqueue(with_key("a"), session=session)
-        app.enqueue(with_key("b"), session=other)  # waits for nobody
+        app.enqueue(keyed(send, "a"), session=session)
+        app.enqueue(keyed(send, "b"), session=other)  # waits for nobody
         other.commit()
-        app.enqueue_many([with_key("ab"), with_key("ac")], session=session)
+        app.enqueue_many([keyed(send, "ab"), keyed(send, "ac")], session=session)
         session.commit()
     assert len(app.jobs.list(state="available")) == 5
 
@@ -211,13 +207,11 @@ def test_sqlqs_own_transaction_is_repeated_after_a_deadlock(
     end(app, BOOM)
     waiting = app.enqueue(send.new().set(delay="1d")).id
     execute(watched_orders, "CREATE TABLE deadlocks (number integer) ENGINE = Aria TRANSACTIONAL = 0")
+    once = "IF NOT EXISTS (SELECT 1 FROM deadlocks) THEN INSERT INTO deadlocks VALUES (1); "
+    once += "SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213; END IF"
     for table in WRITTEN:
         for event in ("INSERT", "UPDATE", "DELETE"):
-            execute(
-                watched_orders,
-                f"CREATE TRIGGER {event}_{table} AFTER {event} ON {table} FOR EACH ROW "
-                "IF NOT EXISTS (SELECT 1 FROM deadlocks) THEN INSERT INTO deadlocks VALUES (1); "
-                "SIGNAL SQLSTATE '40001' SET MYSQL_ERRNO = 1213; END IF",
-            )
+            trigger = f"CREATE TRIGGER {event}_{table} AFTER {event} ON {table} FOR EACH ROW {once}"
+            execute(watched_orders, trigger)
     write(app, send, [waiting, failed])
     assert count(watched_orders, "deadlocks") == 1

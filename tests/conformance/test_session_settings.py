@@ -107,11 +107,9 @@ def set_at(place: str, setting: str, url: str, server: Any, monkeypatch: Any) ->
                     conn.exec_driver_sql(f"PRAGMA encoding = '{setting}'")
                     conn.exec_driver_sql("CREATE TABLE host (id INTEGER)")
             case "encoding":
-                own = f"sqlq_test_{uuid4().hex}"
-                server._administer(
-                    f"CREATE DATABASE {own} TEMPLATE template0 ENCODING {setting} LC_COLLATE 'C' LC_CTYPE 'C'"
-                )
-                url = server.url(own)
+                url = server.url(own := f"sqlq_test_{uuid4().hex}")
+                of = f"TEMPLATE template0 ENCODING {setting} LC_COLLATE 'C' LC_CTYPE 'C'"
+                server._administer(f"CREATE DATABASE {own} {of}")
                 undoing.callback(server.drop_database, url)
             case "database":
                 server._administer(f'ALTER DATABASE "{name}" SET {setting}')
@@ -256,11 +254,9 @@ class Mallory:
             made += map(domain.format, _TYPES)
             made += [_function(f"{name}({', '.join(kinds)})", result) for name, kinds, result in wanted]
             for number, (name, kinds, result) in enumerate(signs):
-                made.append(_function(f"is_{len(known)}_{number}({', '.join(kinds)})", result))
-                made.append(
-                    f"CREATE OPERATOR public.{name} (FUNCTION = public.is_{len(known)}_{number}, "
-                    f"LEFTARG = {kinds[0]}, RIGHTARG = {kinds[1]})"
-                )
+                own, sides = f"is_{len(known)}_{number}", f"LEFTARG = {kinds[0]}, RIGHTARG = {kinds[1]}"
+                made.append(_function(f"{own}({', '.join(kinds)})", result))
+                made.append(f"CREATE OPERATOR public.{name} (FUNCTION = public.{own}, {sides})")
             conn.exec_driver_sql("SET LOCAL ROLE mallory")
             conn.exec_driver_sql(_RUN)
             conn.execute(text("SELECT public.run(:made)"), {"made": made})

@@ -62,17 +62,14 @@ def _postgresql(connection: Connection, schema: str) -> Catalogue:
 
 
 def _sqlite(connection: Connection) -> Catalogue:
-    rows = connection.execute(
-        text("SELECT type, name, tbl_name, sql FROM sqlite_master WHERE tbl_name <> 'sqlq_version'")
-    ).all()
+    query = "SELECT type, name, tbl_name, sql FROM sqlite_master WHERE tbl_name <> 'sqlq_version'"
+    rows = connection.execute(text(query)).all()
     return {"objects": sorted((kind, name, table, _one_line(sql)) for kind, name, table, sql in rows)}
 
 
 def _mariadb(connection: Connection, schema: str) -> Catalogue:
-    rows = connection.execute(
-        text("SELECT table_name, table_type FROM information_schema.tables WHERE table_schema = :schema"),
-        {"schema": schema},
-    ).all()
+    query = "SELECT table_name, table_type FROM information_schema.tables WHERE table_schema = :schema"
+    rows = connection.execute(text(query), {"schema": schema}).all()
     found: Catalogue = {"objects": []}
     for name, kind in sorted(tuple(row) for row in rows if row[0] != "sqlq_version"):
         statement = connection.exec_driver_sql(f"SHOW CREATE TABLE `{schema}`.`{name}`").all()[0][1]
@@ -141,9 +138,8 @@ def nullable(engine: Engine) -> dict[str, set[str]]:
 def indexes(engine: Engine) -> set[str | None]:
     """Return the names of the indexes of sqlq's tables, without those of primary keys."""
     found = inspect(engine)
-    return {
-        index["name"] for table in tables.metadata.sorted_tables for index in found.get_indexes(table.name)
-    }
+    own = [table.name for table in tables.metadata.sorted_tables]
+    return {index["name"] for table in own for index in found.get_indexes(table)}
 
 
 def _one_line(sql: str | None) -> str:
