@@ -196,14 +196,9 @@ def test_each_command_that_exits_with_a_code_of_its_own_is_listed() -> None:
 @pytest.mark.parametrize(
     ("words", "command", "code"),
     [
-        ("--version", "all", 0),
-        ("jobs", "all", 1),
-        ("jobs --nonsense", "all", 2),
-        ("cancel 99", "cancel", 1),
-        ("show 99", "show", 1),
-        ("health nowhere", "health", 1),
-        ("migrate --check", "migrate", 1),
-        ("doctor", "doctor", 1),
+        *(("--version", "all", 0), ("jobs", "all", 1), ("jobs --nonsense", "all", 2)),
+        *(("cancel 99", "cancel", 1), ("show 99", "show", 1), ("health nowhere", "health", 1)),
+        *(("migrate --check", "migrate", 1), ("doctor", "doctor", 1)),
     ],
 )
 def test_a_command_exits_with_its_code(words: str, command: str, code: int, tmp_path: Path) -> None:

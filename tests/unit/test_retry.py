@@ -163,13 +163,10 @@ def test_groups_count_by_their_exceptions_and_a_signal_when_it_is_alone() -> Non
     assert isinstance(retry.decide(JOB, group(group(TimeoutError()), OSError()), only), Retried)
     assert isinstance(retry.decide(JOB, group(TimeoutError(), ValueError()), only), Failed)
     assert isinstance(retry.decide(JOB, group(ValueError(), group(TimeoutError())), never), Failed)
-    assert isinstance(retry.decide(JOB, group(ValueError()), never), Retried)
-    assert isinstance(
-        retry.decide(JOB, group(ValueError()), retry.RetryPolicy(retry_on=(ExceptionGroup,))), Retried
-    )
-    assert isinstance(
-        retry.decide(JOB, group(ValueError()), retry.RetryPolicy(fail_on=(ExceptionGroup,))), Failed
-    )
+    alone = group(ValueError())
+    assert isinstance(retry.decide(JOB, alone, never), Retried)
+    assert isinstance(retry.decide(JOB, alone, retry.RetryPolicy(retry_on=(ExceptionGroup,))), Retried)
+    assert isinstance(retry.decide(JOB, alone, retry.RetryPolicy(fail_on=(ExceptionGroup,))), Failed)
     assert retry.decide(JOB, group(group(retry.Cancel("order withdrawn")))) == Cancelled("order withdrawn")
     assert retry.decide(JOB, group(retry.Snooze("1h"))) == Released(HOUR, snoozed=True)
     assert isinstance(retry.decide(JOB, group(retry.Cancel(), ValueError())), Retried)
@@ -305,13 +302,8 @@ def test_frame_locals_are_not_kept() -> None:
 
 def test_an_errors_record_is_one_json_object() -> None:
     record = json.loads(retry.error_record(2, "timeout", ErrorText("OSError", "m" * 9_999)))
-    assert {**record, "at": None} == {
-        "attempt": 2,
-        "at": None,
-        "reason": "timeout",
-        "exception": "OSError",
-        "message": "m" * 500,
-    }
+    error = {"reason": "timeout", "exception": "OSError", "message": "m" * 500}
+    assert {**record, "at": None} == {"attempt": 2, "at": None, **error}
     assert datetime.fromisoformat(record["at"]).utcoffset() == timedelta(0)
 
 

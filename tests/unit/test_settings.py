@@ -146,10 +146,7 @@ def test_unsupported_databases_and_drivers(given: str, reason: str) -> None:
 @for_each(
     "given",
     [
-        "sqlite://",
-        "sqlite:///",
-        "sqlite:///:memory:",
-        "sqlite+aiosqlite:///:memory:",
+        *("sqlite://", "sqlite:///", "sqlite:///:memory:", "sqlite+aiosqlite:///:memory:"),
         "sqlite:///file:x?mode=memory&cache=shared&uri=true",
         "sqlite:///file::memory:?cache=shared&uri=true",
     ],

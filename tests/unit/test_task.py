@@ -391,16 +391,9 @@ def test_plain_arguments_are_encoded_as_others(args: list[Any]) -> None:
 @for_each(
     ("args", "is_plain"),
     [
-        ((), True),
-        ((7, 'shop "quoted"\n\x01', True, -(2**62)), True),
-        ((2**63,), False),
-        (("Größe",), False),
-        (("\0",), False),
-        ((None,), False),
-        ((Level.HIGH,), False),
-        ((Name.ONE,), False),
-        (("x" * 1_001,), False),
-        ((1,) * 101, False),
+        *(((), True), ((7, 'shop "quoted"\n\x01', True, -(2**62)), True), ((2**63,), False)),
+        *((("Größe",), False), (("\0",), False), ((None,), False), ((Level.HIGH,), False)),
+        *(((Name.ONE,), False), (("x" * 1_001,), False), ((1,) * 101, False)),
     ],
 )
 def test_plain_arguments_are_recognized(args: tuple[Any, ...], is_plain: bool) -> None:
@@ -448,8 +441,7 @@ def test_the_running_job_or_a_default() -> None:
     task = app.task(name="t")(lambda: seen.append(sqlq.current_job(None)))
     task()
     app.enqueue(task.new(), eager=True)
-    assert seen[0] is None
-    assert seen[1].task == "t"
+    assert (seen[0], seen[1].task) == (None, "t")
     assert sqlq.current_job("nothing") == "nothing"
     with pytest.raises(ConfigurationError, match=r"outside a handler: .*current_job\(None\) is None"):
         sqlq.current_job()

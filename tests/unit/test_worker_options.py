@@ -57,13 +57,8 @@ def test_a_wrong_variable_and_a_wrong_key_are_named(tmp_path: Path, monkeypatch:
 @for_each(
     ("given", "number"),
     [
-        ("400MB", 400_000_000),
-        ("400M", 400_000_000),
-        ("400mb", 400_000_000),
-        (" 1.5 GB ", 1_500_000_000),
-        ("400MiB", 419_430_400),
-        ("2K", 2_000),
-        (7, 7),
+        *(("400MB", 400_000_000), ("400M", 400_000_000), ("400mb", 400_000_000)),
+        *((" 1.5 GB ", 1_500_000_000), ("400MiB", 419_430_400), ("2K", 2_000), (7, 7)),
     ],
 )
 def test_sizes_are_read_in_bytes(given: str | int, number: int) -> None:
@@ -73,11 +68,8 @@ def test_sizes_are_read_in_bytes(given: str | int, number: int) -> None:
 @for_each(
     ("given", "queues"),
     [
-        ((), None),
-        (("high,low",), ["high", "low"]),
-        (("high=3", "low=1"), {"high": 3, "low": 1}),
-        (("high=3, low",), {"high": 3, "low": 1}),
-        (("a=b=2",), {"a=b": 2}),
+        *(((), None), (("high,low",), ["high", "low"]), (("high=3", "low=1"), {"high": 3, "low": 1})),
+        *((("high=3, low",), {"high": 3, "low": 1}), (("a=b=2",), {"a=b": 2})),
     ],
 )
 def test_the_command_line_reads_queues_and_weights(given: tuple[str, ...], queues: Any) -> None:

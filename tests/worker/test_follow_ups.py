@@ -314,11 +314,8 @@ def test_a_job_inserted_by_sql_gets_its_tasks_callback(shop: Shop, engine: Engin
     shop.app.task(name="plain")(lambda n: n)
     later = '{"task": "thank", "queue": "ops", "of a later release": 1}'
     for task, n, column, said in (
-        ("pay", 1, "label", None),
-        ("pay", -1, "label", None),
-        ("pay", 2, "on_success", "null"),
-        ("pay", -2, "on_failure", later),
-        ("plain", 1, "label", None),
+        *(("pay", 1, "label", None), ("pay", -1, "label", None), ("pay", 2, "on_success", "null")),
+        *(("pay", -2, "on_failure", later), ("plain", 1, "label", None)),
     ):
         into = f"INSERT INTO jobs (task, payload, {column}) VALUES (:task, :payload, :said)"
         execute(engine, into, task=task, payload=f'{{"args": [{n}]}}', said=said)

@@ -78,11 +78,7 @@ def test_each_attempt_leaves_a_record(app: sqlq.App) -> None:
     done = app.jobs.get(job.id)
     assert done.state == "finished"
     assert [(line.outcome, line.attempt) for line in done.history] == [
-        ("lost", 1),
-        ("failed", 2),
-        ("snoozed", 3),
-        ("failed", 3),
-        ("finished", 4),
+        *(("lost", 1), ("failed", 2), ("snoozed", 3), ("failed", 3), ("finished", 4)),
     ]
     lost, failed, snoozed, _, finished = done.history
     assert (lost.worker, lost.reason, lost.message) == ("w1", "worker_lost", "worker w1 died")

@@ -90,8 +90,7 @@ def test_a_worker_whose_lifespan_fails_does_not_start(
         pytest.fail("it is not ready")
     assert isinstance(caught.value.__cause__, OSError)
     assert "in afailing" in caplog.text or "in failing" in caplog.text, "the log has its traceback"
-    assert app.jobs.get(job.id).state == "available"
-    assert app.workers.list() == []
+    assert (app.jobs.get(job.id).state, app.workers.list()) == ("available", [])
 
 
 def test_a_worker_whose_asynchronous_lifespan_ends_by_itself_retires(

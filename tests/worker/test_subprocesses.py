@@ -103,8 +103,7 @@ def test_a_stopped_handler_runs_its_finally_and_its_process_goes_on(
         assert worker.stop() == 0
     pids = {(folder / f"{why}.ended").read_text() for why in ("cancel", "late", "stop")}
     assert pids == {str(next_pid)}
-    assert app.jobs.get(cancelled.id).state == "cancelled"
-    assert app.jobs.get(late.id).reason == "timeout"
+    assert (app.jobs.get(cancelled.id).state, app.jobs.get(late.id).reason) == ("cancelled", "timeout")
     assert app.jobs.get(released.id).reason == "worker_lost", "its only attempt"
 
 
