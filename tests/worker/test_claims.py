@@ -18,13 +18,12 @@ from sqlalchemy import Engine, text
 
 import sqlq
 from sqlq.database.dialect import Driver
-from sqlq.model.job import ClaimedJob
 from sqlq.model.outcome import Released
 from sqlq.store.limits import admit
 from sqlq.worker import worker
 from sqlq.worker.attempt.attempt import Attempt
 from sqlq.worker.claim import claimer as claims
-from sqlq.worker.claim.claimer import Claimer, Pace, ScanCursor
+from sqlq.worker.claim.claimer import Claimer, Pace
 from sqlq.worker.maintain import services
 from sqlq.worker.options import WorkerOptions
 from sqlq.worker.run import executor
@@ -378,40 +377,3 @@ def test_a_released_and_reclaimed_job_does_not_count_as_lost(
     first.ended = False
     leases.beat()
     assert "lease lost" in caplog.text, "what has not ended is"
-
-
-def test_long_jobs_bound_the_pace_until_short_ones_end(clock: SimpleNamespace) -> None:
-    pace = Pace(2)
-    clock.now += 2.2
-    assert pace.measure(0, 0.0) == 0
-    clock.now += 0.1
-    assert pace.measure(2, 4.4) == pytest.approx(2 / 2.2), "two that end together are no fast pace"
-    seen, ended, busy_seconds = 0.0, 2, 4.4
-    for _ in range(20):
-        clock.now += 0.1
-        ended, busy_seconds = ended + 50, busy_seconds + 0.1
-        seen = pace.measure(ended, busy_seconds)
-    assert seen == pytest.approx(500, rel=0.1)
-
-
-def test_the_scan_starts_at_the_head_unless_that_was_slow_twice(clock: SimpleNamespace) -> None:
-    cursor = ScanCursor()
-    job = [ClaimedJob(7, 1, "a", "t", "{}", 1, 5)]
-    cursor.note(job, 0.002)
-    assert not cursor.positions(["a"]), "it was quick"
-    cursor.note(job, 0.1)
-    assert not cursor.positions(["a"]), "once may be a slow disk"
-    cursor.note(job, 0.1)
-    clock.now += 1.9
-    assert cursor.positions(["a"])
-    clock.now += 0.2
-    assert not cursor.positions(["a"]), "a twentieth of the time"
-    cursor.note(job, 60.0)
-    clock.now += 4.9
-    assert cursor.positions(["a"])
-    clock.now += 0.2
-    assert not cursor.positions(["a"]), "one that waited for a standby is no measure"
-    cursor.note(job, 0.002)
-    for _ in range(2):
-        cursor.note(job * 1_000, 0.05)
-    assert not cursor.positions(["a"]), "a large claim may take its time"
