@@ -268,7 +268,7 @@ def test_waiting_jobs_are_moved_and_changed(hand: Hand) -> None:
     assert app.jobs.reschedule([id]) == [id]
     job = app.jobs.get(id)
     assert (job.state, job.attempts, len(job.errors)) == ("available", 1, 1), "a retry keeps its attempts"
-    app, (moved, other) = hand.app, hand.enqueue(2, delay="2h")
+    moved, other = hand.enqueue(2, delay="2h")
     assert app.jobs.change([moved], queue="bulk", priority=7) == {moved: "changed"}
     changed = app.jobs.get(moved)
     assert (changed.queue, changed.priority, changed.state) == ("bulk", 7, "scheduled")
@@ -357,12 +357,11 @@ def test_a_job_whose_key_is_held_stays_in_its_queue(hand: Hand, monkeypatch: pyt
 
 
 def test_a_signed_job_stays_in_its_queue(app: sqlq.App) -> None:
-    signing = sqlq.App(app.database.engine.url, keys=[new_key()])
-    job = signing.enqueue(signing.task(name="t")(lambda: None).new())
-    assert app.jobs.change([job.id], queue="bulk") == {job.id: "protected"}
-    assert app.jobs.change([job.id], priority=9) == {job.id: "changed"}
-    assert drain(signing).finished == 1
-    signing.close()
+    with closing(sqlq.App(app.database.engine.url, keys=[new_key()])) as signing:
+        job = signing.enqueue(signing.task(name="t")(lambda: None).new())
+        assert app.jobs.change([job.id], queue="bulk") == {job.id: "protected"}
+        assert app.jobs.change([job.id], priority=9) == {job.id: "changed"}
+        assert drain(signing).finished == 1
 
 
 IMPORT = "import-42"

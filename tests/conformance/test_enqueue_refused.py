@@ -99,9 +99,7 @@ def test_a_mistake_leaves_the_transaction_usable(
         first = app.enqueue(send.new(1), session=session)
         with pytest.raises(kind, match=message) as refusal:
             go_wrong(Bad(app, send, session))
-        sentence = str(refusal.value)
-        assert "\n" not in sentence
-        assert len(sentence) < 500
+        assert ("\n" in str(refusal.value), len(str(refusal.value)) < 500) == (False, True)
         last = app.enqueue(send.new(2), session=session)
         session.commit()
         assert list(session.scalars(text("SELECT id FROM jobs ORDER BY id"))) == [first.id, last.id]
@@ -207,8 +205,8 @@ def test_a_url_without_a_database_needs_a_schema_which_migrate_creates(mariadb: 
     ("driver", "package"), [("pymysql", r"'sqlq-jobs\[mariadb\]'"), ("mysqldb", "mysqlclient")]
 )
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch, driver: str, package: str) -> None:
-    monkeypatch.setitem(sys.modules, "pymysql", None)
-    monkeypatch.setitem(sys.modules, "MySQLdb", None)
+    for module in ("pymysql", "MySQLdb"):
+        monkeypatch.setitem(sys.modules, module, None)
     app = sqlq.App(f"mariadb+{driver}://u:secret@127.0.0.1/shop")
     with closing(app), pytest.raises(UnsupportedDatabaseError, match=f"pip install {package}$") as refusal:
         app.migrate()
