@@ -360,7 +360,7 @@ def test_an_operator_closes_and_opens_a_key(app: sqlq.App, engine: Engine) -> No
     asyncio.run(app.limits.aclose("api", until="1h"))
     assert (kit.blocked(app), look(app)) == (50, 0)
     an_hour_later(engine)
-    assert look(app) > 0, "the wake of its end"
+    kit.wait_until(lambda: look(app) > 0, what="the wake of its end, at the rate")
 
 
 def test_a_worker_releases_what_it_holds_of_a_key_that_its_job_closes(
