@@ -76,7 +76,7 @@ class Limits(Facet):
         does."""
         return self._change(key, partial(admit.reset, key=key, column="closed_until"))
 
-    aopen = for_asyncio(open)  # noqa: A003 - the method above
+    aopen = for_asyncio(open)  # noqa: A003 - the method is meant, and operators say open for it
 
     def _change(self, key: str, change: Callable[[Connection], LimitStatus | None]) -> LimitStatus:
         self._declared.check_key(key)

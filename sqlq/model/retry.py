@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_tz
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from sqlq.config.constants import ERROR_BYTES, MAX_RELEASES, UNKNOWN_TASK_MS
 from sqlq.config.durations import MAX_MS, Duration, aware, milliseconds, readable
@@ -27,6 +27,9 @@ from sqlq.model.history import UNKNOWN, AttemptTimes, written
 from sqlq.model.job import ClaimedJob
 from sqlq.model.job_options import FailureReason
 from sqlq.model.outcome import Cancelled, ErrorText, Failed, Outcome, Released, Retried
+
+if TYPE_CHECKING:
+    from email.message import Message
 
 log = logging.getLogger("sqlq.worker")
 
@@ -93,7 +96,7 @@ class SlowDown(Snooze):
     """
 
     @classmethod
-    def from_headers(cls, headers: Mapping[str, str], default: Duration = "1m") -> SlowDown:
+    def from_headers(cls, headers: Mapping[str, str] | Message, default: Duration = "1m") -> SlowDown:
         """Return one until the time in the `Retry-After` of a response, in seconds or as a date. Where it is
         missing or cannot be read, `default` counts.
 

@@ -18,6 +18,6 @@ def call(n: int, url: str) -> None:
     try:
         urlopen(url, timeout=20).close()
     except HTTPError as error:
-        raise sqlq.SlowDown.from_headers(error.headers) from None  # type: ignore[arg-type]  # has no other base
+        raise sqlq.SlowDown.from_headers(error.headers) from None
     finally:
         note("call", n, "end")

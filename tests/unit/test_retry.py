@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given
@@ -154,6 +154,9 @@ def test_listed_exceptions_only_or_never() -> None:
     assert isinstance(retry.decide(JOB, FileNotFoundError(), both), Failed)
 
 
+E = TypeVar("E", bound=BaseException)
+
+
 def group(*errors: Exception) -> ExceptionGroup[Exception]:
     return ExceptionGroup("unhandled errors in a TaskGroup", list(errors))
 
@@ -187,7 +190,7 @@ def test_a_slow_down_has_the_time_of_retry_after_in_each_of_its_forms() -> None:
 
 def test_a_group_is_described_by_its_first_exception() -> None:
     cause = raised(OSError("no route"))
-    text = retry.describe(raised(group(group(cause), ValueError("b"), KeyError("c"))))  # type: ignore[arg-type]
+    text = retry.describe(raised(group(group(cause), ValueError("b"), KeyError("c"))))
     assert (text.exception, text.message) == ("OSError", "no route (and 2 more)")
     assert text.traceback
     assert "KeyError: 'c'" in text.traceback
@@ -254,11 +257,11 @@ def test_head_and_tail_of_a_long_text_are_kept() -> None:
     assert "... cut ..." in text
 
 
-def raised(error: BaseException) -> BaseException:
+def raised(error: E) -> E:
     try:
         raise error
-    except BaseException as caught:
-        return caught
+    except BaseException:
+        return error
 
 
 class MuteError(Exception):

@@ -8,6 +8,7 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -549,7 +550,7 @@ def test_async_steps_run_once_and_side_by_side(app: sqlq.App, shop: sa.Engine, d
         async def pay(session: AsyncSession) -> None:
             await session.execute(sa.insert(payments).values(n=job.attempt))
 
-        asked = [job.step(f"ask {n}").once_async(lambda n=n: ask(n)) for n in range(8)]  # type: ignore[misc]
+        asked = [job.step(f"ask {n}").once_async(partial(ask, n)) for n in range(8)]
         values = await asyncio.gather(*asked)
         await job.step("pay").once_async(pay, engine)
         if job.attempt == 1:
