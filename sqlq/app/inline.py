@@ -173,9 +173,16 @@ class Here:
             return job, True
 
     def _find(self, new: NewJob) -> AnyTask:
-        """Return the task of a job. Raises `UnknownTaskError` for one that is not here, and for a wait for a
-        signal where there are none."""
-        return WAIT if new.task == WAIT_TASK and self.signals is not None else self._tasks.find(new.task)
+        """Return the task of a job. Raises `UnknownTaskError` for one that is not here, and
+        `ConfigurationError` for a wait for a signal where there are none."""
+        if new.task != WAIT_TASK:
+            return self._tasks.find(new.task)
+        if self.signals is None:
+            raise ConfigurationError(
+                f"an eager job waits for nothing, and the step waits for the signal {new.label}: enqueue its "
+                "flow with eager=False, or test it with sqlq.testing.inline"
+            )
+        return WAIT
 
     def _next(self, new: NewJob) -> InlineJob:
         """Return a job for a step of a flow, or for the callback of another job."""

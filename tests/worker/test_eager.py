@@ -360,3 +360,11 @@ def test_a_job_that_ran_inline_has_its_result_at_once(app: sqlq.App, engine: Eng
             app.result(job, timeout="1h")
         session.commit()
         assert app.result(job) == 7
+
+
+def test_an_eager_flow_is_refused_where_a_step_waits_for_a_signal(app: sqlq.App) -> None:
+    flow = sqlq.Flow()
+    flow.wait("approved:7")
+    with pytest.raises(sqlq.errors.ConfigurationError, match="waits for the signal approved:7"):
+        app.enqueue(flow, eager=True)
+    assert app.jobs.list() == []
